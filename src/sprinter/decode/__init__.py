@@ -1,0 +1,1 @@
+"""The rules and the loop, no models: trust, stop, accept, methods, the coroutine, the meter, the conformance checks."""

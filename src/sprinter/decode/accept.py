@@ -1,0 +1,76 @@
+"""Accept rules: which untrusted tokens stay, and what law does the replacement have? Asked at each target call.
+
+Every rule knows its own law π: tests prove identities on it, the meter reports TV(π, p) with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.draft import LawPair
+from sprinter.laws import residual, tv_distance
+
+__all__ = ["AcceptRule", "Exact"]
+
+
+class AcceptRule(ABC):
+    """Keep x with chance b(x), else draw from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
+
+    All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
+    (``needs_raw = True``); None means p and q themselves.
+    """
+
+    needs_raw: ClassVar[bool] = False
+
+    @property
+    def lossless(self) -> bool:
+        """Whether π = p for all p and q."""
+        return False
+
+    @property
+    def lossless_greedy(self) -> bool:
+        """Whether π = p whenever p and q are one-hot (temperature 0)."""
+        return self.lossless
+
+    @abstractmethod
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """b, the chance of keeping each token, in [0, 1]; 1 where q = 0."""
+
+    @abstractmethod
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """r, the law of the replacement after a refusal."""
+
+    def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """π, the law of the token that this rule emits."""
+        kept = q * self.keep(p, q, control)
+        refused = (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
+        return kept + refused * self.replacement(p, q, control)
+
+    def drift(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """TV(π, p), ``[...]``; 0 by identity where the rule is lossless."""
+        if self.lossless:
+            return torch.zeros(p.shape[:-1], dtype=p.dtype)
+        return tv_distance(self.law(p, q, control), p)
+
+
+@dataclass(frozen=True, slots=True)
+class Exact(AcceptRule):
+    """b = min(1, p/q), r = [p − q]₊ (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023): π = p."""
+
+    @property
+    def lossless(self) -> bool:
+        """Always (Leviathan et al., Appendix A.1)."""
+        return True
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """min(1, p/q)."""
+        return torch.where(q > 0, p / q, torch.ones_like(p)).clamp(max=1)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """[p − q]₊, normalised."""
+        return residual(p, q)

@@ -1,0 +1,148 @@
+"""Public checks for rules, our own and plug-ins': ``check_accept``, ``check_stop``, ``check_trust``.
+
+Each raises an AssertionError that says what is wrong. They need no model: identities are checked in float64 over many
+pairs of laws, joint laws by enumeration of every random draw through the real loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule
+from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
+from sprinter.decode.methods import Method
+from sprinter.decode.stop import Fixed, StopRule, Untrusted
+from sprinter.decode.trust import Gate, TrustRule
+from sprinter.laws import overlap, tv_distance
+
+__all__ = ["check_accept", "check_same_law", "check_stop", "check_trust", "law_pairs"]
+
+IDENTITY = 1e-12
+JOINT = 1e-9
+
+
+def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """(p, q) in float64, ``[vocab]`` each: edge cases first, then random ones (sharp, flat, truncated, close)."""
+    one = torch.eye(vocab, dtype=torch.float64)
+    flat = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+    half = torch.cat([torch.ones(vocab // 2), torch.zeros(vocab - vocab // 2)]).double()
+    half, other = half / half.sum(), (1 - half) / (1 - half).sum()
+    tiny = torch.full((vocab,), 1e-300, dtype=torch.float64)
+    tiny[0] = 1.0
+    yield from [(one[0], one[0]), (one[0], one[1]), (flat, flat), (flat, one[2]), (one[2], flat), (half, other)]
+    yield from [(half, flat), (flat, half), (tiny, flat), (flat, tiny)]
+    chance = torch.Generator().manual_seed(seed)
+    for i in range(count):
+        sharp = 4.0 * float(torch.rand((), generator=chance))
+        logits = sharp * torch.randn(2, vocab, generator=chance, dtype=torch.float64)
+        if i % 4 == 1:  # truncated supports, as top-k and top-p leave them
+            logits = logits.masked_fill(torch.rand(2, vocab, generator=chance) < 0.4, -torch.inf)
+            logits[:, i % vocab] = 0.0
+        if i % 4 == 2:  # close to one another
+            logits[1] = logits[0] + 0.01 * logits[1]
+        p, q = torch.softmax(logits, -1)
+        yield p, q
+
+
+def check_same_law(found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str) -> None:
+    """Two laws of texts agree to 1e-9 everywhere."""
+    worst = max(found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0)))
+    gap = abs(found.get(worst, 0.0) - wanted.get(worst, 0.0))
+    assert gap <= JOINT, f"{what}: text {worst} has chance {found.get(worst, 0.0)}, not {wanted.get(worst, 0.0)}"
+
+
+def check_accept(rule: AcceptRule, count: int = 1000, seed: int = 0) -> None:
+    """b is a chance, r is a law, π = q·b + (1 − Σ q·b)·r to 1e-12; the lossless claims are true; joint law if lossless."""
+    pairs = list(law_pairs(count, seed=seed))
+    p, q = torch.stack([p for p, _ in pairs]), torch.stack([q for _, q in pairs])
+    b, r, law = rule.keep(p, q), rule.replacement(p, q), rule.law(p, q)
+    assert b.shape == r.shape == law.shape == p.shape, f"{rule}: keep, replacement and law must have the shape of p"
+    assert bool(((b >= 0) & (b <= 1)).all()), f"{rule}: a keep chance is outside [0, 1]"
+    refused = 1 - (q * b).sum(-1, keepdim=True)
+    used = refused.squeeze(-1) > IDENTITY  # where nothing is refused r is never drawn from
+    assert bool((r[used] >= 0).all()), f"{rule}: a replacement law has a negative entry"
+    assert bool(((r[used].sum(-1) - 1).abs() <= IDENTITY).all()), f"{rule}: a replacement law does not sum to 1"
+    identity = q * b + refused * torch.where(used.unsqueeze(-1), r, torch.zeros_like(r))
+    gap = float((identity - law).abs().max())
+    assert gap <= IDENTITY, f"{rule}: law differs from q·b + (1 − Σ q·b)·r by {gap}"
+    drift = tv_distance(law, p)
+    assert float((rule.drift(p, q) - drift).abs().max()) <= IDENTITY, f"{rule}: drift is not TV(π, p)"
+    one_hot = (p.amax(-1) == 1) & (q.amax(-1) == 1)
+    _check_claim(rule, "lossless", rule.lossless, drift)
+    if rule.lossless_greedy:
+        assert float(drift[one_hot].max()) <= IDENTITY, f"{rule}: claims lossless_greedy and is not"
+    if rule.lossless:
+        keep = (q * b).sum(-1)
+        assert float((keep - overlap(p, q)).max()) <= IDENTITY, f"{rule}: keeps more than any lossless rule can"
+        _check_lossless(Method(accept=rule, stop=Fixed(2)), f"{rule}")
+
+
+def _check_claim(rule: AcceptRule, name: str, claimed: bool, drift: Tensor) -> None:
+    worst = float(drift.max())
+    if claimed:
+        assert worst <= IDENTITY, f"{rule}: claims {name}, but TV(π, p) reaches {worst}"
+    else:
+        assert worst > IDENTITY, f"{rule}: does not claim {name}, but never differs from p"
+
+
+def _check_lossless(method: Method, what: str, ahead: int = 1) -> None:
+    for pair in (MarkovPair(seed=1), MarkovPair(seed=2, sharp=2.0, zeros=0.3)):
+        found = joint_law(method, pair, 4 if pair.seed == 1 else 3, ahead=ahead)
+        wanted = target_joint_law(pair, 4 if pair.seed == 1 else 3)
+        check_same_law(found, wanted, f"{what} on {pair}")
+
+
+def _signals(count: int, seed: int) -> dict[str, Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    names = ("gate", "entropy", "max_prob", "uniform", "token_prob")
+    signals = {name: torch.rand(count, generator=chance, dtype=torch.float64) for name in names}
+    signals["trusted"] = torch.rand(count, generator=chance) < 0.5
+    signals["drafted"] = torch.randint(1, 20, (count,), generator=chance)
+    return signals
+
+
+def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
+    """Pure, boolean, elementwise, and blind to x where it says so."""
+    call, signals = getattr(rule, decide), _signals(64, 1)
+    assert rule.needs <= signals.keys(), f"{rule}: needs unknown signals {sorted(rule.needs - signals.keys())}"
+    for i in range(64):
+        one = {name: values[i] for name, values in signals.items()}
+        state = rule.start()
+        first, _ = call(one, state)
+        again, _ = call(one, rule.start())
+        assert first.dtype == torch.bool, f"{rule}: the decision must be a bool tensor"
+        assert bool(first) == bool(again), f"{rule}: the decision is not a function of signals and state"
+        batched, _ = call(signals, rule.start())
+        assert bool(batched.expand(64)[i]) == bool(first), f"{rule}: batched and single decisions differ"
+        if not rule.sees_token:
+            other, _ = call({**one, "token_prob": 1 - one["token_prob"]}, rule.start())
+            assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
+
+
+def check_trust(rule: TrustRule) -> None:
+    """A pure decision; untrusted tokens keep the target's law; ``never`` and ``sees_token`` are true."""
+    _check_decision(rule, "trust")
+    method = Method(trust=rule, stop=Untrusted(), cap=3)
+    if rule.never:
+        _check_lossless(method, f"{rule}")
+    if not rule.sees_token:
+        pair = MarkovPair(seed=3, distance=0.0)  # p = q: whatever is trusted, the law must be p
+        check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), f"{rule} with p = q")
+    for ahead in (1, 3):
+        law = joint_law(method, MarkovPair(seed=4), 3, ahead=ahead)
+        assert abs(sum(law.values()) - 1) <= JOINT, f"{rule}: the chances of all texts sum to {sum(law.values())}"
+
+
+def check_stop(rule: StopRule) -> None:
+    """A pure decision; with exact acceptance the text keeps the target's law, also when tokens are drafted ahead and
+    when the rule stops a run of trusted tokens."""
+    _check_decision(rule, "stop")
+    assert not (rule.discards and rule.sees_token), f"{rule}: discards a token that it looks at"
+    for ahead in (1, 3):
+        _check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead)
+    pair = MarkovPair(seed=5, distance=0.0)
+    trusting = Method(trust=Gate(0.5), stop=rule, cap=3)
+    check_same_law(joint_law(trusting, pair, 3), target_joint_law(pair, 3), f"{rule} under a gate with p = q")

@@ -1,0 +1,226 @@
+"""Every random draw of the real loop, enumerated: the exact joint law of a method on a small Markov pair.
+
+This finds what no single-position test sees: off-by-one rows, cache slips, numbers in the wrong place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.methods import Method
+from sprinter.laws import entropy
+from sprinter.random import Draws, Purpose
+
+__all__ = ["ChainDriver", "EnumeratedDraws", "MarkovPair", "joint_law", "run_chain", "target_joint_law"]
+
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MarkovPair:
+    """A target and a draft whose laws depend on the whole prefix, by a hash of it; float64.
+
+    Args:
+        vocab: tokens.
+        seed: another seed, another pair.
+        sharp: how far laws are from uniform (logits are normal with this deviation).
+        zeros: share of entries that are 0, in p and in q apart, so that supports differ.
+        distance: 0 makes p = q, 1 makes them independent.
+    """
+
+    vocab: int = 3
+    seed: int = 0
+    sharp: float = 1.0
+    zeros: float = 0.0
+    distance: float = 1.0
+    _memory: dict[tuple[str, Text], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def p(self, prefix: Text) -> Tensor:
+        """Target's law after ``prefix``, ``[vocab]``."""
+        return self._law("p", prefix)
+
+    def q(self, prefix: Text) -> Tensor:
+        """Draft's law after ``prefix``, ``[vocab]``."""
+        return self._law("q", prefix)
+
+    def gate(self, prefix: Text) -> float:
+        """A gate score in [0, 1] that depends on the prefix alone."""
+        return int.from_bytes(hashlib.sha256(f"gate{self.seed}{prefix}".encode()).digest()[:6]) / 2**48
+
+    def _law(self, which: str, prefix: Text) -> Tensor:
+        known = self._memory.get((which, prefix))
+        if known is None:
+            own = self._random(which, prefix)
+            law = own if which == "p" else self.distance * own + (1 - self.distance) * self.p(prefix)
+            known = self._memory[which, prefix] = law
+        return known
+
+    def _random(self, which: str, prefix: Text) -> Tensor:
+        digest = hashlib.sha256(f"{which}{self.seed}{prefix}".encode()).digest()
+        chance = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+        logits = self.sharp * torch.randn(self.vocab, generator=chance, dtype=torch.float64)
+        gone = torch.rand(self.vocab, generator=chance, dtype=torch.float64) < self.zeros
+        if bool(gone.all()):
+            gone[0] = False
+        return torch.softmax(logits.masked_fill(gone, -torch.inf), -1)
+
+
+class ChainDriver:
+    """Answers the loop from a MarkovPair; checks that every request is consistent with the ones before."""
+
+    def __init__(self, pair: MarkovPair, prompt: Text, draws: Draws, ahead: int = 1, needs_raw: bool = False) -> None:
+        self._pair, self._draws, self._ahead, self._needs_raw = pair, draws, ahead, needs_raw
+        self._draft_text, self._target_text = list(prompt), list(prompt[:-1])
+
+    def answer(self, request: AskDraft | AskScore) -> Draft | Scores:
+        """One answer."""
+        return self._score(request) if isinstance(request, AskScore) else self._propose(request)
+
+    def _propose(self, request: AskDraft) -> Draft:
+        text, pair = self._draft_text, self._pair
+        assert request.start <= len(text), "the loop speaks of text that the drafter never saw"
+        text[request.start :] = request.tokens
+        tokens, laws, scores = [], [], []
+        for _ in range(min(self._ahead, request.at_most)):
+            law = pair.q(tuple(text))
+            x = self._draws.token(law, request.round, len(text), Purpose.DRAFT)
+            scores.append(pair.gate(tuple(text)))
+            text.append(x)
+            tokens.append(x)
+            laws.append(law)
+        q = torch.stack(laws)
+        signals = {
+            "gate": torch.tensor(scores, dtype=torch.float64),
+            "entropy": entropy(q),
+            "max_prob": q.amax(-1),
+            "token_prob": q[range(len(tokens)), tokens],
+        }
+        return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
+
+    def _score(self, request: AskScore) -> Scores:
+        text = self._target_text
+        assert request.start <= len(text), "the loop speaks of text that the target never read"
+        assert request.tokens, "a target pass over nothing"
+        text[request.start :] = request.tokens
+        p = torch.stack([self._pair.p(tuple(text[: end + 1])) for end in range(request.start, len(text))])
+        return Scores(p, p if self._needs_raw else None)
+
+
+class EnumeratedDraws:
+    """Draws that follow one path of choices; ``next_path`` moves on to the next until all were taken.
+
+    Uniform numbers are enumerated as the midpoints of ``cells`` equal cells: exact for thresholds that are multiples
+    of 1/cells.
+    """
+
+    def __init__(self, cells: int = 2) -> None:
+        self._cells = cells
+        self._path: list[tuple[list[tuple[int, float]], int]] = []  # (options with chances, chosen index)
+        self._depth = 0
+        self.weight = 1.0
+
+    def _choose(self, options: list[tuple[int, float]]) -> int:
+        if self._depth == len(self._path):
+            self._path.append((options, 0))
+        known, index = self._path[self._depth]
+        self._depth += 1
+        value, chance = known[index]
+        self.weight *= chance
+        return value
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """Each token of the support in turn."""
+        return self._choose([(x, chance) for x, chance in enumerate(law.tolist()) if chance > 0])
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """Each cell in turn."""
+        cell = self._choose([(i, 1 / self._cells) for i in range(self._cells)])
+        return (cell + 0.5) / self._cells
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """Each pattern in turn; what follows a refusal does not matter and is not enumerated."""
+        kept: list[bool] = []
+        for b in chances:
+            if kept and not kept[-1]:
+                kept.append(False)
+                continue
+            kept.append(bool(self._choose([pair for pair in ((1, b), (0, 1 - b)) if pair[1] > 0])))
+        return kept
+
+    def next_path(self) -> bool:
+        """Move to the next path; False when all were taken."""
+        while self._path:
+            options, index = self._path[-1]
+            if index + 1 < len(options):
+                self._path[-1] = (options, index + 1)
+                break
+            self._path.pop()
+        self._depth, self.weight = 0, 1.0
+        return bool(self._path)
+
+
+def run_chain(
+    method: Method, pair: MarkovPair, prompt: Text, limits: Limits, draws: Draws, *, ahead: int = 1, complete: bool = False
+) -> Record:
+    """One decoding of ``method`` on ``pair`` through the real loop."""
+    record = Record()
+    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw)
+    loop = decode(prompt, method, limits, draws, record, complete)
+    request = next(loop, None)
+    while request is not None:
+        try:
+            request = loop.send(driver.answer(request))
+        except StopIteration:
+            request = None
+    return record
+
+
+def joint_law(
+    method: Method,
+    pair: MarkovPair,
+    length: int,
+    *,
+    prompt: Text = (0,),
+    ahead: int = 1,
+    cells: int = 2,
+    ends: Callable[[Sequence[int]], str | None] = lambda text: None,
+) -> dict[Text, float]:
+    """The exact law of the texts (new tokens) that ``method`` writes, every random draw enumerated."""
+    law: defaultdict[Text, float] = defaultdict(float)
+    draws = EnumeratedDraws(cells)
+    while True:
+        record = run_chain(method, pair, prompt, Limits(length, ends), draws, ahead=ahead)
+        law[tuple(token.id for token in record.tokens)] += draws.weight
+        if not draws.next_path():
+            return dict(law)
+
+
+def target_joint_law(
+    pair: MarkovPair,
+    length: int,
+    *,
+    prompt: Text = (0,),
+    ends: Callable[[Sequence[int]], str | None] = lambda text: None,
+) -> dict[Text, float]:
+    """The target's own law of texts, by multiplication."""
+    law: defaultdict[Text, float] = defaultdict(float)
+    for tokens in itertools.product(range(pair.vocab), repeat=length):
+        chance, text = 1.0, prompt
+        for x in tokens:
+            chance *= float(pair.p(text)[x])
+            text = (*text, x)
+            if ends(text) is not None:
+                break
+        # A text that ends early is met once for each way to go on: count it at the first only.
+        if all(x == 0 for x in tokens[len(text) - len(prompt) :]):
+            law[text[len(prompt) :]] += chance
+    return {text: chance for text, chance in law.items() if chance > 0}

@@ -1,0 +1,58 @@
+"""The meter: how far is the text from the target's law, and how much of it was looked at.
+
+drift of a position = TV(π, p), π the law that the method really gave that position: 0 where the target drew, TV(q, p)
+where a token was trusted, the accept rule's own TV where it judged. The expected sum of drifts bounds the total
+variation of the whole text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from sprinter.decode.draft import Scores, Token
+from sprinter.laws import tv_distance
+
+__all__ = ["Meter"]
+
+
+@dataclass(slots=True)
+class Meter:
+    """Holds trusted tokens until the target has scored them.
+
+    Args:
+        sees_token: whether trust looked at x; then the drift of a trusted token is max(0, 1 − p(x)/q(x)), whose mean
+            over x ~ q is TV(q, p), instead of TV(q, p) itself.
+    """
+
+    sees_token: bool = False
+    _waiting: list[tuple[int, Token, Tensor]] = field(default_factory=list)
+
+    def wait(self, position: int, token: Token, q: Tensor) -> None:
+        """A token trusted at ``position`` of the text, drawn from ``q [V]``."""
+        self._waiting.append((position, token, q))
+
+    @property
+    def waiting(self) -> int:
+        """Trusted tokens still unscored."""
+        return len(self._waiting)
+
+    def score(self, start: int, scores: Scores) -> None:
+        """Settle what waits: row i of the scores is the law at position ``start + i + 1``."""
+        for position, token, q in self._waiting:
+            p = scores.laws[position - start - 1]
+            token.drift = self._one_sample(p, q, token.id) if self.sees_token else float(tv_distance(p, q))
+        self._waiting.clear()
+
+    @staticmethod
+    def _one_sample(p: Tensor, q: Tensor, x: int) -> float:
+        return max(0.0, 1.0 - float(p[x]) / float(q[x]))
+
+    @staticmethod
+    def summary(tokens: list[Token]) -> tuple[float | None, float]:
+        """(mean drift over scored tokens or None, share of tokens scored)."""
+        drifts = [token.drift for token in tokens if token.drift is not None]
+        if not drifts:
+            return None, 0.0
+        return sum(drifts) / len(drifts), len(drifts) / len(tokens)

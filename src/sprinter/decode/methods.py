@@ -1,0 +1,260 @@
+"""Method = trust x stop x accept: presets, the spec language, the registry.
+
+A spec is a preset, ``name`` or ``name(param=value, ...)``, or a composition such as
+``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. ``cap=`` is understood everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.checks import at_least
+from sprinter.decode.registry import Registry, did_you_mean
+from sprinter.decode.stop import Fixed, Never, StopRule, Untrusted
+from sprinter.decode.trust import Coin, Everyone, Gate, Nobody, TrustRule
+from sprinter.errors import UserError
+
+__all__ = ["ACCEPT", "METHODS", "STOP", "TRUST", "Method", "method_table", "parse_method", "preset"]
+
+_SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
+_SPRINTER = "SPRINTER (2025), Algorithm 2"
+
+TRUST = Registry("trust rule", "sprinter.trust")
+STOP = Registry("stop rule", "sprinter.stop")
+ACCEPT = Registry("accept rule", "sprinter.accept")
+METHODS = Registry("method", "sprinter.methods")
+
+TRUST.add("nobody", Nobody)
+TRUST.add("everyone", Everyone)
+TRUST.add("gate", Gate)
+TRUST.add("coin", Coin)
+STOP.add("fixed", Fixed)
+STOP.add("untrusted", Untrusted)
+STOP.add("never", Never)
+ACCEPT.add("exact", Exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A decoding method.
+
+    Attributes:
+        trust, stop, accept: the three rules.
+        cap: most tokens a draft run may have (None: as many as the text has room for); the token at the cap is checked.
+        drafter: "model", or "none" for plain decoding with the target.
+        name, paper: label and source.
+    """
+
+    trust: TrustRule = Nobody()
+    stop: StopRule = Fixed()
+    accept: AcceptRule = Exact()
+    cap: int | None = None
+    drafter: Literal["model", "none"] = "model"
+    name: str = "composed"
+    paper: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cap is not None:
+            at_least("cap", self.cap, 1)
+        if self.stop.discards and self.stop.sees_token:
+            raise UserError(f"stop rule {self.stop!r} discards a token that it looks at: that would bias the text")
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals that the rules ask a driver for."""
+        return self.trust.needs | self.stop.needs
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target is ever called (False for the draft model alone)."""
+        return not (isinstance(self.trust, Everyone) and isinstance(self.stop, Never) and self.cap is None)
+
+    @property
+    def sees_token(self) -> bool:
+        """Whether the choice of what is trusted looks at x (then drift is metered by its unbiased one-sample form)."""
+        return self.trust.sees_token or self.stop.sees_token
+
+    def lossless(self, greedy: bool = False) -> bool:
+        """Whether the text has the target's own law (``greedy``: at temperature 0)."""
+        if self.drafter == "none":
+            return True
+        return self.trust.never and (self.accept.lossless_greedy if greedy else self.accept.lossless)
+
+
+def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Register a function with keyword parameters that returns a Method; its defaults are the documented ones."""
+
+    def register(build: Callable[..., Method]) -> Callable[..., Method]:
+        def named(**params: Any) -> Method:
+            return dataclasses.replace(build(**params), name=_spell(name, build, params), paper=paper)
+
+        named.__doc__, named.__signature__ = build.__doc__, inspect.signature(build)  # type: ignore[attr-defined]
+        named.paper = paper  # type: ignore[attr-defined]
+        METHODS.add(name, named)
+        return named
+
+    return register
+
+
+def _spell(name: str, build: Callable[..., Method], params: dict[str, Any]) -> str:
+    values = {key: p.default for key, p in inspect.signature(build).parameters.items()} | params
+    inside = ", ".join(f"{key}={value}" for key, value in values.items())
+    return f"{name}({inside})" if inside else name
+
+
+@preset("autoregressive", "plain decoding")
+def autoregressive() -> Method:
+    """The target alone, one token a pass."""
+    return Method(drafter="none")
+
+
+@preset("draft-only", "plain decoding")
+def draft_only() -> Method:
+    """The draft model alone: the target is never asked."""
+    return Method(trust=Everyone(), stop=Never())
+
+
+@preset("speculative", _SPECULATIVE)
+def speculative(*, gamma: int = 5) -> Method:
+    """Exact speculative decoding with gamma draft tokens a round."""
+    return Method(stop=Fixed(gamma))
+
+
+@preset("sprinter", _SPRINTER)
+def sprinter(*, tau: float = 0.5, cap: int = 20) -> Method:
+    """A gate trusts draft tokens one by one; the first that it refuses is checked by the target."""
+    return Method(trust=Gate(tau), stop=Untrusted(), cap=cap)
+
+
+@preset("coin", "baseline of this project")
+def coin(*, rate: float = 0.5, cap: int = 20) -> Method:
+    """SPRINTER with a coin for a gate: what a gate must beat at the same trusted share."""
+    return Method(trust=Coin(rate), stop=Untrusted(), cap=cap)
+
+
+def method_table() -> list[dict[str, Any]]:
+    """One row a method at its defaults: name, trust, stop, accept, lossless, paper, parameters."""
+    rows = []
+    for name in METHODS.names():
+        method = METHODS.get(name)()
+        parts = {part: repr(getattr(method, part)) for part in ("trust", "stop", "accept")}
+        rows.append({"name": name, "spec": method.name, **parts, "lossless": method.lossless(), "paper": method.paper})
+    return rows
+
+
+def parse_method(spec: str | Method) -> Method:
+    """A Method from a spec string (a Method passes through).
+
+    Raises:
+        UserError: unknown names (with a did-you-mean), unknown parameters, values out of range, bad syntax.
+    """
+    if isinstance(spec, Method):
+        return spec
+    items = _split(spec.strip())
+    if not items or items == [""]:
+        raise UserError("the method is empty: give a name such as 'sprinter' or 'speculative(gamma=5)'")
+    if len(items) == 1 and _assignment(items[0]) is None:
+        return _preset_from(items[0])
+    return _composed_from(spec, items)
+
+
+def _preset_from(text: str) -> Method:
+    name, params = _call(text)
+    cap = params.pop("cap", None) if "cap" not in _parameters(METHODS.get(name)) else None
+    method: Method = _build(METHODS, name, params)
+    if cap is None:
+        return method
+    return dataclasses.replace(method, cap=cap, name=f"{method.name.rstrip(')')}, cap={cap})" if params else f"{name}(cap={cap})")
+
+
+def _composed_from(spec: str, items: list[str]) -> Method:
+    parts: dict[str, Any] = {}
+    registries = {"trust": TRUST, "stop": STOP, "accept": ACCEPT}
+    for item in items:
+        pair = _assignment(item)
+        if pair is None:
+            raise UserError(f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=... or cap=...")
+        key, value = pair
+        if key in parts:
+            raise UserError(f"'{key}=' stands twice in method '{spec}'")
+        if key == "cap":
+            parts[key] = _value(value)
+        elif key in registries:
+            name, params = _call(value)
+            parts[key] = _build(registries[key], name, params)
+        else:
+            raise did_you_mean("part of a method", key, [*registries, "cap"])
+    trusting = "trust" in parts and not parts["trust"].never
+    defaults = {"stop": Untrusted(), "cap": 20} if trusting else {"stop": Fixed(), "cap": 40}
+    return Method(**{**defaults, **parts}, name=spec.replace(" ", ""))
+
+
+def _build(registry: Registry, name: str, params: dict[str, Any]) -> Any:
+    factory = registry.get(name)
+    known = _parameters(factory)
+    for key in params:
+        if key not in known:
+            if not known:
+                raise UserError(f"{registry.kind} '{name}' takes no parameters, and got '{key}'")
+            raise did_you_mean(f"parameter of {name}", key, list(known))
+    return factory(**params)
+
+
+def _parameters(factory: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(factory).parameters)
+
+
+def _split(text: str) -> list[str]:
+    """At the commas outside parentheses."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char == "(") - (char == ")")
+        if depth < 0:
+            break
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    if depth != 0:
+        raise UserError(f"parentheses do not match in method '{text}'")
+    return [part.strip() for part in parts]
+
+
+def _assignment(text: str) -> tuple[str, str] | None:
+    """``key=value`` outside parentheses, or None."""
+    head, sign, tail = text.partition("=")
+    return (head.strip(), tail.strip()) if sign and "(" not in head else None
+
+
+def _call(text: str) -> tuple[str, dict[str, Any]]:
+    """``name`` or ``name(key=value, ...)``."""
+    name, opened, inside = text.partition("(")
+    if opened and not inside.endswith(")"):
+        raise UserError(f"'{text}' does not end with its closing parenthesis")
+    params: dict[str, Any] = {}
+    for item in _split(inside[:-1].strip()) if inside[:-1].strip() else []:
+        pair = _assignment(item)
+        if pair is None or not pair[0]:
+            raise UserError(f"'{item}' in '{text}' is not name=value: parameters are given by keyword")
+        if pair[0] in params:
+            raise UserError(f"'{pair[0]}=' stands twice in '{text}'")
+        params[pair[0]] = _value(pair[1])
+    return name.strip(), params
+
+
+def _value(text: str) -> Any:
+    """A number, true/false/none, or the word itself."""
+    words: dict[str, Any] = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,60 @@
+"""Names of rules and methods: built-in ones, and those that other packages add through entry points.
+
+Groups: ``sprinter.trust``, ``sprinter.stop``, ``sprinter.accept`` (rule classes) and ``sprinter.methods`` (functions
+that return a Method). A plug-in cannot replace a built-in name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from sprinter.errors import UserError
+
+__all__ = ["Registry", "did_you_mean"]
+
+
+def did_you_mean(kind: str, name: str, known: list[str]) -> UserError:
+    """The error for an unknown name, with the nearest known one."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
+    return UserError(f"unknown {kind} '{name}': {hint}")
+
+
+class Registry:
+    """Factories by name, for one kind of thing. Entry points are read once, when an unknown name or a list is asked."""
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind = kind
+        self._group = group
+        self._items: dict[str, Callable[..., Any]] = {}
+        self._loaded = False
+
+    def add(self, name: str, item: Callable[..., Any]) -> None:
+        """Register ``item``; a name is given once."""
+        if name in self._items:
+            raise ValueError(f"{self.kind} '{name}' is registered already")
+        self._items[name] = item
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """The factory, or a UserError with a did-you-mean."""
+        if name not in self._items:
+            self._load_plugins()
+        if name not in self._items:
+            raise did_you_mean(self.kind, name, self.names())
+        return self._items[name]
+
+    def names(self) -> list[str]:
+        """All names in order of registration."""
+        self._load_plugins()
+        return list(self._items)
+
+    def _load_plugins(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        for point in entry_points(group=self._group):
+            if point.name not in self._items:
+                self._items[point.name] = point.load()

@@ -1,0 +1,111 @@
+"""Trust rules: may this draft token be kept without asking the target? Asked after each draft token."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.checks import between
+
+__all__ = ["Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
+
+State = tuple[Tensor, ...]
+
+
+class TrustRule(ABC):
+    """A pure function (signals, state) -> (decision, state) on tensors.
+
+    ``needs`` names the signals: any of ``gate`` (score of the gate, in [0, 1]), ``entropy`` and ``max_prob`` (of the
+    raw draft law), ``uniform`` (one addressed number), ``token_prob`` (q(x), processed), ``drafted`` (position in the
+    run, from 1). Set ``sees_token = True`` if the decision depends on x beyond its prefix: drift is then metered
+    with max(0, 1 − p(x)/q(x)).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    sees_token: ClassVar[bool] = False
+
+    @property
+    def never(self) -> bool:
+        """Whether the answer is no whatever the signals say."""
+        return False
+
+    def start(self) -> State:
+        """State at the start of a sequence."""
+        return ()
+
+    @abstractmethod
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Decision (bool tensor, shape of the signals) and the next state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nobody(TrustRule):
+    """No token is trusted: every classic method."""
+
+    @property
+    def never(self) -> bool:
+        """Always."""
+        return True
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Always no."""
+        return torch.tensor(False), state
+
+
+@dataclass(frozen=True, slots=True)
+class Everyone(TrustRule):
+    """Every token is trusted: the draft model alone."""
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Always yes."""
+        return torch.tensor(True), state
+
+
+@dataclass(frozen=True, slots=True)
+class Gate(TrustRule):
+    """Trust x iff gate >= tau (SPRINTER, Algorithm 2; Algorithm 1 prints the sign the other way round).
+
+    The gate reads the draft's hidden state that produced q: it sees the prefix, not x.
+
+    Args:
+        tau: threshold in [0, 1]; more means fewer tokens trusted. Above every score: never trust.
+    """
+
+    tau: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+
+    def __post_init__(self) -> None:
+        between("tau", self.tau, 0.0, 1.0)
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """gate >= tau."""
+        return signals["gate"] >= self.tau, state
+
+
+@dataclass(frozen=True, slots=True)
+class Coin(TrustRule):
+    """Trust with a fixed chance: the baseline that a gate must beat.
+
+    Args:
+        rate: chance in [0, 1].
+    """
+
+    rate: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset({"uniform"})
+
+    def __post_init__(self) -> None:
+        between("rate", self.rate, 0.0, 1.0)
+
+    @property
+    def never(self) -> bool:
+        """At rate 0."""
+        return self.rate == 0
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """u < rate."""
+        return signals["uniform"] < self.rate, state

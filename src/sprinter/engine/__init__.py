@@ -1,0 +1,1 @@
+"""Drivers that answer the loop with real models, and the public generate and stream."""

@@ -1,0 +1,283 @@
+"""The public pair: load two models and a gate, generate and stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedModel
+
+from sprinter.decode.draft import Origin, Record, Token
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.meter import Meter
+from sprinter.decode.methods import Method
+from sprinter.engine.driver import Costs, RowDriver
+from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
+from sprinter.engine.generation import Generation, Request
+from sprinter.engine.pool import RunnerPool
+from sprinter.errors import UserError
+from sprinter.heads.gate import Gate, load_gate
+from sprinter.models.flops import forward_flops
+from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
+from sprinter.random import AddressedDraws
+
+__all__ = ["Pair", "Stream", "load_pair"]
+
+MeterMode = Literal["running", "complete"]
+
+
+def load_pair(
+    target: str | Path | PreTrainedModel | None = None,
+    *,
+    draft: str | Path | PreTrainedModel | None = None,
+    gate: str | Path | Gate | None = None,
+    **options: Any,
+) -> Pair:
+    """Load a pair from directories or hub ids; without arguments the built-in pair and its gate, no network needed.
+
+    Args:
+        target: directory, hub id or loaded model. None: the built-in pair.
+        draft: likewise; may be left out for plain decoding.
+        gate: gate directory or hub id, made for this draft.
+        options: device, dtype, device_map, tokenizer, revision, draft_revision, trust_remote_code; see ``load_models``.
+
+    Raises:
+        UserError: a directory that is missing or wrong, vocabularies that differ, a gate made for another draft, ...
+    """
+    if target is None:
+        if draft is not None:
+            raise UserError("a draft was given without a target: give target=... too")
+        paths = builtin_paths()
+        target, draft, gate = paths["target"], paths["draft"], gate or paths["gate"]
+    models = load_models(target, draft, **options)
+    loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
+    return Pair(models, loaded)
+
+
+class Pair:
+    """Two models, a tokenizer and perhaps a gate, ready to generate. Made by ``load_pair``.
+
+    Raises:
+        UserError: the gate was made for another draft.
+    """
+
+    def __init__(self, models: LoadedPair, gate: Gate | None = None) -> None:
+        self.models, self.tokenizer = models, models.tokenizer
+        if gate is not None:
+            if models.draft is None:
+                raise UserError("a gate reads the draft's hidden states, and this pair has no draft: give draft=...")
+            draft = models.draft
+            gate.check_draft(id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model)
+            gate = gate.to(draft.model.device)
+        self.gate = gate
+        self._target_pool = RunnerPool(models.target)
+        self._draft_pool = RunnerPool(models.draft) if models.draft else None
+        self._costs = Costs(
+            forward_flops(models.target.model.config),
+            forward_flops(models.draft.model.config) if models.draft else 0.0,
+            gate.flops if gate else 0.0,
+        )
+
+    @property
+    def default_method(self) -> str:
+        """``sprinter`` with a gate, ``speculative`` with a draft alone, else ``autoregressive``."""
+        return "sprinter" if self.gate else "speculative" if self.models.draft else "autoregressive"
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        method: str | Method | None = None,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        meter: MeterMode = "running",
+        ahead: int = 1,
+    ) -> Generation:
+        """Generate one text.
+
+        Args:
+            prompt: text, or token ids.
+            method: a spec such as "sprinter(tau=0.6)" or a Method; None takes ``default_method``.
+            max_new_tokens: exact limit.
+            temperature, top_k, top_p, min_p: sampling, for both models alike; temperature 0 is greedy.
+            seed: the same seed gives the same text.
+            stop: strings that end the text; they are cut off.
+            meter: "complete" adds closing passes so that every trusted token is scored.
+            ahead: draft tokens an answer of the driver; the text does not depend on it.
+
+        Raises:
+            UserError: what is wrong with the request and how to mend it.
+        """
+        request = Request.make(
+            method or self.default_method, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, meter, ahead
+        )
+        run = _Run(self, prompt, request)
+        for _ in run.steps():
+            pass
+        return run.generation()
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        method: str | Method | None = None,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        meter: MeterMode = "running",
+        ahead: int = 1,
+    ) -> Stream:
+        """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
+        request = Request.make(
+            method or self.default_method, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, meter, ahead
+        )
+        return Stream(_Run(self, prompt, request))
+
+
+class _Run:
+    """One request under way: loop, driver, clock, and the runners on loan."""
+
+    def __init__(self, pair: Pair, prompt: str | Sequence[int], request: Request) -> None:
+        self._pair, self._request = pair, request
+        self.record = Record()
+        self._ids = self._encode(prompt)
+        self._check()
+        self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
+
+    def steps(self) -> Iterator[None]:
+        """Work; yields whenever new tokens may be there. The clock stands still while the caller has the turn."""
+        pair, request, record = self._pair, self._request, self.record
+        method, stats, size = request.method, record.stats, len(self._ids) + request.max_new_tokens
+        complete = request.meter == "complete"
+        target = pair._target_pool.take(size) if method.needs_target or complete else None
+        draft = pair._draft_pool.take(size) if pair._draft_pool and method.drafter != "none" else None
+        try:
+            draws = AddressedDraws(request.seed)
+            driver = RowDriver(
+                target, draft, pair.gate, self._ids, method, request.sampling, draws,
+                pair.models.vocab_size, stats, pair._costs, request.ahead,
+            )  # fmt: skip
+            loop = decode(self._ids, method, self._limits(), draws, record, complete)
+            began = time.perf_counter()
+            question = next(loop, None)
+            while question is not None:
+                answer = driver.answer(question)
+                try:
+                    question = loop.send(answer)
+                except StopIteration:
+                    question = None
+                stats.wall_s += time.perf_counter() - began
+                yield
+                began = time.perf_counter()
+        finally:
+            self._finish()
+            pair._target_pool.give_back(target)
+            if pair._draft_pool:
+                pair._draft_pool.give_back(draft)
+
+    def generation(self) -> Generation:
+        """The result, each token with its text."""
+        tokens, tokenizer = self.record.tokens, self._pair.tokenizer
+        text = ""
+        if tokenizer is not None:
+            render(tokens, Detokenizer(tokenizer), last=True)
+            text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
+        return Generation.from_record(self.record, text, self._request.method, len(self._ids))
+
+    def _finish(self) -> None:
+        tokens, stats = self.record.tokens, self.record.stats
+        stats.new_tokens = len(tokens)
+        stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)
+        stats.mean_drift, stats.drift_coverage = Meter.summary(tokens)
+
+    def _limits(self) -> Limits:
+        eos = self._pair.models.target.eos_ids
+        ending = Ending(len(self._ids), eos, self._request.stop, self._pair.tokenizer)
+        return Limits(self._request.max_new_tokens, ending)
+
+    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        tokenizer = self._pair.tokenizer
+        if isinstance(prompt, str):
+            if not prompt:
+                raise UserError("the prompt is empty: give at least one word to go on from")
+            if tokenizer is None:
+                raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
+            return list(tokenizer(prompt, verbose=False)["input_ids"])
+        return [int(id) for id in prompt]
+
+    def _check(self) -> None:
+        pair, method = self._pair, self._request.method
+        vocab = pair.models.vocab_size
+        if not self._ids:
+            raise UserError("the prompt is empty: give at least one token")
+        if not all(0 <= id < vocab for id in self._ids):
+            bad = next(id for id in self._ids if not 0 <= id < vocab)
+            raise UserError(f"token id {bad} in the prompt is out of range: the vocabulary has {vocab} tokens")
+        if method.drafter != "none" and pair.models.draft is None:
+            raise UserError(f"method {method.name} needs a draft model, and this pair has none: give draft=...")
+        if "gate" in method.needs and pair.gate is None:
+            raise UserError(f"method {method.name} needs a gate, and this pair has none: give gate=... or another method")
+        check_request(pair.models, len(self._ids), self._request.max_new_tokens)
+
+
+def render(tokens: Sequence[Token], detokenizer: Detokenizer, last: bool) -> None:
+    """Fill in ``text`` of each token; ``last`` gives an unfinished character to the last one."""
+    for token in tokens:
+        token.text = detokenizer.push(token.id)
+    if last and tokens:
+        tokens[-1].text += detokenizer.flush()
+
+
+class Stream:
+    """Iterator over tokens as they become final. Closing it early is safe; ``generation`` is the result so far.
+
+    A trusted token comes out at once; its ``drift`` is filled in when the target has scored it.
+    """
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._steps = run.steps()
+        self._given = 0
+        self._detokenizer = Detokenizer(run._pair.tokenizer) if run._pair.tokenizer else None
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Token:
+        tokens = self._run.record.tokens
+        while self._given == len(tokens):
+            next(self._steps)
+        token = tokens[self._given]
+        self._given += 1
+        if self._detokenizer is not None:
+            render([token], self._detokenizer, last=self._given == len(tokens) and self._run.record.finish is not None)
+        if self._run.record.finish is not None and self._given == len(tokens):
+            for _ in self._steps:  # a closing pass may be left
+                pass
+        return token
+
+    def close(self) -> None:
+        """Stop; the caches are given back."""
+        self._steps.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def generation(self) -> Generation:
+        """What was generated so far, ``finish_reason`` "cancelled" if the text has no end yet."""
+        return self._run.generation()

@@ -1,0 +1,35 @@
+"""Caches on loan: a runner serves one request at a time and is used again by the next."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sprinter.models.pair import LoadedModel
+from sprinter.models.runner import Runner, make_runner
+
+__all__ = ["RunnerPool"]
+
+_GRAIN = 256  # cache lengths are rounded up to this, so that requests of like size share a runner
+
+
+class RunnerPool:
+    """Runners of one row over one model. Streams that run at the same time get different ones."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+        self._free: deque[Runner] = deque(maxlen=2)
+
+    def take(self, max_len: int) -> Runner:
+        """A runner that holds ``max_len`` tokens, empty."""
+        for _ in range(len(self._free)):
+            runner = self._free.popleft()
+            if runner.max_len >= max_len:
+                runner.rewind([0])
+                return runner
+        rounded = -(-max_len // _GRAIN) * _GRAIN
+        return make_runner(self._model.model, max_len=min(rounded, self._model.context))
+
+    def give_back(self, runner: Runner | None) -> None:
+        """Return a runner in whatever state it is."""
+        if runner is not None:
+            self._free.append(runner)

@@ -1,0 +1,1 @@
+"""Learned heads on the draft's hidden states: the gate (inference side)."""

@@ -1,0 +1,133 @@
+"""Laws: distributions over the vocabulary, and the arithmetic that every rule is made of.
+
+Notation: p = target's law, q = draft's law, V = vocabulary size, entropies in nats. Every function works on the
+last axis, on tensors of shape ``[..., V]``, and keeps the dtype of its input (tests use float64).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.errors import UserError
+
+__all__ = [
+    "Sampling", "entropy", "js_divergence", "kl_divergence", "overlap", "process", "raw_law", "residual", "tv_distance",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How logits become the law that is drawn from; applied to target and draft alike.
+
+    Order, as in transformers: temperature, top-k, top-p, min-p, then renormalise.
+
+    Attributes:
+        temperature: divides the logits; 0 means greedy (a one-hot law at the first largest logit).
+        top_k: keep the k largest; 0 keeps all.
+        top_p: keep the smallest set whose probability reaches top_p; 1 keeps all.
+        min_p: keep tokens with at least min_p times the largest probability; 0 keeps all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < float("inf"):
+            raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
+        if self.top_k < 0 or self.top_k != int(self.top_k):
+            raise UserError(f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UserError(f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise UserError(f"min_p={self.min_p} is out of range: give a number in [0, 1] (0 keeps all tokens)")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the processed laws are one-hot."""
+        return self.temperature == 0.0
+
+
+def raw_law(logits: Tensor) -> Tensor:
+    """Softmax at temperature 1: the law that control signals are computed on. ``[..., V]`` -> ``[..., V]``.
+
+    Half-precision logits are raised to float32 first: a law in half precision does not sum to one.
+    """
+    return torch.softmax(_full(logits), -1)
+
+
+def process(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The law that is drawn from. ``[..., V]`` -> ``[..., V]``, float32 (float64 stays float64)."""
+    if sampling.greedy:
+        best = logits.argmax(-1, keepdim=True)
+        return torch.zeros_like(_full(logits)).scatter_(-1, best, 1.0)
+    scores = _full(logits)
+    if sampling.temperature != 1.0:
+        scores = scores / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[-1]:
+        scores = _keep_top_k(scores, sampling.top_k)
+    if sampling.top_p < 1.0:
+        scores = _keep_top_p(scores, sampling.top_p)
+    law = torch.softmax(scores, -1)
+    if sampling.min_p > 0.0:
+        law = law.masked_fill(law < sampling.min_p * law.amax(-1, keepdim=True), 0.0)
+        law = law / law.sum(-1, keepdim=True)
+    return law
+
+
+def _full(logits: Tensor) -> Tensor:
+    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+
+
+def _keep_top_k(scores: Tensor, k: int) -> Tensor:
+    # Exactly k tokens, also where the k-th score is tied.
+    best = scores.topk(k, -1)
+    return torch.full_like(scores, -torch.inf).scatter_(-1, best.indices, best.values)
+
+
+def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
+    ranked, order = scores.sort(-1, descending=True, stable=True)
+    law = torch.softmax(ranked, -1)
+    outside = law.cumsum(-1) - law >= top_p  # the mass before a token already reaches top_p
+    return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+
+
+def entropy(law: Tensor) -> Tensor:
+    """Shannon entropy in nats. ``[..., V]`` -> ``[...]``."""
+    return torch.special.entr(law).sum(-1)
+
+
+def tv_distance(p: Tensor, q: Tensor) -> Tensor:
+    """Total variation ½ Σ|p − q|, in [0, 1]. ``[..., V]`` -> ``[...]``."""
+    return (p - q).abs().sum(-1) / 2
+
+
+def overlap(p: Tensor, q: Tensor) -> Tensor:
+    """β = Σ min(p, q) = 1 − TV(p, q): the chance that exact acceptance keeps a draft token."""
+    return torch.minimum(p, q).sum(-1)
+
+
+def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p‖q) = Σ p ln(p/q) in nats; inf where p has mass and q has none. ``[..., V]`` -> ``[...]``."""
+    terms = torch.where(p > 0, p * (p.log() - q.log()), torch.zeros_like(p))
+    return terms.sum(-1)
+
+
+def js_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Jensen-Shannon divergence ½KL(p‖M) + ½KL(q‖M), M = (p+q)/2, in [0, ln 2]. ``[..., V]`` -> ``[...]``."""
+    mean = (p + q) / 2
+    return (kl_divergence(p, mean) + kl_divergence(q, mean)) / 2
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """[p − q]₊, normalised: the law of the replacement after an exact refusal (Leviathan et al. 2023, Alg. 1).
+
+    Where p = q nothing is left (and a refusal has probability 0); p is returned so that the result is a law.
+    """
+    excess = (p - q).clamp_(min=0)
+    total = excess.sum(-1, keepdim=True)
+    return torch.where(total > 0, excess / total, p)

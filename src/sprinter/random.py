@@ -1,0 +1,139 @@
+"""Addressed random numbers: u = f(seed, request, round, position, row, purpose, token id).
+
+Nothing is consumed, so the same seed gives the same text whatever was drafted ahead and thrown away, alone or in a
+batch. A token is drawn by an exponential race (Gumbel-max): token i arrives at time E_i / law_i, the first wins. Small
+numeric noise in the law rarely changes the winner, which an inverse-CDF draw cannot offer.
+
+The address is folded into a 64-bit key by splitmix64. Per token the key meets a fixed random word of that token id in
+a murmur-style 32-bit finaliser that is keyed twice. The integers are the same on every device; on the CPU they are
+computed with numpy, whose calls cost a fraction of torch's on a few thousand elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["AddressedDraws", "Draws", "Purpose"]
+
+_MASK = (1 << 64) - 1
+_C1, _C2 = 0x7FEB352D, 0x846CA68B
+
+
+class Purpose(IntEnum):
+    """What a number is for; a part of its address."""
+
+    DRAFT = 1
+    TRUST = 2
+    ACCEPT = 3
+    TARGET = 4  # replacement, bonus or plain target token: at most one of them a position and round
+
+
+class Draws(Protocol):
+    """The source of chance of one decoding. The loop and the drivers draw through this and nothing else."""
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """One token id from ``law [V]``."""
+        ...
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """One number in [0, 1)."""
+        ...
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """For tokens at ``position, position + 1, ...``: u < chance (purpose ACCEPT)."""
+        ...
+
+
+class AddressedDraws:
+    """Counter-based numbers for one request.
+
+    Args:
+        seed: any integer; the same seed gives the same text.
+        request: number of the request within a seed (rows of one batch differ by it).
+    """
+
+    def __init__(self, seed: int = 0, request: int = 0) -> None:
+        self._key = _mix64(_mix64(seed & _MASK) ^ (request & _MASK))
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """One token id from ``law [V]`` (any non-negative weights)."""
+        key = self._address(round, position, purpose, row)
+        if law.device.type == "cpu":
+            weights = law.numpy()
+            return int((weights / _race_times_numpy(key, len(weights))).argmax())
+        times = _race_times_torch(key, law.shape[-1], law.device)
+        return int((law / times).argmax())
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """One number in [0, 1), 53 bits."""
+        return (self._address(round, position, purpose, row) >> 11) * 2.0**-53
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """Whether u < chance for the tokens at ``position, position + 1, ...``."""
+        return [self.uniform(round, position + i, Purpose.ACCEPT, row) < b for i, b in enumerate(chances)]
+
+    def _address(self, round: int, position: int, purpose: Purpose, row: int) -> int:
+        return _mix64(_mix64(self._key ^ (round << 32 | position)) ^ (row << 8 | purpose))
+
+
+def _mix64(x: int) -> int:
+    """splitmix64: a bijection of 64-bit words (Steele et al. 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+@lru_cache(maxsize=8)
+def _words(vocab: int) -> np.ndarray:
+    """A fixed random 32-bit word a token id; splitmix64 of the id."""
+    with np.errstate(over="ignore"):
+        x = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x >> np.uint64(32)).astype(np.uint32)
+
+
+@lru_cache(maxsize=8)
+def _words_torch(vocab: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(_words(vocab).astype(np.int64)).to(device)
+
+
+def _race_times_numpy(key: int, vocab: int) -> np.ndarray:
+    """Exp(1) times of all tokens, ``[vocab]`` float32, strictly positive."""
+    x = _words(vocab) ^ np.uint32(key & 0xFFFFFFFF)
+    y = x >> 16
+    x ^= y
+    x *= np.uint32(_C1)
+    x ^= np.uint32(key >> 32)
+    np.right_shift(x, 15, out=y)
+    x ^= y
+    x *= np.uint32(_C2)
+    np.right_shift(x, 16, out=y)
+    x ^= y
+    u = x.astype(np.float32)
+    u += np.float32(0.5)
+    u *= np.float32(-(2.0**-32))
+    # -log1p(-u) keeps full relative precision for early arrivals, which decide the race.
+    np.maximum(u, np.float32(-1 + 2.0**-24), out=u)
+    np.log1p(u, out=u)
+    return np.negative(u, out=u)
+
+
+def _race_times_torch(key: int, vocab: int, device: torch.device) -> Tensor:
+    """The same integers as ``_race_times_numpy`` in int64 arithmetic (torch lacks uint32 shifts)."""
+    low = 0xFFFFFFFF
+    x = _words_torch(vocab, device) ^ (key & low)
+    x = ((x ^ (x >> 16)) * _C1) & low
+    x = x ^ (key >> 32)
+    x = ((x ^ (x >> 15)) * _C2) & low
+    x = x ^ (x >> 16)
+    u = (x.float() + 0.5) * 2.0**-32
+    return -torch.log1p(-u.clamp(max=1 - 2.0**-24))
