@@ -1,0 +1,155 @@
+"""What the benchmark scripts share: prompts, interleaved runs, bootstrap intervals, the record of where they ran."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import sprinter
+from sprinter.engine.generation import Generation
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+from pair_data import missing_files, read_documents  # noqa: E402
+
+PROMPT_SHARE = 0.3  # of a paragraph's words, the prompt rule of the SPRINTER paper
+PROMPT_WORDS = 200
+
+
+def heldout_prompts(data: Path, count: int, skip: int = 0, longest: int = PROMPT_WORDS) -> list[str]:
+    """First 30 % of the words of paragraphs that the built-in pair was not trained on, one document after another."""
+    if missing := missing_files(data):
+        sys.exit(f"error: --data {data} lacks {', '.join(missing)}")
+    documents = [d for d in read_documents(data) if d.held_out and d.source in ("wikipedia", "wikinews")]
+    columns = [[p for p in document.text.split("\n") if len(p.split()) >= 60] for document in documents]
+    paragraphs = [column[i] for i in range(max(map(len, columns))) for column in columns if i < len(column)]
+    if len(paragraphs) < skip + count:
+        sys.exit(f"error: only {len(paragraphs)} held-out paragraphs, {skip + count} are needed")
+    prompts = []
+    for paragraph in paragraphs[skip : skip + count]:
+        words = paragraph.split()
+        prompts.append(" ".join(words[: min(longest, int(PROMPT_SHARE * len(words)))]))
+    return prompts
+
+
+@dataclass
+class Arm:
+    """One way to generate, and what it gave on each prompt (and repeat)."""
+
+    name: str
+    run: Callable[[str, int], Generation]
+    outs: list[Generation] = field(default_factory=list)
+
+    def total(self, name: str) -> float:
+        """Sum of a field of the stats."""
+        return float(sum(getattr(out.stats, name) for out in self.outs))
+
+    @property
+    def busy_s(self) -> np.ndarray:
+        """Seconds a prompt, closing passes of the meter apart."""
+        return np.array([out.stats.wall_s - out.stats.closing_s for out in self.outs])
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """New tokens a prompt."""
+        return np.array([out.stats.new_tokens for out in self.outs])
+
+    @property
+    def calls(self) -> np.ndarray:
+        """Target calls a prompt."""
+        return np.array([out.stats.target_calls for out in self.outs])
+
+    @property
+    def drift(self) -> np.ndarray:
+        """Sum of drifts a prompt (meter complete)."""
+        return np.array([out.stats.mean_drift * out.stats.new_tokens for out in self.outs])
+
+
+def interleave(arms: Sequence[Arm], prompts: Sequence[str], repeats: int = 1, note: str = "") -> None:
+    """Every arm on every prompt in turn, the order of arms rotated, one warm-up prompt thrown away."""
+    for arm in arms:
+        arm.run(prompts[0], 0)
+    gc.collect()
+    gc.disable()
+    try:
+        for repeat in range(repeats):
+            for i, prompt in enumerate(prompts):
+                shift = (i + repeat) % len(arms)
+                for arm in [*arms[shift:], *arms[:shift]]:
+                    arm.outs.append(arm.run(prompt, repeat * len(prompts) + i))
+                print(f"\r{note} {repeat * len(prompts) + i + 1}/{repeats * len(prompts)}", end="", file=sys.stderr)
+            gc.collect()
+    finally:
+        gc.enable()
+        print(file=sys.stderr)
+
+
+def interval(top: np.ndarray, bottom: np.ndarray, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    """Ratio of sums with its 95 % bootstrap interval over prompts: (value, low, high)."""
+    picks = np.random.default_rng(seed).integers(len(top), size=(repeats, len(top)))
+    ratios = np.sort(top[picks].sum(1) / bottom[picks].sum(1))
+    return float(top.sum() / bottom.sum()), float(ratios[int(0.025 * repeats)]), float(ratios[int(0.975 * repeats)])
+
+
+def speed_ratio(arm: Arm, base: Arm, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+    """Tokens/s of ``arm`` over tokens/s of ``base``, paired by prompt: (value, low, high)."""
+    picks = np.random.default_rng(seed).integers(len(arm.outs), size=(repeats, len(arm.outs)))
+
+    def speed(one: Arm, rows: np.ndarray) -> np.ndarray:
+        return one.tokens[rows].sum(-1) / one.busy_s[rows].sum(-1)
+
+    ratios = np.sort(speed(arm, picks) / speed(base, picks))
+    all_rows = np.arange(len(arm.outs))
+    value = float(speed(arm, all_rows) / speed(base, all_rows))
+    return value, float(ratios[int(0.025 * repeats)]), float(ratios[int(0.975 * repeats)])
+
+
+def environment() -> dict[str, Any]:
+    """Where and with what the numbers were made."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    model = "unknown"
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sprinter": sprinter.__version__,
+        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""),
+    }
+
+
+def write_results(name: str, results: dict[str, Any], table: str) -> None:
+    """``benchmarks/results/NAME.json`` and ``NAME.md``; the last line on stdout is the JSON object."""
+    folder = ROOT / "benchmarks" / "results"
+    for suffix, text in ((".json", json.dumps(results, indent=1) + "\n"), (".md", table + "\n")):
+        part = folder / f"{name}{suffix}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / f"{name}{suffix}")
+    print(table, file=sys.stderr)
+    print(json.dumps(results))
+
+
+def cells(values: tuple[float, float, float], digits: int = 2) -> str:
+    """value [low, high]."""
+    return f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"

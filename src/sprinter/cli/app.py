@@ -1,0 +1,42 @@
+"""The typer application: its commands and the options before a command."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sprinter import __version__
+from sprinter.cli.demo import demo
+from sprinter.cli.doctor import doctor
+from sprinter.cli.generate import generate
+from sprinter.cli.methods import methods
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="sprinter",
+    help="Speculative decoding with a dial: tokens faster, and what that costs in drift from the target model.",
+    epilog="Exit status: 0 done, 2 your mistake, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, methods, doctor, demo):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sprinter {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _before(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

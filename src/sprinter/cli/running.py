@@ -1,0 +1,128 @@
+"""Runs the application and turns whatever happens into an exit status and at most one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+
+import typer
+from typer.main import get_command
+
+from sprinter.errors import SprinterError, UserError
+
+__all__ = ["run"]
+
+_LONGEST = 600  # characters of an error line
+_OPTIONS = "target|draft|gate|device|dtype|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter"
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command and return the exit status."""
+    _mend_streams()
+    try:
+        with _quiet():
+            status = _dispatch(args)
+            sys.stdout.flush()
+            return status
+    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
+        _drop_stdout()
+        return 141
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except UserError as error:
+        return _fail(_in_options(str(error)), 2)
+    except Exception as error:
+        if debugging():
+            traceback.print_exc()
+        if (usage := _usage_message(error)) is not None:
+            return _fail(usage, 2)
+        what = str(error) if isinstance(error, SprinterError) else f"{type(error).__name__}: {error}"
+        return _fail(f"{_one_line(what)} (not your mistake, as far as we know; SPRINTER_DEBUG=1 shows the traceback)", 1)
+
+
+def debugging() -> bool:
+    """Whether the user asked for tracebacks and for the libraries' own messages."""
+    return os.environ.get("SPRINTER_DEBUG", "") not in ("", "0")
+
+
+def _dispatch(args: Sequence[str]) -> int:
+    from sprinter.cli.app import app
+
+    command = get_command(app)
+    try:
+        # Not command.main(): it has its own opinion of errors, pipes and Ctrl-C.
+        with command.make_context("sprinter", list(args)) as context:
+            status = command.invoke(context)
+    except typer.Exit as leave:
+        return leave.exit_code
+    return status if isinstance(status, int) else 0
+
+
+def _usage_message(error: Exception) -> str | None:
+    """The line for a mistake in options or arguments, None for any other error."""
+    message = getattr(error, "format_message", None)
+    if message is None or getattr(error, "exit_code", None) != 2:
+        return None
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "sprinter"
+    return f"{_one_line(message()).rstrip('.')} (see '{path} --help')"
+
+
+def _fail(message: str, status: int) -> int:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        print(f"sprinter: error: {_one_line(message)}", file=sys.stderr, flush=True)
+    return status
+
+
+def _one_line(message: str) -> str:
+    """Without line breaks and control characters, and of bearable length."""
+    line = " ".join(message.split())
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+
+
+def _in_options(message: str) -> str:
+    """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
+    return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)
+
+
+def _mend_streams() -> None:
+    """Closed streams become the null device; what a stream's encoding lacks is escaped instead of raising."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if (reconfigure := getattr(sys.stdout, "reconfigure", None)) is not None:
+        reconfigure(errors="backslashreplace")
+
+
+def _drop_stdout() -> None:
+    """Let the interpreter's last flush go to the null device."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' progress bars and advice away; they read these variables when they are imported."""
+    if debugging():
+        yield
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not sys.stderr.isatty():  # a terminal shows the progress of a download
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        yield

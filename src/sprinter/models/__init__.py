@@ -1,0 +1,1 @@
+"""Models: loading a pair, the runners that drive it, what a token costs."""

@@ -1,0 +1,187 @@
+"""Which runner serves a model, and why.
+
+The model's own description decides what is possible (layer types, recurrent state, the arguments that it takes); a
+model of a type that the tests do not cover is then tried once, on a few tokens against its own uncached pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sprinter.errors import UserError
+from sprinter.models.crop import CropRunner
+from sprinter.models.forward import ModelRunner
+from sprinter.models.row import RowRunner, Windows
+from sprinter.models.runner import Runner
+
+__all__ = ["make_runner", "runner_kind"]
+
+_TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "mistral"})
+"""Types whose row runner the tests compare with the uncached pass; others are tried when they are met."""
+
+_ONE_WINDOW = frozenset({"mistral", "mixtral", "ministral3", "phi3", "phimoe", "starcoder2"})
+"""Types that slide in every layer, say so by ``sliding_window`` alone and take that mask from outside."""
+
+_OWN_MASKS = {
+    "gpt_neo": "its local layers build their own mask",
+    "bloom": "it makes its position biases (ALiBi) from a mask of its own",
+    "mpt": "it makes its position biases (ALiBi) from a mask of its own",
+}
+"""Types that cannot take a mask from outside, and the reason."""
+
+_ATTENTION = frozenset({"full_attention", "sliding_attention"})
+_CROPPABLE = _ATTENTION | {"chunked_attention"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The runner for a model: "row" or "crop", the reason in words, and the row runner's masks."""
+
+    kind: str
+    reason: str
+    windows: Windows
+
+
+_choices: WeakKeyDictionary[PreTrainedModel, _Choice] = WeakKeyDictionary()
+
+
+def runner_kind(model: PreTrainedModel) -> tuple[str, str]:
+    """("row" or "crop", the reason in words).
+
+    Raises:
+        UserError: no runner can serve the model; says why.
+    """
+    choice = _choose(model)
+    return choice.kind, choice.reason
+
+
+def make_runner(model: PreTrainedModel, *, batch: int = 1, max_len: int, prefer: str | None = None) -> Runner:
+    """A runner for the model.
+
+    Args:
+        model: a causal language model.
+        batch: rows; more than one needs the row runner.
+        max_len: the most tokens a row can hold.
+        prefer: "row" or "crop" instead of what is chosen; "row" is refused where it would be wrong.
+
+    Raises:
+        UserError: the model cannot be served, or not as asked.
+    """
+    if prefer not in (None, "row", "crop"):
+        raise UserError(f"there is no runner {prefer!r}: use 'row' or 'crop'")
+    choice = _choose(model)
+    kind = prefer or choice.kind
+    if kind == "row" and choice.kind != "row":
+        raise UserError(f"{_name(model)} cannot use the row runner: {choice.reason}; use 'crop'")
+    if kind == "row":
+        return RowRunner(model, batch, max_len, choice.windows)
+    if batch > 1:
+        raise UserError(f"{_name(model)} decodes one row at a time ({choice.reason}): use batch=1, not {batch}")
+    return CropRunner(model, max_len)
+
+
+def _choose(model: PreTrainedModel) -> _Choice:
+    if model not in _choices:
+        _choices[model] = _decide(model)
+    return _choices[model]
+
+
+def _decide(model: PreTrainedModel) -> _Choice:
+    config = model.config.get_text_config(decoder=True)
+    if why := _why_unservable(model, config):
+        raise UserError(f"{_name(model)} cannot be served: {why}; give a decoder whose layers are all attention")
+    if why := _why_not_row(model, config):
+        return _tried_crop(model, why)
+    windows = _windows(config)
+    slides = any(window is not None for window in windows.values())
+    reason = "attention over a sliding window, masks given from outside" if slides else "attention over the whole past"
+    if config.model_type in _TESTED:
+        return _Choice("row", reason, windows)
+    if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
+        return _tried_crop(model, f"tried on a few tokens, the row runner {why}")
+    return _Choice("row", f"{reason}; tried on a few tokens", windows)
+
+
+def _tried_crop(model: PreTrainedModel, reason: str) -> _Choice:
+    if why := _why_wrong(lambda: CropRunner(model, 16), model):
+        raise UserError(f"{_name(model)} cannot be served: {reason}, and the crop runner {why}; choose another model")
+    return _Choice("crop", reason, {})
+
+
+def _why_unservable(model: PreTrainedModel, config: Any) -> str | None:
+    """Why a cache of this model cannot forget its last tokens, or None."""
+    if model.config.is_encoder_decoder:
+        return "it is an encoder-decoder model"
+    if getattr(model, "_is_stateful", False):
+        return "it holds a recurrent state, which cannot be rewound"
+    if others := sorted(set(getattr(config, "layer_types", None) or ()) - _CROPPABLE):
+        return f"it has layers of type {', '.join(others)}, whose state cannot be rewound"
+    return None
+
+
+def _why_not_row(model: PreTrainedModel, config: Any) -> str | None:
+    """Why positions and masks cannot be given to this model from outside, or None."""
+    kind, attention = config.model_type, getattr(model.config, "_attn_implementation", None)
+    if kind in _OWN_MASKS:
+        return _OWN_MASKS[kind]
+    if getattr(config, "alibi", False):
+        return "it makes its position biases (ALiBi) from a mask of its own"
+    if not {"position_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys():
+        return "it takes no position_ids"
+    if attention not in ("sdpa", "eager"):
+        return f"its attention implementation, {attention}, takes no mask"
+    types = set(getattr(config, "layer_types", None) or ())
+    if not types <= _ATTENTION or getattr(config, "attention_chunk_size", None):
+        return "it attends in chunks"
+    if not types and getattr(config, "sliding_window", None) and kind not in _ONE_WINDOW:
+        return "it does not say which of its layers slide"
+    return None
+
+
+def _windows(config: Any) -> Windows:
+    types = set(getattr(config, "layer_types", None) or ())
+    if "sliding_attention" not in types:
+        return {"": None if types else getattr(config, "sliding_window", None)}
+    return {kind: config.sliding_window if kind == "sliding_attention" else None for kind in sorted(types)}
+
+
+def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
+    """Feed a few tokens with rewinding in between, compare with the uncached pass; what went wrong, or None."""
+    try:
+        runner: ModelRunner = make()
+        vocab = runner.vocab_size
+        text = [(7 * i + 3) % vocab for i in range(8)]
+        wrong = [(5 * i + 1) % vocab for i in range(3)]
+        first = [5] if runner.batch == 1 else [5, 2]
+        feed = torch.tensor([text[:5]] * runner.batch, device=runner.device)
+        runner.extend(feed, first)
+        runner.extend(torch.tensor([wrong] * runner.batch, device=runner.device))
+        runner.rewind(first)
+        rest = torch.tensor([(text[at:] + [0] * 8)[:6] for at in first], device=runner.device)
+        last = runner.extend(rest, [len(text) - at for at in first]).logits
+        assert last is not None
+        with torch.inference_mode():
+            ids = torch.tensor([text], device=runner.device)
+            expected = model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -1]
+        off = max(_distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
+    except Exception as error:  # Whatever a model does with a cache that it does not know.
+        return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
+    bound = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
+    return None if off <= bound else f"gives other logits than the uncached pass (off by {off:.2g} of their spread)"
+
+
+def _distance(logits: Tensor, expected: Tensor) -> float:
+    """Largest difference, in units of the expected logits' standard deviation; NaN counts as infinite."""
+    difference = (logits.double() - expected.double()).abs().max() / (expected.double().std() + 1e-9)
+    return float(difference.nan_to_num(nan=float("inf")))
+
+
+def _name(model: PreTrainedModel) -> str:
+    return type(model).__name__

@@ -1,0 +1,145 @@
+"""What the runners over transformers models share: the call, the captured hidden states, the checks, the chunks."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sprinter.errors import UserError
+from sprinter.models.runner import Step
+
+__all__ = ["CHUNK", "ModelRunner", "head_of", "head_sizes"]
+
+CHUNK = 512
+"""Most tokens a row is fed in one pass; longer inputs go in pieces, so that memory stays bounded."""
+
+
+def head_of(model: PreTrainedModel) -> nn.Module:
+    """The output embedding, whose input are the hidden states.
+
+    Raises:
+        UserError: the model has none, so it is no language model.
+    """
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UserError(f"{type(model).__name__} has no output embedding: give a causal language model")
+    return head
+
+
+def head_sizes(model: PreTrainedModel) -> tuple[int, int]:
+    """(vocabulary size, hidden size) of the output embedding; quantised weights keep them as attributes."""
+    head: Any = head_of(model)
+    if hasattr(head, "out_features") and hasattr(head, "in_features"):
+        return int(head.out_features), int(head.in_features)
+    vocab, hidden = head.weight.shape
+    return int(vocab), int(hidden)
+
+
+class ModelRunner(ABC):
+    """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for the verbs.
+
+    The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
+    """
+
+    name: str
+
+    def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
+        if batch < 1 or max_len < 1:
+            raise ValueError(f"batch={batch} and max_len={max_len} must be at least 1")
+        self.model = model.eval()
+        self.batch, self.max_len = batch, max_len
+        self.vocab_size, self.hidden_size = head_sizes(model)
+        self.device = torch.device(model.device)
+        self._head = head_of(model)
+        self._lengths = [0] * batch
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+
+    @property
+    def lengths(self) -> list[int]:
+        return list(self._lengths)
+
+    def extend(self, tokens: Tensor, counts: Sequence[int] | None = None, *, logits: bool = True) -> Step:
+        n = self._check_extend(tokens, counts)
+        with torch.inference_mode():
+            if n <= CHUNK:
+                return self._extend(tokens, counts, logits)
+            steps = [
+                self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits) for at in range(0, n, CHUNK)
+            ]
+            return Step(
+                torch.cat([step.logits for step in steps if step.logits is not None], 1) if logits else None,
+                torch.cat([step.hidden for step in steps], 1),
+            )
+
+    def _extend(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        step = self._step(tokens, counts, logits)
+        # Only now: a pass that was interrupted leaves the rows as they were.
+        n = tokens.shape[1]
+        added = [n] * self.batch if counts is None else counts
+        self._lengths = [length + count for length, count in zip(self._lengths, added, strict=True)]
+        return step
+
+    @abstractmethod
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        """One pass over at most ``CHUNK`` tokens a row, appended at ``self._lengths``, which it leaves alone."""
+
+    def _check_extend(self, tokens: Tensor, counts: Sequence[int] | None) -> int:
+        if tokens.dim() != 2 or tokens.shape[0] != self.batch or tokens.shape[1] < 1:
+            raise ValueError(f"tokens have shape {list(tokens.shape)}; wanted [{self.batch}, n] with n >= 1")
+        n = tokens.shape[1]
+        if counts is None:
+            longest = max(self._lengths) + n
+        else:
+            if len(counts) != self.batch or min(counts) < 0 or max(counts) > n:
+                raise ValueError(f"counts={list(counts)} must be {self.batch} numbers from 0 to {n}")
+            longest = max(length + count for length, count in zip(self._lengths, counts, strict=True))
+        if longest > self.max_len:
+            raise ValueError(f"a row would hold {longest} tokens; this runner was made for max_len={self.max_len}")
+        return n
+
+    def _check_rewind(self, lengths: Sequence[int]) -> None:
+        if len(lengths) != self.batch:
+            raise ValueError(f"lengths={list(lengths)} must be {self.batch} numbers")
+        for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
+            if not 0 <= length <= present:
+                raise ValueError(f"row {row} holds {present} tokens and cannot be rewound to {length}")
+
+    def _check_rows(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if not 0 <= row < self.batch:
+                raise ValueError(f"row {row} does not exist: this runner has rows 0 to {self.batch - 1}")
+
+    def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> Step:
+        """Call the model and catch what enters its output embedding.
+
+        The hook sees the true input of the output embedding whatever the model does before it, and what the model
+        does after it (logit softcapping, scaling) stays in force. Where no logits are wanted it lets one position
+        through, so that the product with the vocabulary is not paid for. It lives for one call: the model is
+        left as it was, and several runners may share it.
+        """
+        caught: list[Tensor] = []
+
+        def catch(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            caught.append(args[0])
+            return None if logits else (args[0][:, -1:],)
+
+        handle = self._head.register_forward_pre_hook(catch)
+        try:
+            output = self.model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
+        finally:
+            handle.remove()
+        return Step(output.logits if logits else None, caught[0])
+
+
+def _counts_within(counts: Sequence[int] | None, at: int) -> list[int] | None:
+    """How many of a row's tokens lie in the chunk that begins at ``at``.
+
+    The last chunk may be narrower than ``CHUNK``; no count exceeds n, so none exceeds what is left.
+    """
+    return None if counts is None else [min(max(count - at, 0), CHUNK) for count in counts]

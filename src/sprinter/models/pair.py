@@ -1,0 +1,301 @@
+"""A pair: target, draft and the tokenizer that both speak. Loading, and every check that can be made before decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from sprinter.errors import UserError
+from sprinter.models.checks import check_finite
+from sprinter.models.forward import head_sizes
+from sprinter.models.source import has_tokenizer, hub_error, local_directory, read_config
+from sprinter.models.vocabulary import check_rows, check_same_vocabulary
+
+__all__ = [
+    "LoadedModel", "LoadedPair", "Source", "builtin_paths", "check_finite", "check_request", "load_models",
+]  # fmt: skip
+
+Source = str | Path | PreTrainedModel
+"""A model: directory, hub id, or one that is in memory already."""
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+_NO_LIMIT = 1 << 20
+"""Context of a model that names none (ALiBi): a bound that no request of ours reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One model, ready to run.
+
+    Attributes:
+        model: in evaluation mode.
+        id: directory or hub id that it came from.
+        revision: commit on the hub, where it came from there.
+        context: the most tokens that it can hold, prompt included.
+        vocab_size: last axis of its logits, padded embedding rows included.
+        hidden_size: d of its hidden states.
+        eos_ids: token ids that end a text.
+    """
+
+    model: PreTrainedModel
+    id: str
+    revision: str | None
+    context: int
+    vocab_size: int
+    hidden_size: int
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """Target, draft (None: the target alone) and their tokenizer."""
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the common vocabulary: logits beyond it belong to padding and must be cut off."""
+        sizes = [model.vocab_size for model in (self.target, self.draft) if model is not None]
+        return min(sizes)
+
+    @property
+    def context(self) -> int:
+        """The most tokens that both models can hold, prompt included."""
+        return min(model.context for model in (self.target, self.draft) if model is not None)
+
+
+def load_models(
+    target: Source,
+    draft: Source | None = None,
+    *,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | dict[str, Any] | None = None,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> LoadedPair:
+    """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
+
+    Only safetensors are read. Models that are in memory already are used as they are, whatever ``device``,
+    ``dtype`` and ``device_map`` say.
+
+    Args:
+        target, draft: directory, hub id or model; no draft means the target alone.
+        tokenizer: where it is not the target's own.
+        device: "auto" (CUDA, else MPS, else CPU) or a torch device.
+        dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row) or one of
+            "float32", "bfloat16", "float16", "float64".
+        device_map: given to transformers instead of ``device``, to spread large models.
+        revision, draft_revision: branch, tag or commit on the hub.
+        trust_remote_code: run model code that comes with a checkpoint.
+
+    Raises:
+        UserError: one line that says what is wrong and how to mend it.
+    """
+    where = _device(device)
+    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code)
+    target_source = _located(target, "target")
+    draft_source = None if draft is None else _located(draft, "draft")
+    speaker = _tokenizer(tokenizer, target_source, revision, trust_remote_code)
+    loaded = _load(target_source, "target", revision, options, speaker)
+    if draft_source is None:
+        return LoadedPair(loaded, None, speaker)
+    drafter = _load(draft_source, "draft", draft_revision, options, speaker)
+    other = _own_tokenizer(draft_source, draft_revision, trust_remote_code)
+    _check_vocabularies(loaded, drafter, speaker, other)
+    return LoadedPair(loaded, drafter, speaker)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    device: torch.device
+    dtype: torch.dtype | str
+    device_map: str | dict[str, Any] | None
+    trust_remote_code: bool
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"there is no device {name!r}: use auto, cpu, cuda or mps") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {name!r} is not available here: use device=cpu, or install a CUDA build of PyTorch")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device 'mps' is not available here: use device=cpu")
+    return device
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if name not in _DTYPES:
+        raise UserError(f"there is no dtype {name!r}: use auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _located(source: Source, which: str) -> Source:
+    """The source as transformers takes it: a looked-through directory, a hub id, or the model itself."""
+    if isinstance(source, PreTrainedModel):
+        return source
+    return local_directory(source, which) or str(source)
+
+
+def _load(source: Source, which: str, revision: str | None, options: _Options, speaker: Any) -> LoadedModel:
+    if isinstance(source, PreTrainedModel):
+        return _described(source, str(source.config._name_or_path or type(source).__name__), revision, which, speaker)
+    if isinstance(source, str):
+        read_config(source, which, revision)
+    return _described(_weights(source, which, revision, options), str(source), revision, which, speaker)
+
+
+def _weights(source: str | Path, which: str, revision: str | None, options: _Options) -> PreTrainedModel:
+    place = {} if options.device_map is None else {"device_map": options.device_map}
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            source,
+            revision=revision or "main",
+            dtype=options.dtype,
+            use_safetensors=True,
+            trust_remote_code=options.trust_remote_code,
+            output_loading_info=True,
+            **place,
+        )
+    except Exception as error:
+        raise hub_error(error, str(source), which) from error
+    # transformers would go on with random numbers in their place.
+    if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
+        raise UserError(
+            f"the {which} {source} lacks {len(missing)} of its weights ({missing[0]}, ...): "
+            "fetch all its safetensors files again"
+        )
+    assert isinstance(model, PreTrainedModel)
+    return model if place else model.to(options.device)
+
+
+def _described(model: PreTrainedModel, name: str, revision: str | None, which: str, speaker: Any) -> LoadedModel:
+    if model.config.is_encoder_decoder:
+        raise UserError(f"the {which} {name} is an encoder-decoder model: give a decoder-only model")
+    vocab_size, hidden_size = head_sizes(model)
+    check_rows(speaker, vocab_size, which)
+    commit = getattr(model.config, "_commit_hash", None) or revision
+    context = _context(model.config.get_text_config(decoder=True))
+    return LoadedModel(model.eval(), name, commit, context, vocab_size, hidden_size, _eos_ids(model, speaker))
+
+
+def _context(config: Any) -> int:
+    for name in _CONTEXT_NAMES:
+        if value := getattr(config, name, None):
+            return int(value)
+    return _NO_LIMIT
+
+
+def _eos_ids(model: PreTrainedModel, speaker: Any) -> tuple[int, ...]:
+    """As ``generate`` takes them: the generation config's, else the config's, else the tokenizer's."""
+    generation: Any = getattr(model, "generation_config", None)
+    for holder in (generation, model.config, speaker):
+        ids = getattr(holder, "eos_token_id", None)
+        if ids is not None:
+            return tuple(int(i) for i in ids) if isinstance(ids, list | tuple) else (int(ids),)
+    return ()
+
+
+def _tokenizer(
+    given: str | Path | PreTrainedTokenizerBase | None, target: Source, revision: str | None, trust: bool
+) -> PreTrainedTokenizerBase:
+    if isinstance(given, PreTrainedTokenizerBase):
+        return given
+    if given is not None:
+        return _read_tokenizer(given, None, trust)
+    own = _own_tokenizer(target, revision, trust)
+    if own is None:
+        name = type(target).__name__ if isinstance(target, PreTrainedModel) else target
+        raise UserError(f"the target {name} comes without a tokenizer: give one as tokenizer=")
+    return own
+
+
+def _own_tokenizer(source: Source, revision: str | None, trust: bool) -> PreTrainedTokenizerBase | None:
+    """The tokenizer that comes with a model, or None."""
+    if isinstance(source, PreTrainedModel):
+        source = Path(str(source.config._name_or_path or "."))
+        if not source.is_dir():
+            return None
+    if isinstance(source, Path):
+        return _read_tokenizer(source, None, trust) if has_tokenizer(source) else None
+    try:
+        return _read_tokenizer(source, revision, trust)
+    except UserError as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and "okenizer" in str(cause):
+            return None  # The model is there, its tokenizer is not.
+        raise
+
+
+def _read_tokenizer(source: str | Path, revision: str | None, trust: bool) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=trust)
+    except Exception as error:
+        raise hub_error(error, str(source), "tokenizer") from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def _check_vocabularies(target: LoadedModel, draft: LoadedModel, speaker: Any, other: Any) -> None:
+    if other is not None:
+        check_same_vocabulary(speaker, other)
+    elif target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"the target has {target.vocab_size} token ids and the draft {draft.vocab_size}, and the draft comes without "
+            "a tokenizer that would show that they agree: add it to the draft's directory"
+        )
+
+
+def check_request(pair: LoadedPair, prompt_len: int, max_new_tokens: int) -> None:
+    """Refuse a request that either model's context cannot hold.
+
+    Raises:
+        UserError: names the model, its context and the largest ``max_new_tokens`` that fits.
+    """
+    for which, model in (("target", pair.target), ("draft", pair.draft)):
+        if model is None or prompt_len + max_new_tokens <= model.context:
+            continue
+        room = pair.context - prompt_len
+        mend = "shorten the prompt" if room < 1 else f"use max_new_tokens={room} or less"
+        raise UserError(
+            f"{prompt_len} prompt tokens and {max_new_tokens} new ones exceed the context of the {which} {model.id}, "
+            f"{model.context} tokens: {mend}"
+        )
+
+
+def builtin_paths() -> dict[str, Path]:
+    """Directories of the built-in pair and its gate: "target", "draft", "gate".
+
+    Raises:
+        UserError: the package was installed without them.
+    """
+    root = Path(str(files("sprinter.models"))) / "builtin"
+    paths = {name: root / name for name in ("target", "draft", "gate")}
+    for name, path in paths.items():
+        if not (path / "config.json").is_file():
+            raise UserError(
+                f"the built-in {name} is not in this installation ({path}): "
+                "reinstall sprinter-llm, or run scripts/train_builtin_pair.py in a checkout"
+            )
+    return paths

@@ -1,0 +1,204 @@
+"""The row runner: preallocated rows, a length per row, forgetting is lowering a length.
+
+Serves transformers models whose layers attend to the whole past or to a sliding window of it, and that take their
+mask from outside: K and V are written at each row's own positions into ``[batch, heads, max_len, d]`` buffers,
+and the model is called with explicit position ids and a mask built from the lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from sprinter.models.forward import ModelRunner
+from sprinter.models.masks import Band, ragged_mask
+from sprinter.models.runner import Step
+
+__all__ = ["RowRunner", "Windows"]
+
+Windows = dict[str, int | None]
+"""Layer type → sliding window (None: the whole past). The key "" alone: one mask serves all layers."""
+
+
+class _Span:
+    """Where the tokens of the present pass go; one object, shared by all layers.
+
+    Attributes:
+        start: first position, where rows are aligned.
+        keys: keys that the pass can see, over all rows.
+        index: ``[batch, n]`` position of each token where rows are ragged (padding goes to the spare slot), else None.
+        rows: ``[batch, 1]`` row numbers that go with ``index``.
+    """
+
+    __slots__ = ("index", "keys", "rows", "start")
+
+    def __init__(self) -> None:
+        self.start, self.keys = 0, 0
+        self.index: Tensor | None = None
+        self.rows: Tensor | None = None
+
+
+class _RowLayer(CacheLayerMixin):
+    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes the padding."""
+
+    def __init__(self, span: _Span, max_len: int) -> None:
+        super().__init__()
+        self._span, self._max_len = span, max_len
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not empty memory: a masked key still meets a weight of 0, and 0 · NaN is NaN.
+        self.keys = _buffer_like(key_states, self._max_len + 1)
+        self.values = _buffer_like(value_states, self._max_len + 1)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values, span = self.keys, self.values, self._span
+        assert keys is not None and values is not None
+        if span.index is None:
+            n = key_states.shape[2]
+            keys.narrow(2, span.start, n).copy_(key_states)
+            values.narrow(2, span.start, n).copy_(value_states)
+        else:
+            # Layers may lie on several devices.
+            at = (span.rows.to(keys.device) if span.rows is not None else None, slice(None), span.index.to(keys.device))
+            keys[at] = key_states.transpose(1, 2)
+            values[at] = value_states.transpose(1, 2)
+        return keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys)
+
+    def copy_rows(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
+        if not self.is_initialized:
+            return
+        for buffer in (self.keys, self.values):
+            assert buffer is not None
+            held = buffer[from_row, :, :length].clone()
+            for row in to_rows:
+                buffer[row, :, :length] = held
+
+    def get_seq_length(self) -> int:
+        return self._span.start
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._span.keys, 0
+
+    def get_max_length(self) -> int:
+        return self._max_len
+
+
+def _buffer_like(states: Tensor, slots: int) -> Tensor:
+    batch, heads, _, d = states.shape
+    return torch.zeros(batch, heads, slots, d, dtype=states.dtype, device=states.device)
+
+
+class _RowCache(Cache):
+    """transformers' view of the rows. Everything that a model asks before its layers run is answered from the span.
+
+    The base class would walk all layers for each answer, several times a pass; here that is a constant.
+    """
+
+    is_sliding: list[bool] = []  # type: ignore[assignment]
+    is_linear: list[bool] = []  # type: ignore[assignment]
+    is_dummy: list[bool] = []  # type: ignore[assignment]
+    is_compileable = False  # type: ignore[assignment]
+
+    def __init__(self, max_len: int) -> None:
+        self.span = _Span()
+        super().__init__(layer_class_to_replicate=partial(_RowLayer, self.span, max_len))  # type: ignore[arg-type]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.span.start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.span.start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.span.keys, 0
+
+
+class RowRunner(ModelRunner):
+    """See ``Runner``. Any batch, ragged rows, rewind by lowering a length, copy.
+
+    Args:
+        model: a model that ``choose.runner_kind`` calls "row".
+        batch: rows.
+        max_len: the most tokens a row can hold; buffers of that size are made at the first pass.
+        windows: the masks that the model's layers need, see ``Windows``.
+    """
+
+    name = "row"
+
+    def __init__(self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows) -> None:
+        super().__init__(model, batch, max_len)
+        self._cache = _RowCache(max_len)
+        self._windows = windows
+        self._sdpa = model.config._attn_implementation == "sdpa"
+        self._mask_dtype = torch.bool if self._sdpa else model.dtype
+        self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
+        self._positions = torch.arange(max_len, device=self.device)[None]
+        self._rows = torch.arange(batch, device=self.device)[:, None]
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        self._check_rewind(lengths)
+        self._lengths = list(lengths)
+
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        self._check_rows([from_row, *to_rows])
+        with torch.inference_mode():
+            for layer in self._cache.layers:
+                assert isinstance(layer, _RowLayer)
+                layer.copy_rows(from_row, to_rows, self._lengths[from_row])
+        for row in to_rows:
+            self._lengths[row] = self._lengths[from_row]
+
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        n, start = tokens.shape[1], self._lengths[0]
+        aligned = counts is None or all(count == n for count in counts)
+        if aligned and (self.batch == 1 or all(length == start for length in self._lengths)):
+            positions, mask = self._aligned(start, n)
+        else:
+            positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
+        return self._call(
+            tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+        )
+
+    def _aligned(self, start: int, n: int) -> tuple[Tensor, Tensor | dict[str, Tensor | None] | None]:
+        """All rows at ``start``, n real tokens each: slices of what was made once."""
+        span = self._cache.span
+        span.start, span.keys, span.index = start, start + n, None
+        positions = self._positions[:, start : start + n]
+        if self.batch > 1:
+            positions = positions.expand(self.batch, n)
+        return positions, self._masks(lambda window: self._band(window, start, n))
+
+    def _band(self, window: int | None, start: int, n: int) -> Tensor | None:
+        # The fused attention needs no mask for one query that sees all keys, nor at the beginning of the text.
+        if self._sdpa and (n == 1 or start == 0) and (window is None or start + n <= window):
+            return None
+        return self._bands[window].view(start, n)
+
+    def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Tensor | dict[str, Tensor | None] | None]:
+        """Each row at its own length with its own count."""
+        span = self._cache.span
+        ends = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        host = torch.tensor([self._lengths, ends])
+        starts, stops = host.to(self.device)[:, :, None]
+        wanted = starts + torch.arange(n, device=self.device)
+        real = wanted < stops
+        span.start, span.keys = max(self._lengths), max(1, *ends)
+        # A padded token must not touch its row: it is written to the spare slot, and looks where some key is.
+        span.index, span.rows = wanted.where(real, self.max_len), self._rows
+        positions = wanted.clamp(max=self.max_len - 1)
+        return positions, self._masks(lambda window: ragged_mask(positions, span.keys, window, self._mask_dtype))
+
+    def _masks(self, make: Callable[[int | None], Tensor | None]) -> Tensor | dict[str, Tensor | None] | None:
+        """The mask in the shape that the model takes: one tensor, or one a layer type."""
+        if "" in self._windows:
+            return make(self._windows[""])
+        return {kind: make(window) for kind, window in self._windows.items()}

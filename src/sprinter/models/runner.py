@@ -1,0 +1,85 @@
+"""The runner: one model, its cache, and three verbs: extend, rewind, copy.
+
+A runner holds ``batch`` rows of tokens. It knows nothing of laws, drafts or rounds; who drives it decides which
+tokens to feed and which to forget. Nothing in this interface is tied to one library's caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Runner", "Step"]
+
+
+class Step(NamedTuple):
+    """What a model said about the tokens that it was fed.
+
+    Position i of a row belongs to token i of that row in the call: its logits are those of the *next* token.
+    Positions at or beyond a row's count hold nothing meaningful.
+
+    Attributes:
+        logits: ``[batch, n, vocab]`` in the model's dtype; None where they were not asked for.
+        hidden: ``[batch, n, d]``, the input of the output embedding (final norm applied).
+    """
+
+    logits: Tensor | None
+    hidden: Tensor
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Drives one model over ``batch`` rows of at most ``max_len`` tokens each.
+
+    Attributes:
+        name: the kind, for people ("row", "crop").
+        batch: rows.
+        max_len: the most tokens a row can hold.
+        vocab_size: last axis of the logits (padded embedding rows included).
+        hidden_size: d, last axis of the hidden states.
+        device: where ``tokens`` are wanted.
+    """
+
+    name: str
+    batch: int
+    max_len: int
+    vocab_size: int
+    hidden_size: int
+    device: torch.device
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens held, one number a row (a fresh list)."""
+        ...
+
+    def extend(self, tokens: Tensor, counts: Sequence[int] | None = None, *, logits: bool = True) -> Step:
+        """Run the model over new tokens at the end of each row and keep them.
+
+        Args:
+            tokens: ``[batch, n]`` token ids, right-padded with any valid id; n >= 1.
+            counts: real tokens of each row, 0..n; None means n for all. A row with count 0 is left as it was.
+            logits: False for a prompt's own pass: the output embedding is skipped.
+
+        Raises:
+            ValueError: a wrong shape or count, or a row that would exceed ``max_len``.
+        """
+        ...
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[b]`` tokens of each row b, in constant time.
+
+        Raises:
+            ValueError: a length that is negative or exceeds the present one.
+        """
+        ...
+
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Make each of ``to_rows`` hold what ``from_row`` holds.
+
+        Raises:
+            ValueError: a row that does not exist.
+        """
+        ...
