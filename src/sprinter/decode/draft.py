@@ -163,3 +163,14 @@ class Record:
     stats: Stats = field(default_factory=Stats)
     finish: str | None = None
     accept_lengths: list[int] = field(default_factory=list)
+
+    def count(self) -> Stats:
+        """Bring the counts that follow from the tokens up to date; the text may have been abandoned half-way."""
+        tokens, stats = self.tokens, self.stats
+        stats.new_tokens = len(tokens)
+        stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)
+        stats.accepted = sum(token.origin is Origin.ACCEPTED for token in tokens)
+        drifts = [token.drift for token in tokens if token.drift is not None]
+        stats.mean_drift = sum(drifts) / len(drifts) if drifts else None
+        stats.drift_coverage = len(drifts) / len(tokens) if tokens else 0.0
+        return stats

@@ -181,6 +181,7 @@ def run_chain(
             request = loop.send(driver.answer(request))
         except StopIteration:
             request = None
+    record.count()
     return record
 
 

@@ -48,11 +48,3 @@ class Meter:
     @staticmethod
     def _one_sample(p: Tensor, q: Tensor, x: int) -> float:
         return max(0.0, 1.0 - float(p[x]) / float(q[x]))
-
-    @staticmethod
-    def summary(tokens: list[Token]) -> tuple[float | None, float]:
-        """(mean drift over scored tokens or None, share of tokens scored)."""
-        drifts = [token.drift for token in tokens if token.drift is not None]
-        if not drifts:
-            return None, 0.0
-        return sum(drifts) / len(drifts), len(drifts) / len(tokens)

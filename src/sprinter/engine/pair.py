@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from sprinter.decode.draft import Origin, Record, Token
+from sprinter.decode.draft import Record, Token
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.meter import Meter
 from sprinter.decode.methods import Method
 from sprinter.engine.driver import Costs, RowDriver
 from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
@@ -181,7 +180,7 @@ class _Run:
                 yield
                 began = time.perf_counter()
         finally:
-            self._finish()
+            record.count()
             pair._target_pool.give_back(target)
             if pair._draft_pool:
                 pair._draft_pool.give_back(draft)
@@ -194,12 +193,6 @@ class _Run:
             render(tokens, Detokenizer(tokenizer), last=True)
             text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
         return Generation.from_record(self.record, text, self._request.method, len(self._ids))
-
-    def _finish(self) -> None:
-        tokens, stats = self.record.tokens, self.record.stats
-        stats.new_tokens = len(tokens)
-        stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)
-        stats.mean_drift, stats.drift_coverage = Meter.summary(tokens)
 
     def _limits(self) -> Limits:
         eos = self._pair.models.target.eos_ids

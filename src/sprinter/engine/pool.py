@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
+from sprinter.models.choose import make_runner
 from sprinter.models.pair import LoadedModel
-from sprinter.models.runner import Runner, make_runner
+from sprinter.models.runner import Runner
 
 __all__ = ["RunnerPool"]
 
