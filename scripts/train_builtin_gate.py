@@ -133,7 +133,9 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return float((rank[labels].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
-def auc_interval(scores: Tensor, labels: Tensor, seed: int = 0, repeats: int = 200) -> tuple[float, float, float]:
+def auc_interval(
+    scores: Tensor, labels: Tensor, seed: int = 0, repeats: int = 200
+) -> tuple[float, float, float]:
     """(AUC, low, high): 95 % bootstrap interval over positions."""
     chance = torch.Generator().manual_seed(seed)
     n = len(scores)
@@ -154,7 +156,8 @@ def judge(gate: Gate, test: Positions) -> dict[str, Any]:
     labels["argmax q = argmax p"] = test.same_argmax
     labels["overlap above its median"] = test.overlap > test.overlap.median()
     table = {
-        label: {name: auc_interval(values, truth) for name, values in signals.items()} for label, truth in labels.items()
+        label: {name: auc_interval(values, truth) for name, values in signals.items()}
+        for label, truth in labels.items()
     }
     error = (scores - test.overlap).square().mean()
     shares = {}
@@ -189,7 +192,10 @@ def card(facts: dict[str, Any]) -> str:
         "| label | gate | entropy of q | max q |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
     for label, row in facts["test"]["auc"].items():
-        cells = [f"{row[name][0]:.3f} [{row[name][1]:.3f}, {row[name][2]:.3f}]" for name in ("gate", "entropy", "max_prob")]
+        cells = [
+            f"{row[name][0]:.3f} [{row[name][1]:.3f}, {row[name][2]:.3f}]"
+            for name in ("gate", "entropy", "max_prob")
+        ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     lines += ["", "| τ | share of positions trusted | mean β where trusted |", "| --- | --- | --- |"]
     for tau, row in facts["test"]["tau"].items():
@@ -207,11 +213,15 @@ def pick(documents: list[Document], count: int) -> list[Document]:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
     parser.add_argument("--pair", type=Path, required=True, help="folder with target/ and draft/")
     parser.add_argument("--out", type=Path, required=True, help="folder for the gate")
-    parser.add_argument("--documents", type=int, default=300, help="training documents (times four prefix classes)")
+    parser.add_argument(
+        "--documents", type=int, default=300, help="training documents (times four prefix classes)"
+    )
     parser.add_argument("--test-documents", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
@@ -223,7 +233,9 @@ def main() -> int:
     began = time.time()
     pair = sprinter.load_pair(args.pair / "target", draft=args.pair / "draft", dtype="float32")
     if missing := missing_files(args.data):
-        raise UsageError(f"--data {args.data} lacks {', '.join(missing)}: give the folder with the text files")
+        raise UsageError(
+            f"--data {args.data} lacks {', '.join(missing)}: give the folder with the text files"
+        )
     documents = read_documents(args.data)
     seen, unseen = ([d for d in documents if d.held_out is held_out] for held_out in (False, True))
     train = collect(pair, pick(seen, args.documents), args.seed, "training texts")
@@ -236,7 +248,8 @@ def main() -> int:
     )  # fmt: skip
     gate = Gate(config, weight, bias)
     facts = {
-        "command": "python scripts/train_builtin_gate.py " + f"--documents {args.documents} --seed {args.seed}",
+        "command": "python scripts/train_builtin_gate.py "
+        + f"--documents {args.documents} --seed {args.seed}",
         "train_positions": len(train.overlap),
         "prefix_classes": list(PREFIX_CLASSES),
         "test": judge(gate, test),

@@ -340,6 +340,10 @@ def write_training_record(
 def pick_device(name: str) -> torch.device:
     """The named device, or the best one present."""
     if name != "auto":
+        try:
+            torch.zeros(1, device=name)
+        except (RuntimeError, AssertionError) as error:
+            raise UsageError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
         return torch.device(name)
     if torch.cuda.is_available():
         return torch.device("cuda")

@@ -4,9 +4,10 @@ Nothing is consumed, so the same seed gives the same text whatever was drafted a
 batch. A token is drawn by an exponential race (Gumbel-max): token i arrives at time E_i / law_i, the first wins. Small
 numeric noise in the law rarely changes the winner, which an inverse-CDF draw cannot offer.
 
-The address is folded into a 64-bit key by splitmix64. Per token the key meets a fixed random word of that token id in
-a murmur-style 32-bit finaliser that is keyed twice. The integers are the same on every device; on the CPU they are
-computed with numpy, whose calls cost a fraction of torch's on a few thousand elements.
+The address is folded into a 64-bit key by splitmix64. Per token the key meets a fixed 64-bit word of that token id,
+half by half, in a murmur-style 32-bit finaliser that is keyed twice. 32-bit words would collide in vocabularies of
+50,000 and up, and of two tokens that always tie the less likely one would never be drawn. The integers are the same on
+every device; on the CPU they come from numpy, whose calls cost a fraction of torch's on a few thousand elements.
 """
 
 from __future__ import annotations
@@ -92,27 +93,31 @@ def _mix64(x: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def _words(vocab: int) -> np.ndarray:
-    """A fixed random 32-bit word a token id; splitmix64 of the id."""
+def _words(vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """A fixed 64-bit word a token id, as its high and low 32 bits: splitmix64 of the id, so no two are alike."""
     with np.errstate(over="ignore"):
         x = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x >> np.uint64(32)).astype(np.uint32)
+    x ^= x >> np.uint64(31)
+    return (x >> np.uint64(32)).astype(np.uint32), x.astype(np.uint32)
 
 
 @lru_cache(maxsize=8)
-def _words_torch(vocab: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(_words(vocab).astype(np.int64)).to(device)
+def _words_torch(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    high, low = (torch.from_numpy(half.astype(np.int64)).to(device) for half in _words(vocab))
+    return high, low
 
 
 def _race_times_numpy(key: int, vocab: int) -> np.ndarray:
     """Exp(1) times of all tokens, ``[vocab]`` float32, strictly positive."""
-    x = _words(vocab) ^ np.uint32(key & 0xFFFFFFFF)
+    high, low = _words(vocab)
+    x = high ^ np.uint32(key & 0xFFFFFFFF)
     y = x >> 16
     x ^= y
     x *= np.uint32(_C1)
     x ^= np.uint32(key >> 32)
+    x ^= low
     np.right_shift(x, 15, out=y)
     x ^= y
     x *= np.uint32(_C2)
@@ -129,11 +134,12 @@ def _race_times_numpy(key: int, vocab: int) -> np.ndarray:
 
 def _race_times_torch(key: int, vocab: int, device: torch.device) -> Tensor:
     """The same integers as ``_race_times_numpy`` in int64 arithmetic (torch lacks uint32 shifts)."""
-    low = 0xFFFFFFFF
-    x = _words_torch(vocab, device) ^ (key & low)
-    x = ((x ^ (x >> 16)) * _C1) & low
-    x = x ^ (key >> 32)
-    x = ((x ^ (x >> 15)) * _C2) & low
+    mask = 0xFFFFFFFF
+    high, low = _words_torch(vocab, device)
+    x = high ^ (key & mask)
+    x = ((x ^ (x >> 16)) * _C1) & mask
+    x = x ^ (key >> 32) ^ low
+    x = ((x ^ (x >> 15)) * _C2) & mask
     x = x ^ (x >> 16)
     u = (x.float() + 0.5) * 2.0**-32
     return -torch.log1p(-u.clamp(max=1 - 2.0**-24))

@@ -42,7 +42,10 @@ def run(args: Sequence[str]) -> int:
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
         what = str(error) if isinstance(error, SprinterError) else f"{type(error).__name__}: {error}"
-        return _fail(f"{_one_line(what)} (not your mistake, as far as we know; SPRINTER_DEBUG=1 shows the traceback)", 1)
+        return _fail(
+            f"{_one_line(what)} (not your mistake, as far as we know; SPRINTER_DEBUG=1 shows the traceback)",
+            1,
+        )
 
 
 def debugging() -> bool:

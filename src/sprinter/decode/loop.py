@@ -46,7 +46,7 @@ def decode(
         prompt: token ids, at least one.
         complete: ask for closing passes, so that every trusted token is metered.
     """
-    stats, meter = record.stats, Meter(method.sees_token)
+    stats, meter = record.stats, Meter()
     text = list(prompt)  # the prompt, final tokens, and the untrusted draft under way
     final = len(text)  # text[:final] is settled
     known = final  # the drafter has text[:known]
@@ -88,12 +88,14 @@ def decode(
                     break
                 text.append(x)
                 ended = len(text) == end or limits.ends(text) is not None
-                stopped = stopped or ended or drafted == method.cap
-                if final == position and bool(trusted) and (ended or not stopped):
+                forced = stopped or drafted == method.cap  # checked even if trusted, unless it ends the text
+                stopped = forced or ended
+                if final == position and bool(trusted) and (ended or not forced):
                     final += 1
                     token = Token(x, Origin.TRUSTED, round)
                     if complete or method.needs_target:
-                        meter.wait(position, token, answer.laws[i])
+                        spared = forced and len(text) < end  # by being a token that ends the text
+                        meter.wait(position, token, answer.laws[i], saw_token=method.sees_token or spared)
                     settle(position, token)
                 else:
                     laws.append(answer.laws[i])

@@ -19,19 +19,18 @@ __all__ = ["Meter"]
 
 @dataclass(slots=True)
 class Meter:
-    """Holds trusted tokens until the target has scored them.
+    """Holds trusted tokens until the target has scored them."""
 
-    Args:
-        sees_token: whether trust looked at x; then the drift of a trusted token is max(0, 1 − p(x)/q(x)), whose mean
-            over x ~ q is TV(q, p), instead of TV(q, p) itself.
-    """
+    _waiting: list[tuple[int, Token, Tensor, bool]] = field(default_factory=list)
 
-    sees_token: bool = False
-    _waiting: list[tuple[int, Token, Tensor]] = field(default_factory=list)
+    def wait(self, position: int, token: Token, q: Tensor, saw_token: bool = False) -> None:
+        """A token trusted at ``position`` of the text, drawn from ``q [V]``.
 
-    def wait(self, position: int, token: Token, q: Tensor) -> None:
-        """A token trusted at ``position`` of the text, drawn from ``q [V]``."""
-        self._waiting.append((position, token, q))
+        Args:
+            saw_token: whether the choice not to check it looked at x. Its drift is then max(0, 1 − p(x)/q(x)), unbiased
+                with exact acceptance of what is checked, instead of TV(q, p).
+        """
+        self._waiting.append((position, token, q, saw_token))
 
     @property
     def waiting(self) -> int:
@@ -40,9 +39,9 @@ class Meter:
 
     def score(self, start: int, scores: Scores) -> None:
         """Settle what waits: row i of the scores is the law at position ``start + i + 1``."""
-        for position, token, q in self._waiting:
+        for position, token, q, saw_token in self._waiting:
             p = scores.laws[position - start - 1]
-            token.drift = self._one_sample(p, q, token.id) if self.sees_token else float(tv_distance(p, q))
+            token.drift = self._one_sample(p, q, token.id) if saw_token else float(tv_distance(p, q))
         self._waiting.clear()
 
     @staticmethod

@@ -61,8 +61,9 @@ class Method:
     def __post_init__(self) -> None:
         if self.cap is not None:
             at_least("cap", self.cap, 1)
-        if self.stop.discards and self.stop.sees_token:
-            raise UserError(f"stop rule {self.stop!r} discards a token that it looks at: that would bias the text")
+        if self.stop.discards and self.sees_token:
+            seeing = "it" if self.stop.sees_token else f"trust rule {self.trust!r}"
+            raise UserError(f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts")
 
     @property
     def needs(self) -> frozenset[str]:

@@ -152,6 +152,8 @@ class _Run:
         self.record = Record()
         self._ids = self._encode(prompt)
         self._check()
+        ending = Ending(len(self._ids), pair.models.target.eos_ids, request.stop, pair.tokenizer)
+        self._limits = Limits(request.max_new_tokens, ending)
         self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
 
     def steps(self) -> Iterator[None]:
@@ -167,7 +169,7 @@ class _Run:
                 target, draft, pair.gate, self._ids, method, request.sampling, draws,
                 pair.models.vocab_size, stats, pair._costs, request.ahead,
             )  # fmt: skip
-            loop = decode(self._ids, method, self._limits(), draws, record, complete)
+            loop = decode(self._ids, method, self._limits, draws, record, complete)
             began = time.perf_counter()
             question = next(loop, None)
             while question is not None:
@@ -193,11 +195,6 @@ class _Run:
             render(tokens, Detokenizer(tokenizer), last=True)
             text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
         return Generation.from_record(self.record, text, self._request.method, len(self._ids))
-
-    def _limits(self) -> Limits:
-        eos = self._pair.models.target.eos_ids
-        ending = Ending(len(self._ids), eos, self._request.stop, self._pair.tokenizer)
-        return Limits(self._request.max_new_tokens, ending)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         tokenizer = self._pair.tokenizer

@@ -11,7 +11,7 @@ __all__ = ["check_finite"]
 
 
 def check_finite(logits: Tensor, which: str, position: int) -> None:
-    """Raise if a row of logits holds NaN or +inf, or nothing but −inf. One maximum a row, one synchronisation.
+    """Raise if a row of logits holds NaN or +inf, or only −inf: one maximum a row, one synchronisation.
 
     Args:
         logits: ``[..., n, vocab]``.

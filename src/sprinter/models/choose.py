@@ -1,7 +1,8 @@
 """Which runner serves a model, and why.
 
-The model's own description decides what is possible (layer types, recurrent state, the arguments that it takes); a
-model of a type that the tests do not cover is then tried once, on a few tokens against its own uncached pass.
+The model's own description decides what is possible (layer types, recurrent state, the arguments that it
+takes); a model of a type that the tests do not cover is then tried once, on a few tokens against its own
+uncached pass.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models.crop import CropRunner
 from sprinter.models.forward import ModelRunner
+from sprinter.models.interface import Runner
 from sprinter.models.row import RowRunner, Windows
-from sprinter.models.runner import Runner
 
 __all__ = ["make_runner", "runner_kind"]
 
@@ -83,7 +84,7 @@ def make_runner(model: PreTrainedModel, *, batch: int = 1, max_len: int, prefer:
     if kind == "row":
         return RowRunner(model, batch, max_len, choice.windows)
     if batch > 1:
-        raise UserError(f"{_name(model)} decodes one row at a time ({choice.reason}): use batch=1, not {batch}")
+        raise UserError(f"{_name(model)} decodes one row at a time ({choice.reason}): use batch=1")
     return CropRunner(model, max_len)
 
 
@@ -96,12 +97,14 @@ def _choose(model: PreTrainedModel) -> _Choice:
 def _decide(model: PreTrainedModel) -> _Choice:
     config = model.config.get_text_config(decoder=True)
     if why := _why_unservable(model, config):
-        raise UserError(f"{_name(model)} cannot be served: {why}; give a decoder whose layers are all attention")
+        raise UserError(
+            f"{_name(model)} cannot be served: {why}; give a decoder with attention in all layers"
+        )
     if why := _why_not_row(model, config):
         return _tried_crop(model, why)
     windows = _windows(config)
     slides = any(window is not None for window in windows.values())
-    reason = "attention over a sliding window, masks given from outside" if slides else "attention over the whole past"
+    reason = "attention over a sliding window" if slides else "attention over the whole past"
     if config.model_type in _TESTED:
         return _Choice("row", reason, windows)
     if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
@@ -111,7 +114,7 @@ def _decide(model: PreTrainedModel) -> _Choice:
 
 def _tried_crop(model: PreTrainedModel, reason: str) -> _Choice:
     if why := _why_wrong(lambda: CropRunner(model, 16), model):
-        raise UserError(f"{_name(model)} cannot be served: {reason}, and the crop runner {why}; choose another model")
+        raise UserError(f"{_name(model)} cannot be served: {reason}; the crop runner {why}: choose another")
     return _Choice("crop", reason, {})
 
 
@@ -153,7 +156,7 @@ def _windows(config: Any) -> Windows:
 
 
 def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
-    """Feed a few tokens with rewinding in between, compare with the uncached pass; what went wrong, or None."""
+    """Feed a few tokens, rewind, feed on, compare with the uncached pass; what went wrong, or None."""
     try:
         runner: ModelRunner = make()
         vocab = runner.vocab_size
@@ -174,7 +177,7 @@ def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
     except Exception as error:  # Whatever a model does with a cache that it does not know.
         return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
     bound = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
-    return None if off <= bound else f"gives other logits than the uncached pass (off by {off:.2g} of their spread)"
+    return None if off <= bound else f"differs from the uncached pass (by {off:.2g} of the logits' spread)"
 
 
 def _distance(logits: Tensor, expected: Tensor) -> float:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from sprinter.models.forward import ModelRunner
-from sprinter.models.runner import Step
+from sprinter.models.interface import Step
 
 __all__ = ["CropRunner"]
 
@@ -30,17 +31,19 @@ class CropRunner(ModelRunner):
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         super().__init__(model, 1, max_len)
-        # Made without the model's config: sliding layers then keep all keys (a window alone could not be cropped
-        # back), and the model masks what lies beyond the window.
+        # Made without the model's config: sliding layers then keep all keys (a window alone could not be
+        # cropped back), and the model masks what lies beyond the window.
         self._cache = DynamicCache()
         self._positions = torch.arange(max_len, device=self.device)[None]
 
     def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[0]`` tokens: every layer's tensors are sliced, not copied."""
         self._check_rewind(lengths)
         self._lengths = list(lengths)
         self._crop()
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Nothing to do: there is one row."""
         self._check_rows([from_row, *to_rows])
 
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
@@ -67,4 +70,5 @@ class CropRunner(ModelRunner):
     def _crop(self) -> None:
         """Cut every layer to the row's length."""
         for layer in self._cache.layers:
+            assert isinstance(layer, DynamicLayer)
             layer.crop(min(0, self._lengths[0] - layer.get_seq_length()))

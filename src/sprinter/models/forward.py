@@ -1,4 +1,4 @@
-"""What the runners over transformers models share: the call, the captured hidden states, the checks, the chunks."""
+"""What the runners over transformers models share: the call, the hidden states, the checks, the chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
-from sprinter.models.runner import Step
+from sprinter.models.interface import Step
 
 __all__ = ["CHUNK", "ModelRunner", "head_of", "head_sizes"]
 
@@ -26,8 +26,8 @@ def head_of(model: PreTrainedModel) -> nn.Module:
     Raises:
         UserError: the model has none, so it is no language model.
     """
-    head = model.get_output_embeddings()
-    if head is None:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, nn.Module):
         raise UserError(f"{type(model).__name__} has no output embedding: give a causal language model")
     return head
 
@@ -42,7 +42,7 @@ def head_sizes(model: PreTrainedModel) -> tuple[int, int]:
 
 
 class ModelRunner(ABC):
-    """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for the verbs.
+    """A runner over a transformers causal language model; subclasses hold the cache. ``Runner`` says the verbs.
 
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
     """
@@ -52,7 +52,8 @@ class ModelRunner(ABC):
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
         if batch < 1 or max_len < 1:
             raise ValueError(f"batch={batch} and max_len={max_len} must be at least 1")
-        self.model = model.eval()
+        self.model = model
+        model.train(False)
         self.batch, self.max_len = batch, max_len
         self.vocab_size, self.hidden_size = head_sizes(model)
         self.device = torch.device(model.device)
@@ -62,15 +63,18 @@ class ModelRunner(ABC):
 
     @property
     def lengths(self) -> list[int]:
+        """Tokens held, one number a row."""
         return list(self._lengths)
 
     def extend(self, tokens: Tensor, counts: Sequence[int] | None = None, *, logits: bool = True) -> Step:
+        """Run the model over new tokens and keep them; long inputs go ``CHUNK`` tokens at a time."""
         n = self._check_extend(tokens, counts)
         with torch.inference_mode():
             if n <= CHUNK:
                 return self._extend(tokens, counts, logits)
             steps = [
-                self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits) for at in range(0, n, CHUNK)
+                self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits)
+                for at in range(0, n, CHUNK)
             ]
             return Step(
                 torch.cat([step.logits for step in steps if step.logits is not None], 1) if logits else None,
@@ -87,7 +91,15 @@ class ModelRunner(ABC):
 
     @abstractmethod
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
-        """One pass over at most ``CHUNK`` tokens a row, appended at ``self._lengths``, which it leaves alone."""
+        """One pass over at most ``CHUNK`` tokens a row, at the end of each row; ``_lengths`` are left alone."""
+
+    @abstractmethod
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first tokens of each row."""
+
+    @abstractmethod
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Make each of ``to_rows`` hold what ``from_row`` holds."""
 
     def _check_extend(self, tokens: Tensor, counts: Sequence[int] | None) -> int:
         if tokens.dim() != 2 or tokens.shape[0] != self.batch or tokens.shape[1] < 1:
@@ -100,7 +112,7 @@ class ModelRunner(ABC):
                 raise ValueError(f"counts={list(counts)} must be {self.batch} numbers from 0 to {n}")
             longest = max(length + count for length, count in zip(self._lengths, counts, strict=True))
         if longest > self.max_len:
-            raise ValueError(f"a row would hold {longest} tokens; this runner was made for max_len={self.max_len}")
+            raise ValueError(f"a row would hold {longest} tokens; this runner has max_len={self.max_len}")
         return n
 
     def _check_rewind(self, lengths: Sequence[int]) -> None:
@@ -118,10 +130,10 @@ class ModelRunner(ABC):
     def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> Step:
         """Call the model and catch what enters its output embedding.
 
-        The hook sees the true input of the output embedding whatever the model does before it, and what the model
-        does after it (logit softcapping, scaling) stays in force. Where no logits are wanted it lets one position
-        through, so that the product with the vocabulary is not paid for. It lives for one call: the model is
-        left as it was, and several runners may share it.
+        The hook sees the true input of the output embedding whatever the model does before it, and what the
+        model does after it (logit softcapping, scaling) stays in force. Where no logits are wanted it lets one
+        position through, so that the product with the vocabulary is not paid for. It lives for one call: the
+        model is left as it was, and several runners may share it.
         """
         caught: list[Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Attention masks from lengths: views of one banded buffer where rows are aligned, built where they are ragged.
+"""Attention masks from lengths: views of one buffer where rows are aligned, built where they are ragged.
 
 A mask is ``[1 or batch, 1, n, keys]``. Two forms: bool (True = visible) for scaled_dot_product_attention, and
 additive in the model's dtype (0 = visible) for transformers' eager attention, which adds it to the scores.
@@ -36,8 +36,8 @@ def ragged_mask(positions: Tensor, keys: int, window: int | None, dtype: torch.d
 class Band:
     """Masks of aligned rows, as views: no tensor is built on a call.
 
-    The mask of n queries from ``start`` on depends on key − query alone, so that all of them are windows of one
-    buffer: row i, column x is visible iff x <= i + max_len (and x > i + max_len − window).
+    The mask of n queries from ``start`` on depends on key − query alone, so that all of them are windows of
+    one buffer: row i, column x is visible iff x <= i + max_len (and x > i + max_len − window).
     """
 
     def __init__(self, max_len: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -52,7 +52,7 @@ class Band:
         return self._buffer[:, :, :n, self._max_len - start : self._max_len + n]
 
     def _build(self, n: int) -> Tensor:
-        # Powers of two: a decoder's few rows stay small, and a prompt's chunk does not rebuild it again and again.
+        # Powers of two: a decoder's few rows stay few, and growing drafts do not rebuild it again and again.
         self._rows = max(8, 1 << (n - 1).bit_length())
         positions = torch.arange(self._max_len, self._max_len + self._rows, device=self._device)[None]
         return ragged_mask(positions, self._max_len + self._rows, self._window, self._dtype)

@@ -1,4 +1,4 @@
-"""A pair: target, draft and the tokenizer that both speak. Loading, and every check that can be made before decoding."""
+"""A pair: target, draft and the tokenizer that both speak: loading it, and the checks before decoding."""
 
 from __future__ import annotations
 
@@ -95,13 +95,15 @@ def load_models(
     ``dtype`` and ``device_map`` say.
 
     Args:
-        target, draft: directory, hub id or model; no draft means the target alone.
+        target: directory, hub id or model.
+        draft: likewise; None means the target alone.
         tokenizer: where it is not the target's own.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
         dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row) or one of
             "float32", "bfloat16", "float16", "float64".
         device_map: given to transformers instead of ``device``, to spread large models.
-        revision, draft_revision: branch, tag or commit on the hub.
+        revision: branch, tag or commit of the target on the hub.
+        draft_revision: likewise for the draft.
         trust_remote_code: run model code that comes with a checkpoint.
 
     Raises:
@@ -137,7 +139,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UserError(f"there is no device {name!r}: use auto, cpu, cuda or mps") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not available here: use device=cpu, or install a CUDA build of PyTorch")
+        raise UserError(f"device {name!r} is not available here: use cpu, or install a CUDA build of PyTorch")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps' is not available here: use device=cpu")
     return device
@@ -160,7 +162,8 @@ def _located(source: Source, which: str) -> Source:
 
 def _load(source: Source, which: str, revision: str | None, options: _Options, speaker: Any) -> LoadedModel:
     if isinstance(source, PreTrainedModel):
-        return _described(source, str(source.config._name_or_path or type(source).__name__), revision, which, speaker)
+        name = str(source.config._name_or_path or type(source).__name__)
+        return _described(source, name, revision, which, speaker)
     if isinstance(source, str):
         read_config(source, which, revision)
     return _described(_weights(source, which, revision, options), str(source), revision, which, speaker)
@@ -168,8 +171,9 @@ def _load(source: Source, which: str, revision: str | None, options: _Options, s
 
 def _weights(source: str | Path, which: str, revision: str | None, options: _Options) -> PreTrainedModel:
     place = {} if options.device_map is None else {"device_map": options.device_map}
+    loaded: Any
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded = AutoModelForCausalLM.from_pretrained(
             source,
             revision=revision or "main",
             dtype=options.dtype,
@@ -180,6 +184,7 @@ def _weights(source: str | Path, which: str, revision: str | None, options: _Opt
         )
     except Exception as error:
         raise hub_error(error, str(source), which) from error
+    model, info = loaded
     # transformers would go on with random numbers in their place.
     if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         raise UserError(
@@ -187,17 +192,22 @@ def _weights(source: str | Path, which: str, revision: str | None, options: _Opt
             "fetch all its safetensors files again"
         )
     assert isinstance(model, PreTrainedModel)
-    return model if place else model.to(options.device)
+    if not place:
+        model.to(options.device)  # type: ignore[arg-type]
+    return model
 
 
-def _described(model: PreTrainedModel, name: str, revision: str | None, which: str, speaker: Any) -> LoadedModel:
+def _described(
+    model: PreTrainedModel, name: str, revision: str | None, which: str, speaker: Any
+) -> LoadedModel:
     if model.config.is_encoder_decoder:
         raise UserError(f"the {which} {name} is an encoder-decoder model: give a decoder-only model")
     vocab_size, hidden_size = head_sizes(model)
     check_rows(speaker, vocab_size, which)
     commit = getattr(model.config, "_commit_hash", None) or revision
     context = _context(model.config.get_text_config(decoder=True))
-    return LoadedModel(model.eval(), name, commit, context, vocab_size, hidden_size, _eos_ids(model, speaker))
+    model.train(False)
+    return LoadedModel(model, name, commit, context, vocab_size, hidden_size, _eos_ids(model, speaker))
 
 
 def _context(config: Any) -> int:
@@ -249,8 +259,11 @@ def _own_tokenizer(source: Source, revision: str | None, trust: bool) -> PreTrai
 
 
 def _read_tokenizer(source: str | Path, revision: str | None, trust: bool) -> PreTrainedTokenizerBase:
+    tokenizer: Any
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=trust)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=trust
+        )
     except Exception as error:
         raise hub_error(error, str(source), "tokenizer") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
@@ -262,8 +275,8 @@ def _check_vocabularies(target: LoadedModel, draft: LoadedModel, speaker: Any, o
         check_same_vocabulary(speaker, other)
     elif target.vocab_size != draft.vocab_size:
         raise UserError(
-            f"the target has {target.vocab_size} token ids and the draft {draft.vocab_size}, and the draft comes without "
-            "a tokenizer that would show that they agree: add it to the draft's directory"
+            f"the target has {target.vocab_size} token ids and the draft {draft.vocab_size}, and the draft comes "
+            "without a tokenizer that would show that they agree: add it to the draft's directory"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,13 +17,15 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.forward import ModelRunner
+from sprinter.models.interface import Step
 from sprinter.models.masks import Band, ragged_mask
-from sprinter.models.runner import Step
 
 __all__ = ["RowRunner", "Windows"]
 
 Windows = dict[str, int | None]
 """Layer type → sliding window (None: the whole past). The key "" alone: one mask serves all layers."""
+
+Mask = Tensor | dict[str, Tensor | None] | None
 
 
 class _Span:
@@ -33,22 +35,21 @@ class _Span:
         start: first position, where rows are aligned.
         keys: keys that the pass can see, over all rows.
         index: ``[batch, n]`` position of each token where rows are ragged (padding goes to the spare slot), else None.
-        rows: ``[batch, 1]`` row numbers that go with ``index``.
+        rows: ``[batch, 1]`` row numbers, to go with ``index``.
     """
 
     __slots__ = ("index", "keys", "rows", "start")
 
-    def __init__(self) -> None:
-        self.start, self.keys = 0, 0
+    def __init__(self, rows: Tensor) -> None:
+        self.start, self.keys, self.rows = 0, 0, rows
         self.index: Tensor | None = None
-        self.rows: Tensor | None = None
 
 
-class _RowLayer(CacheLayerMixin):
+class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes the padding."""
 
     def __init__(self, span: _Span, max_len: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._span, self._max_len = span, max_len
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -57,20 +58,23 @@ class _RowLayer(CacheLayerMixin):
         self.values = _buffer_like(value_states, self._max_len + 1)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values, span = self.keys, self.values, self._span
-        assert keys is not None and values is not None
+        assert keys is not None
+        assert values is not None
         if span.index is None:
             n = key_states.shape[2]
             keys.narrow(2, span.start, n).copy_(key_states)
             values.narrow(2, span.start, n).copy_(value_states)
         else:
             # Layers may lie on several devices.
-            at = (span.rows.to(keys.device) if span.rows is not None else None, slice(None), span.index.to(keys.device))
-            keys[at] = key_states.transpose(1, 2)
-            values[at] = value_states.transpose(1, 2)
+            rows, index = span.rows.to(keys.device), span.index.to(keys.device)
+            keys[rows, :, index] = key_states.transpose(1, 2)
+            values[rows, :, index] = value_states.transpose(1, 2)
         return keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys)
 
     def copy_rows(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
@@ -98,18 +102,18 @@ def _buffer_like(states: Tensor, slots: int) -> Tensor:
 
 
 class _RowCache(Cache):
-    """transformers' view of the rows. Everything that a model asks before its layers run is answered from the span.
+    """transformers' view of the rows: what a model asks before its layers run is answered from the span.
 
-    The base class would walk all layers for each answer, several times a pass; here that is a constant.
+    The base class would walk all layers for each answer, several times a pass; here each is a constant.
     """
 
-    is_sliding: list[bool] = []  # type: ignore[assignment]
-    is_linear: list[bool] = []  # type: ignore[assignment]
-    is_dummy: list[bool] = []  # type: ignore[assignment]
-    is_compileable = False  # type: ignore[assignment]
+    is_sliding: ClassVar[list[bool]] = []
+    is_linear: ClassVar[list[bool]] = []
+    is_dummy: ClassVar[list[bool]] = []
+    is_compileable: ClassVar[bool] = False
 
-    def __init__(self, max_len: int) -> None:
-        self.span = _Span()
+    def __init__(self, max_len: int, rows: Tensor) -> None:
+        self.span = _Span(rows)
         super().__init__(layer_class_to_replicate=partial(_RowLayer, self.span, max_len))  # type: ignore[arg-type]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -136,19 +140,20 @@ class RowRunner(ModelRunner):
 
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows) -> None:
         super().__init__(model, batch, max_len)
-        self._cache = _RowCache(max_len)
+        self._cache = _RowCache(max_len, torch.arange(batch, device=self.device)[:, None])
         self._windows = windows
         self._sdpa = model.config._attn_implementation == "sdpa"
         self._mask_dtype = torch.bool if self._sdpa else model.dtype
         self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]
-        self._rows = torch.arange(batch, device=self.device)[:, None]
 
     def rewind(self, lengths: Sequence[int]) -> None:
+        """Lower the lengths; what lies beyond is written over later."""
         self._check_rewind(lengths)
         self._lengths = list(lengths)
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Copy the keys and values that ``from_row`` holds, and its length."""
         self._check_rows([from_row, *to_rows])
         with torch.inference_mode():
             for layer in self._cache.layers:
@@ -168,7 +173,7 @@ class RowRunner(ModelRunner):
             tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
         )
 
-    def _aligned(self, start: int, n: int) -> tuple[Tensor, Tensor | dict[str, Tensor | None] | None]:
+    def _aligned(self, start: int, n: int) -> tuple[Tensor, Mask]:
         """All rows at ``start``, n real tokens each: slices of what was made once."""
         span = self._cache.span
         span.start, span.keys, span.index = start, start + n, None
@@ -178,12 +183,12 @@ class RowRunner(ModelRunner):
         return positions, self._masks(lambda window: self._band(window, start, n))
 
     def _band(self, window: int | None, start: int, n: int) -> Tensor | None:
-        # The fused attention needs no mask for one query that sees all keys, nor at the beginning of the text.
+        # The fused attention needs no mask for one query that sees all keys, nor at the start of the text.
         if self._sdpa and (n == 1 or start == 0) and (window is None or start + n <= window):
             return None
         return self._bands[window].view(start, n)
 
-    def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Tensor | dict[str, Tensor | None] | None]:
+    def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
         """Each row at its own length with its own count."""
         span = self._cache.span
         ends = [length + count for length, count in zip(self._lengths, counts, strict=True)]
@@ -193,11 +198,15 @@ class RowRunner(ModelRunner):
         real = wanted < stops
         span.start, span.keys = max(self._lengths), max(1, *ends)
         # A padded token must not touch its row: it is written to the spare slot, and looks where some key is.
-        span.index, span.rows = wanted.where(real, self.max_len), self._rows
+        span.index = wanted.where(real, self.max_len)
         positions = wanted.clamp(max=self.max_len - 1)
-        return positions, self._masks(lambda window: ragged_mask(positions, span.keys, window, self._mask_dtype))
 
-    def _masks(self, make: Callable[[int | None], Tensor | None]) -> Tensor | dict[str, Tensor | None] | None:
+        def mask(window: int | None) -> Tensor:
+            return ragged_mask(positions, span.keys, window, self._mask_dtype)
+
+        return positions, self._masks(mask)
+
+    def _masks(self, make: Callable[[int | None], Tensor | None]) -> Mask:
         """The mask in the shape that the model takes: one tensor, or one a layer type."""
         if "" in self._windows:
             return make(self._windows[""])

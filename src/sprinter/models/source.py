@@ -15,7 +15,9 @@ from sprinter.errors import UserError
 __all__ = ["has_tokenizer", "hub_error", "local_directory", "read_config"]
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
+)  # fmt: skip
 
 _HUB_ADVICE = {
     "GatedRepoError": "is gated: ask for access on its page, then run `hf auth login`",
@@ -23,13 +25,14 @@ _HUB_ADVICE = {
     "RepositoryNotFoundError": "is not a directory here, nor a model on the hub that you may read: "
     "check the name, or run `hf auth login` if it is private",
     "HFValidationError": "is neither a directory nor a hub id: check the name",
-    "OfflineModeIsEnabled": "is not in the local cache and offline mode is on: unset HF_HUB_OFFLINE, or give a directory",
+    "OfflineModeIsEnabled": "is not in the local cache and offline mode is on: "
+    "unset HF_HUB_OFFLINE, or give a directory",
     "LocalEntryNotFoundError": "is not in the local cache and the hub cannot be reached: "
     "check the network, or give a directory",
     "ConnectError": "cannot be fetched, the hub cannot be reached: check the network, or give a directory",
     "ConnectionError": "cannot be fetched, the hub cannot be reached: check the network, or give a directory",
     "TimeoutException": "cannot be fetched, the hub does not answer: try again, or give a directory",
-    "EntryNotFoundError": "lacks a file that a model needs (config.json, *.safetensors): choose another model",
+    "EntryNotFoundError": "lacks a file that a model needs (config.json, *.safetensors): choose another",
 }
 """Class of an error below a failed fetch → what to tell the user. The first that fits is told."""
 
@@ -45,7 +48,9 @@ def local_directory(source: str | Path, which: str) -> Path | None:
         _check_directory(path, which)
         return path
     if path.is_file():
-        raise UserError(f"the {which} {source} is a file: give the directory that holds config.json and *.safetensors")
+        raise UserError(
+            f"the {which} {source} is a file: give the directory that holds it and its config.json"
+        )
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or source.startswith("."):
         raise UserError(f"the {which} directory {source} does not exist: check the path")
     return None
@@ -53,7 +58,9 @@ def local_directory(source: str | Path, which: str) -> Path | None:
 
 def _check_directory(path: Path, which: str) -> None:
     if not (path / "config.json").is_file():
-        raise UserError(f"the {which} directory {path} has no config.json: give a Hugging Face model directory")
+        raise UserError(
+            f"the {which} directory {path} has no config.json: give a Hugging Face model directory"
+        )
     try:
         config = json.loads((path / "config.json").read_text("utf-8"))
         check_config(config, str(path), which)
@@ -65,8 +72,8 @@ def _check_directory(path: Path, which: str) -> None:
         return
     if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
         raise UserError(
-            f"the {which} {path} holds pickled weights only, which are never loaded (they can run code): convert them "
-            "where you trust them, with AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
+            f"the {which} {path} holds pickled weights only, which are never loaded (they can run code): convert "
+            "them where you trust them, AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
         )
     raise UserError(f"the {which} directory {path} has no *.safetensors: the weights are missing, fetch them")
 
@@ -86,7 +93,7 @@ def check_config(config: Any, name: str, which: str) -> None:
 
 
 def read_config(name: str, which: str, revision: str | None) -> None:
-    """Fetch and check a hub model's raw config, so that a wrong model is refused before its weights are fetched.
+    """Fetch and check a hub model's raw config: a wrong model is refused before its weights are fetched.
 
     Raises:
         UserError: the hub cannot be reached, has no such model, or it is no decoder model.
@@ -107,7 +114,9 @@ def hub_error(error: BaseException, name: str, which: str) -> UserError:
     if "SafetensorError" in kinds:
         return UserError(f"the {which} {name} has a corrupt or truncated safetensors file: fetch it again")
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return UserError(f"the {which} {name} cannot be loaded ({first}): check that it is a causal language model")
+    return UserError(
+        f"the {which} {name} cannot be loaded ({first}): check that it is a causal language model"
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

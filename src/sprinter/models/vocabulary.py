@@ -23,14 +23,14 @@ def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedToke
     if at is None:
         return
     raise UserError(
-        f"the two vocabularies differ: the target has {len(ours)} tokens and the draft {len(theirs)}; token {at} is "
-        f"{_shown(names.get(at))} in the target and {_shown(others.get(at))} in the draft: "
+        f"the two vocabularies differ: the target has {len(ours)} tokens and the draft {len(theirs)}; token {at} "
+        f"is {_shown(names.get(at))} in the target and {_shown(others.get(at))} in the draft: "
         "choose a draft of the target's own family"
     )
 
 
 def check_rows(tokenizer: PreTrainedTokenizerBase, vocab_size: int, which: str) -> None:
-    """Refuse a model whose embedding has fewer rows than its tokenizer has tokens (more are padding, and allowed).
+    """Refuse a model with fewer embedding rows than its tokenizer has tokens (more are padding, and allowed).
 
     Raises:
         UserError: names both sizes.

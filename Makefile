@@ -1,0 +1,81 @@
+# From a fresh clone, with nothing but make and Python 3.11 or newer:
+#   make demo     generate with three methods and print one table
+#   make test     everything that must pass before a change lands
+# A second run does not install again. Another interpreter: make PYTHON=python3.12 test
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
+STAMP  := $(VENV)/.sprinter-installed
+
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install demo test test-all test-gpu lint format types floors unit package constraints clean
+
+help: ## what can be made
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
+
+# --- set-up ----------------------------------------------------------------------------------------------------------
+$(STAMP): pyproject.toml constraints.txt scripts/check_python.py
+	@$(PYTHON) scripts/check_python.py
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "== set-up: torch $(TORCH), then the pinned packages (once; a few minutes)"
+	@$(PIP) install -c constraints.txt torch==$(TORCH)
+	@$(PIP) install -c constraints.txt hatchling
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+install: $(STAMP) ## .venv with the package (editable) and its development tools
+
+# --- use -------------------------------------------------------------------------------------------------------------
+demo: $(STAMP) ## three prompts, three methods, one table
+	@$(BIN)/python -m sprinter.cli.demo
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+test: $(STAMP) ## lint, types, floors, tests with the coverage floor, then wheel and sdist
+	@$(MAKE) lint types floors unit package
+	@echo "== all checks passed"
+
+lint: $(STAMP) ## ruff, check and format
+	@echo "== ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; echo "make format mends this"; exit 1; }
+
+types: $(STAMP) ## mypy, strict
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+floors: $(STAMP) ## import-linter: modules import only from lower floors
+	@echo "== import-linter"
+	@$(BIN)/lint-imports --no-logo
+
+unit: $(STAMP) ## pytest without the slow and the GPU tests, with the coverage floor
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term-missing
+
+test-all: $(STAMP) ## pytest, slow tests too
+	@$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu
+
+package: $(STAMP) ## build sdist and wheel, try the wheel in an empty environment
+	@echo "== package"
+	@$(BIN)/python scripts/check_package.py
+
+# --- upkeep ----------------------------------------------------------------------------------------------------------
+format: $(STAMP) ## let ruff mend and format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+constraints: ## resolve anew and rewrite constraints.txt
+	@$(PYTHON) scripts/check_python.py
+	@$(PYTHON) scripts/update_constraints.py
+
+clean: ## remove what was built; keep .venv
+	@rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests scripts -type d -name __pycache__ -prune -exec rm -rf {} +

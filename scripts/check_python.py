@@ -1,0 +1,29 @@
+"""Say in one line what is wrong with this interpreter, if anything. Runs on any Python."""
+
+import sys
+
+NEEDED = (3, 11)
+
+
+def complaint():
+    """The line to print, or None."""
+    if sys.version_info < NEEDED:
+        return "sprinter needs Python %d.%d or newer; this is %d.%d (%s). Try: make PYTHON=python3.12 ..." % (
+            NEEDED + tuple(sys.version_info[:2]) + (sys.executable,)
+        )
+    for module in ("venv", "ensurepip"):
+        try:
+            __import__(module)
+        except ImportError:
+            return (
+                "%s cannot make virtual environments, its module '%s' is missing. On Debian: apt install python3-venv"
+                % (
+                    sys.executable,
+                    module,
+                )
+            )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(complaint())

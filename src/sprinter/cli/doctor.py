@@ -1,0 +1,230 @@
+"""``sprinter doctor``: is everything there that this installation needs, and what does it run on?"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sprinter.cli.loading import load
+from sprinter.cli.pages import console, print_json
+
+if TYPE_CHECKING:
+    from sprinter.engine.pair import Pair
+
+__all__ = ["doctor"]
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_PROMPT, _TOKENS = "The river rises in the hills north of the town and", 16
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+
+
+def doctor(
+    target: Annotated[
+        str | None, typer.Option(help="Look at this target instead.", show_default="built-in pair")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="And at this draft.")] = None,
+    gate: Annotated[str | None, typer.Option(help="And at this gate.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Check the installation: versions, devices, models, runners, and a short generation."""
+    checks: list[Check] = []
+    out = console()
+    for check in _checks(target, draft, gate):
+        checks.append(check)
+        if not json:
+            from rich.text import Text
+
+            line = Text(f"{check.status:<4}", _COLOURS[check.status]).append(
+                f"  {check.name:<11} ", "default"
+            )
+            out.print(line.append(check.detail, "default"), soft_wrap=not sys.stdout.isatty())
+    failed = any(check.status == "fail" for check in checks)
+    if json:
+        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
+    return 1 if failed else 0
+
+
+def _checks(target: str | None, draft: str | None, gate: str | None) -> Iterator[Check]:
+    """All checks in order; one that goes wrong is a failed check, not a crash."""
+    for name, look in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
+        yield _safely(name, look)
+    yield _safely("cache", _cache)
+    try:
+        pair = load(target, draft, gate, dtype="float32")
+    except Exception as error:
+        yield Check("pair", "fail", _first_line(error))
+        return
+    yield _safely("pair", lambda: _sizes(pair, builtin=target is None))
+    for which in ("target", "draft"):
+        yield _safely(which, lambda which=which: _runner(pair, which))  # type: ignore[misc]
+    yield _safely("gate", lambda: _gate(pair))
+    yield _safely("self-test", lambda: _self_test(pair))
+
+
+Found = tuple[Literal["ok", "warn", "fail"], str]
+
+
+def _safely(name: str, look: Callable[[], Found]) -> Check:
+    try:
+        status, detail = look()
+    except Exception as error:
+        return Check(name, "fail", _first_line(error))
+    return Check(name, status, detail)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _versions() -> Found:
+    import torch
+    import transformers
+
+    import sprinter
+
+    return "ok", (
+        f"sprinter {sprinter.__version__}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {transformers.__version__}"
+    )
+
+
+def _devices() -> Found:
+    import torch
+
+    found = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return "ok", ", ".join([*found, f"cpu ({platform.processor() or platform.machine()})"])
+
+
+def _threads() -> Found:
+    import torch
+
+    count = getattr(os, "sched_getaffinity", None)
+    cores = len(count(0)) if count else os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    detail = (
+        f"torch uses {threads} thread{'s' * (threads != 1)}, {cores} core{'s' * (cores != 1)} may be used"
+    )
+    if threads > cores:
+        return "warn", f"{detail}: set OMP_NUM_THREADS={cores}, or threads will wait for each other"
+    if hasattr(os, "getloadavg") and (load_now := os.getloadavg()[0]) > cores and threads > 1:
+        return (
+            "warn",
+            f"{detail}; others keep them busy (load {load_now:.1f}): OMP_NUM_THREADS=1 may be faster meanwhile",
+        )
+    return "ok", detail
+
+
+def _cpu() -> Found:
+    import torch
+
+    kind = torch.backends.cpu.get_cpu_capability()
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return "ok", f"vector instructions: {kind}"
+    flags = set(info.read_text(encoding="utf-8", errors="replace").split())
+    bf16 = "yes" if {"avx512_bf16", "bf16"} & flags else "no, float32 is faster"
+    amx = "yes" if "amx_tile" in flags else "no"
+    return "ok", f"vector instructions: {kind}; native bfloat16: {bf16}; AMX: {amx}"
+
+
+def _cache() -> Found:
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE)
+    place = cache
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        return (
+            "warn",
+            f"{cache} cannot be written ({error.strerror}): set HF_HOME before loading models from the hub",
+        )
+    return "ok", f"{cache} can be written"
+
+
+def _sizes(pair: Pair, *, builtin: bool) -> Found:
+    models = [("target", pair.models.target), ("draft", pair.models.draft)]
+    parts = []
+    for which, model in models:
+        if model is None:
+            parts.append(f"no {which}")
+            continue
+        count = sum(weights.numel() for weights in model.model.parameters())
+        parts.append(f"{which} {_short(count)} parameters{_on_disk(Path(model.id))}")
+    name = "built-in" if builtin else f"{models[0][1].id if models[0][1] else ''}"
+    context = f"vocabulary {pair.models.vocab_size:,}, context {pair.models.context:,}"
+    return "ok", f"{name}: {', '.join(parts)}; {context}"
+
+
+def _short(count: int) -> str:
+    return (
+        f"{count / 1e9:.1f} G"
+        if count >= 1e9
+        else f"{count / 1e6:.1f} M"
+        if count >= 1e6
+        else f"{count / 1e3:.0f} k"
+    )
+
+
+def _on_disk(directory: Path) -> str:
+    sizes = [file.stat().st_size for file in directory.glob("*.safetensors")] if directory.is_dir() else []
+    return f" ({sum(sizes) / 2**20:.1f} MiB)" if sizes else ""
+
+
+def _runner(pair: Pair, which: str) -> Found:
+    from sprinter.models.choose import runner_kind
+
+    model = pair.models.target if which == "target" else pair.models.draft
+    if model is None:
+        return "warn", "no draft: only autoregressive decoding is possible"
+    kind, reason = runner_kind(model.model)
+    return "ok", f"{type(model.model).__name__}: {kind} runner ({reason})"
+
+
+def _gate(pair: Pair) -> Found:
+    if pair.gate is None:
+        return "warn", "no gate: sprinter methods need one, all others work"
+    config = pair.gate.config
+    return (
+        "ok",
+        f"made for {config.draft_id}, label {config.label}, {config.hidden_size + 1} parameters, tau {config.tau:g}",
+    )
+
+
+def _self_test(pair: Pair) -> Found:
+    """At temperature 0 speculative decoding must give the target's own text."""
+    plain = pair.generate(_PROMPT, method="autoregressive", temperature=0.0, max_new_tokens=_TOKENS)
+    if pair.models.draft is None:
+        return "ok", f"{len(plain.tokens)} tokens decoded with the target alone"
+    exact = pair.generate(_PROMPT, method="speculative", temperature=0.0, max_new_tokens=_TOKENS)
+    ours, theirs = ([token.id for token in out.tokens] for out in (exact, plain))
+    if ours != theirs:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+            min(len(ours), len(theirs)),
+        )
+        return "fail", f"greedy speculative decoding parts from the target's own text at token {at + 1}"
+    speed = exact.stats.tokens_per_s
+    return "ok", f"{len(ours)} greedy tokens, speculative equals autoregressive ({speed:.0f} tokens/s)"

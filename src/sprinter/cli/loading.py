@@ -1,0 +1,33 @@
+"""Loads the pair that the options name, without the libraries' chatter."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from sprinter.cli.running import debugging
+
+if TYPE_CHECKING:
+    from sprinter.engine.pair import Pair
+
+__all__ = ["load"]
+
+
+def load(target: str | None, draft: str | None, gate: str | None, **options: str | None) -> Pair:
+    """As ``sprinter.load_pair``; options that are None are left to it."""
+    if not debugging():
+        _silence_progress()
+    from sprinter import load_pair
+
+    given = {key: value for key, value in options.items() if value is not None}
+    return load_pair(target, draft=draft, gate=gate, **given)
+
+
+def _silence_progress() -> None:
+    """No bars while weights are read; a terminal still shows the progress of a download."""
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if sys.stderr.isatty():
+        enable_progress_bars()

@@ -1,0 +1,54 @@
+"""Reads the prompt: an argument, or standard input for ``-``."""
+
+from __future__ import annotations
+
+import sys
+
+from sprinter.errors import UserError
+
+__all__ = ["read_prompt"]
+
+_MOST_BYTES = 16 * 2**20  # no context is that long; an endless stream must not fill the memory
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt as text.
+
+    From standard input, one line break at the end is dropped: shells add it, and a model would go on from it.
+
+    Raises:
+        UserError: the prompt is empty or not UTF-8, or standard input is closed or endless.
+    """
+    text = _from_stdin() if prompt == "-" else prompt
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of an argument that are not UTF-8 arrive as surrogates
+        raise UserError(
+            f"the prompt is not valid UTF-8 (byte 0x{ord(text[error.start]) & 0xFF:02x} after {error.start} characters): "
+            "convert it to UTF-8"
+        ) from None
+    if not text:
+        raise UserError("the prompt is empty: give at least one word to go on from")
+    return text
+
+
+def _from_stdin() -> str:
+    if sys.stdin is None or sys.stdin.closed:
+        raise UserError("standard input is closed: give the prompt as an argument, or pipe it into '-'")
+    try:
+        data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"cannot read standard input ({error.strerror}): pipe the prompt into '-'") from None
+    if len(data) > _MOST_BYTES:
+        raise UserError(
+            f"standard input holds more than {_MOST_BYTES // 2**20} MiB, beyond any model's context: "
+            "give a shorter prompt"
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input is not valid UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}): "
+            "convert it to UTF-8"
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")

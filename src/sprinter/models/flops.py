@@ -1,0 +1,73 @@
+"""Forward FLOPs of one token, as Hoffmann et al. (2022, "Training Compute-Optimal Large Language Models") count them.
+
+Appendix F: a multiplication and an addition count as one each, embeddings count as a product with the
+vocabulary, norms and biases not at all. Grouped keys and values, gated MLPs and experts, which the appendix does
+not know, are counted by the products that they make.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+__all__ = ["forward_flops"]
+
+_UNGATED = frozenset(
+    {
+        "biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_neox_japanese",
+        "gptj", "mpt", "nemotron", "openai-gpt", "opt", "persimmon", "phi", "starcoder2", "xglm",
+    }
+)  # fmt: skip
+"""Types whose MLP has two matrices; all others have three (gate, up, down)."""
+
+
+def forward_flops(config: PreTrainedConfig, context: int | None = None) -> float:
+    """FLOPs of one token's forward pass.
+
+    Args:
+        config: of a decoder-only transformers model.
+        context: tokens that it attends to; None: the model's full context. Sliding and local layers are counted
+            as if they attended to all of it.
+    """
+    text: Any = config.get_text_config(decoder=True)
+    attended = (
+        context
+        if context is not None
+        else int(_first(text, "max_position_embeddings", "max_seq_len") or 2048)
+    )
+    d, vocab, layers = int(text.hidden_size), int(text.vocab_size), int(text.num_hidden_layers)
+    return float(2 * vocab * d + layers * (_attention(text, d, attended) + _mlp(text, d)) + 2 * d * vocab)
+
+
+def _attention(text: Any, d: int, context: int) -> int:
+    """Products of one layer's attention for one token that sees ``context`` tokens."""
+    heads = int(text.num_attention_heads)
+    k = int(_first(text, "head_dim") or d // heads)
+    kv_heads = _kv_heads(text, heads)
+    qkv = 2 * d * k * (heads + 2 * kv_heads)
+    logits = reduction = 2 * context * k * heads
+    softmax = 3 * heads * context
+    output = 2 * k * heads * d
+    return qkv + logits + softmax + reduction + output
+
+
+def _kv_heads(text: Any, heads: int) -> int:
+    if getattr(text, "multi_query", False) and not getattr(text, "new_decoder_architecture", False):
+        return 1
+    return int(_first(text, "num_key_value_heads", "num_kv_heads") or heads)
+
+
+def _mlp(text: Any, d: int) -> int:
+    """Products of one layer's MLP; where it has experts, of those that one token visits."""
+    ffw = int(_first(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * d)
+    visited = _first(text, "num_experts_per_tok")
+    if visited:
+        ffw = int(visited) * int(_first(text, "moe_intermediate_size") or ffw)
+    matrices = 2 if text.model_type in _UNGATED else 3
+    return 2 * matrices * d * ffw
+
+
+def _first(text: Any, *names: str) -> Any:
+    """The first of these config entries that is set, or None."""
+    return next((value for name in names if (value := getattr(text, name, None)) is not None), None)

@@ -1,0 +1,41 @@
+"""Models that the engine's tests share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sprinter
+from sprinter.heads.gate import Gate, GateConfig
+from sprinter.models.pair import LoadedModel, LoadedPair
+
+VOCAB = 24
+
+
+def tiny_llama(seed: int, layers: int = 1, scale: float = 12.0) -> LoadedModel:
+    """A random Llama whose laws are far from flat, in float32."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
+        max_position_embeddings=96, tie_word_embeddings=False, eos_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale)
+    return LoadedModel(model, f"tiny-{seed}", None, 96, VOCAB, 16, ())
+
+
+@pytest.fixture(scope="session")
+def tiny_pair() -> sprinter.Pair:
+    """Two random Llamas without a tokenizer, and a gate; no EOS."""
+    models = LoadedPair(tiny_llama(1, layers=2), tiny_llama(2), None)  # type: ignore[arg-type]
+    chance = torch.Generator().manual_seed(3)
+    gate = Gate(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
+    return sprinter.Pair(models, gate)
+
+
+@pytest.fixture(scope="session")
+def builtin_pair() -> sprinter.Pair:
+    """The pair in the wheel."""
+    return sprinter.load_pair()

@@ -1,0 +1,166 @@
+"""The house: sizes, public names, package data, documents whose examples run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sprinter
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src" / "sprinter"
+SOURCES = sorted(SRC.rglob("*.py"))
+MODULES = sorted(
+    m.name for m in pkgutil.walk_packages(sprinter.__path__, "sprinter.") if not m.name.endswith("__main__")
+)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+MAX_TREE_BYTES = 40 * 2**20
+
+
+def text_of(name: str) -> str:
+    """A file of the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def tracked_files() -> list[Path]:
+    """What git would carry: tracked files, and new ones that it does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def python_blocks() -> list[tuple[int, str]]:
+    """(line, code) of each block of the README that is marked as python."""
+    readme = text_of("README.md")
+    found = re.finditer(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    return [(readme.count("\n", 0, match.start(1)), match[1]) for match in found]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SRC).as_posix())
+def test_source_files_are_short(path: Path) -> None:
+    limit = 150 if path == SRC / "decode" / "loop.py" else 500
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
+
+
+def test_the_loop_is_where_the_limit_looks() -> None:
+    assert SRC / "decode" / "loop.py" in SOURCES
+
+
+def test_public_names_exist_and_are_described() -> None:
+    names = list(sprinter.__all__)
+    assert names == sorted(set(names)), "__all__ is sorted and names nothing twice"
+    for name in names:
+        assert hasattr(sprinter, name), f"sprinter.{name} is in __all__ and does not exist"
+        own = getattr(sprinter, name).__doc__ or ""
+        assert len(own.strip()) > 10, f"sprinter.{name} has no docstring"
+        # a dataclass without a docstring is given its signature for one
+        assert not own.startswith(f"{name}("), f"sprinter.{name} has no docstring of its own"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_import_and_their_public_names_exist(name: str) -> None:
+    module = importlib.import_module(name)
+    assert (module.__doc__ or "").strip(), f"{name} has no docstring"
+    missing = [public for public in getattr(module, "__all__", []) if not hasattr(module, public)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", ["sprinter", *MODULES])
+def test_docstring_examples_run(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+def test_package_is_typed() -> None:
+    assert (SRC / "py.typed").is_file()
+
+
+def test_tree_stays_small() -> None:
+    total = sum(path.stat().st_size for path in tracked_files())
+    assert 0 < total <= MAX_TREE_BYTES
+
+
+def test_only_safetensors_hold_weights() -> None:
+    pickles = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz"}
+    assert [path for path in tracked_files() if path.suffix in pickles] == []
+
+
+def test_readme_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = python_blocks()
+    assert len(blocks) >= 2
+    namespace: dict[str, Any] = {"__name__": "readme"}
+    for line, code in blocks:
+        # as many empty lines as stand before it, so that a traceback names the README's own line
+        exec(compile("\n" * line + code, str(ROOT / "README.md"), "exec"), namespace)
+    out = namespace["out"]
+    assert len(out.tokens) == out.stats.new_tokens > 0
+    assert out.text in capsys.readouterr().out
+
+
+def test_readme_keeps_a_place_for_results() -> None:
+    readme = text_of("README.md")
+    assert readme.count("<!-- results:begin -->") == readme.count("<!-- results:end -->") == 1
+    assert readme.index("<!-- results:begin -->") < readme.index("<!-- results:end -->")
+
+
+def test_readme_describes_every_method() -> None:
+    readme = text_of("README.md")
+    rows = {name: f"| `{name}" in readme for name in (row["name"] for row in sprinter.methods())}
+    assert rows
+    assert [name for name, there in rows.items() if not there] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    local = [
+        link.partition("#")[0]
+        for link in links
+        if "://" not in link and not link.startswith(("#", "mailto:"))
+    ]
+    assert [link for link in local if not (document.parent / link).exists()] == []
+
+
+def test_every_decision_is_in_the_index_and_short() -> None:
+    index = text_of("docs/decisions/README.md")
+    records = sorted(ROOT.glob("docs/decisions/[0-9]*.md"))
+    assert records
+    for record in records:
+        assert f"]({record.name})" in index, f"{record.name} is not in the index"
+        assert len(record.read_text(encoding="utf-8").splitlines()) <= 40, f"{record.name} is over 40 lines"
+
+
+def test_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    assert project["version"] == sprinter.__version__
+    assert re.search(rf"^version: {re.escape(sprinter.__version__)}$", text_of("CITATION.cff"), re.MULTILINE)
+    changelog = text_of("CHANGELOG.md")
+    assert f"## [{sprinter.__version__}]" in changelog or "## [Unreleased]" in changelog
+
+
+def test_every_dependency_is_pinned_and_given_a_reason() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    pins = re.findall(r"^([A-Za-z0-9_.-]+)==\S+$", text_of("constraints.txt"), re.MULTILINE)
+    pinned = {re.sub(r"[-_.]+", "-", name).lower() for name in pins}
+    wanted = [re.split(r"[^A-Za-z0-9_.-]", requirement)[0] for requirement in project["dependencies"]]
+    developing = [re.split(r"[^A-Za-z0-9_.-]", line)[0] for line in project["optional-dependencies"]["dev"]]
+    assert {*wanted, *developing} - pinned == set()
+    reasons = text_of("docs/decisions/0001-dependencies.md")
+    assert [name for name in wanted if f"| {name} |" not in reasons] == []
+
+
+def test_the_script_for_ci_can_be_run() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111, "not executable"
+    assert "set -euo pipefail" in script.read_text(encoding="utf-8")
