@@ -6,7 +6,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 STAMP  := $(VENV)/.sprinter-installed
 

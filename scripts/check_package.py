@@ -79,8 +79,9 @@ def builtin_files() -> list[str]:
 def look_inside(sdist: Path, wheel: Path) -> None:
     """Fail on a file that is missing, one that should not be there, or too many bytes."""
     pair = builtin_files()
-    if not any(name.endswith(".safetensors") for name in pair):
-        sys.exit("the built-in pair is missing: no safetensors file under src/sprinter/models/builtin")
+    for wanted in (".safetensors", "/config.json", "/README.md"):
+        if not any(name.endswith(wanted) for name in pair):
+            sys.exit(f"the built-in pair is not whole: no *{wanted} under src/sprinter/models/builtin")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         same = [
@@ -110,7 +111,7 @@ def try_wheel(wheel: Path) -> None:
         away.mkdir()
         run(sys.executable, "-m", "venv", Path(folder, "env"), cwd=away)
         python, command = Path(folder, "env", "bin", "python"), Path(folder, "env", "bin", "sprinter")
-        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile")
+        pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile")
         limits = ("-c", ROOT / "constraints.txt")
         torch = next(
             line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")

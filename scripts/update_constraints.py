@@ -34,8 +34,8 @@ def resolve(torch: str) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="sprinter-constraints-") as folder:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         pip = [str(Path(folder, "bin", "python")), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", "--no-compile", f"torch=={torch}"], check=True)
-        subprocess.run([*pip, "install", "--quiet", "--no-compile", "-e", f"{ROOT}[dev]"], check=True)
+        subprocess.run([*pip, "install", "-qq", "--no-compile", f"torch=={torch}"], check=True)
+        subprocess.run([*pip, "install", "-qq", "--no-compile", "-e", f"{ROOT}[dev]"], check=True)
         frozen = subprocess.run(
             [*pip, "freeze", "--all", "--exclude-editable"], check=True, capture_output=True, text=True
         )

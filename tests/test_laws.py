@@ -53,8 +53,11 @@ def laws(draw: st.DrawFn, count: int) -> list[Tensor]:
         ({"temperature": -1.0}, "temperature=-1.0 is out of range: give 0 (greedy) or more"),
         ({"temperature": math.nan}, "temperature=nan is out of range: give 0 (greedy) or more"),
         ({"temperature": math.inf}, "temperature=inf is out of range: give 0 (greedy) or more"),
+        ({"temperature": 1e-40}, "temperature=1e-40 is too small to divide by: give 0 (greedy)"),
         ({"top_k": -1}, "top_k=-1 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
         ({"top_k": 2.5}, "top_k=2.5 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
+        ({"top_k": 2.0}, "top_k=2.0 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
+        ({"top_k": math.inf}, "top_k=inf is out of range: give a whole number >= 0 (0 keeps all tokens)"),
         ({"top_p": 0.0}, "top_p=0.0 is out of range: give a number in (0, 1] (1 keeps all tokens)"),
         ({"top_p": 1.1}, "top_p=1.1 is out of range: give a number in (0, 1] (1 keeps all tokens)"),
         ({"top_p": math.nan}, "top_p=nan is out of range: give a number in (0, 1] (1 keeps all tokens)"),
@@ -69,8 +72,9 @@ def test_sampling_says_what_is_wrong(values: dict[str, float], message: str) -> 
 
 
 def test_sampling_takes_the_edges_of_its_ranges() -> None:
-    for values in ({"temperature": 0.0}, {"top_k": 0}, {"top_p": 1.0}, {"top_p": 1e-9}, {"min_p": 0.0}, {"min_p": 1.0}):
-        Sampling(**values)
+    edges = [Sampling(temperature=1e-30), Sampling(top_p=1e-9), Sampling(min_p=1.0)]
+    for sampling in edges:
+        assert process(torch.tensor([1.0, 3.0, 2.0]), sampling).tolist() == [0, 1, 0]
     assert Sampling(temperature=0).greedy
     assert not Sampling().greedy
 
@@ -175,7 +179,9 @@ def test_min_p_is_relative_to_the_largest() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(0.7, 20, 0.9, 0.01)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0), Sampling(0.7, 20, 0.9, 0.01)], ids=str
+)
 def test_half_precision_logits_are_raised_to_float32(dtype: torch.dtype, sampling: Sampling) -> None:
     logits = random_logits(20, 200).to(dtype)
     law = process(logits, sampling)
@@ -225,7 +231,9 @@ def test_entropy_bounds(one: list[Tensor]) -> None:
 
 def test_entropy_at_its_ends() -> None:
     assert float(entropy(torch.eye(4, dtype=torch.float64)[1])) == 0.0
-    assert float(entropy(torch.full((8,), 1 / 8, dtype=torch.float64))) == pytest.approx(math.log(8), abs=1e-14)
+    assert float(entropy(torch.full((8,), 1 / 8, dtype=torch.float64))) == pytest.approx(
+        math.log(8), abs=1e-14
+    )
 
 
 @given(laws(2))

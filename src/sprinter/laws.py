@@ -39,7 +39,9 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
-        if self.top_k < 0 or self.top_k != int(self.top_k):
+        if 0.0 < self.temperature < 1e-30:
+            raise UserError(f"temperature={self.temperature} is too small to divide by: give 0 (greedy)")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
             raise UserError(f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)")
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)")
@@ -90,7 +92,7 @@ def _keep_top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    ranked, order = scores.sort(-1, descending=True, stable=True)
+    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
     law = torch.softmax(ranked, -1)
     outside = law.cumsum(-1) - law >= top_p  # the mass before a token already reaches top_p
     return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -17,6 +16,8 @@ from sprinter.cli.loading import load
 from sprinter.cli.pages import console, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sprinter.engine.pair import Pair
 
 __all__ = ["doctor"]
@@ -44,20 +45,25 @@ def doctor(
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation."""
     checks: list[Check] = []
-    out = console()
     for check in _checks(target, draft, gate):
         checks.append(check)
         if not json:
-            from rich.text import Text
-
-            line = Text(f"{check.status:<4}", _COLOURS[check.status]).append(
-                f"  {check.name:<11} ", "default"
-            )
-            out.print(line.append(check.detail, "default"), soft_wrap=not sys.stdout.isatty())
+            console().print(_line(check))
     failed = any(check.status == "fail" for check in checks)
     if json:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     return 1 if failed else 0
+
+
+def _line(check: Check) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Table.grid(padding=(0, 2, 0, 0))
+    for width in (4, 9, None):
+        line.add_column(width=width, overflow="fold")
+    line.add_row(Text(check.status, _COLOURS[check.status]), Text(check.name), Text(check.detail))
+    return line
 
 
 def _checks(target: str | None, draft: str | None, gate: str | None) -> Iterator[Check]:

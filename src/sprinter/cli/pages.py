@@ -27,7 +27,7 @@ _STYLES = {
     "bonus": "bold #009e73",
     "target": "",
 }
-_MEANINGS = {"trusted": "trusted unchecked"}
+_MEANINGS = {"trusted": "trusted (unchecked)"}
 _PROMPT_SHOWN = 400  # characters of the prompt repeated on a terminal
 
 Piece = tuple[str, str]
@@ -205,10 +205,10 @@ def statistics_line(stats: Stats) -> str:
     calls = stats.target_calls / stats.new_tokens if stats.new_tokens else 0.0
     drift = "drift not measured"
     if stats.mean_drift is not None:
-        drift = f"drift {stats.mean_drift:.3f} over {stats.drift_coverage:.0%} of them"
+        drift = f"drift {stats.mean_drift:.3f} (coverage {stats.drift_coverage:.0%})"
     label = "lossless" if stats.lossless else "lossy"
-    speed = f"{stats.tokens_per_s:.1f} tokens/s"
-    return f"{stats.new_tokens} token{plural}, {speed}, {calls:.2f} target calls/token, {drift}, {label}"
+    count = f"{stats.new_tokens} token{plural}, {stats.tokens_per_s:.1f}/s"
+    return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
 
 
 def console() -> Console:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 from sprinter.errors import UserError
 
-__all__ = ["read_prompt"]
+if TYPE_CHECKING:
+    from sprinter.engine.pair import Pair
 
-_MOST_BYTES = 16 * 2**20  # no context is that long; an endless stream must not fill the memory
+__all__ = ["check_length", "read_prompt"]
+
+_MOST_BYTES = 16 * 2**20  # an endless stream must not fill the memory
+_CHARS_PER_TOKEN = 32  # hardly any text has more
 
 
 def read_prompt(prompt: str) -> str:
@@ -24,12 +29,29 @@ def read_prompt(prompt: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of an argument that are not UTF-8 arrive as surrogates
         raise UserError(
-            f"the prompt is not valid UTF-8 (byte 0x{ord(text[error.start]) & 0xFF:02x} after {error.start} characters): "
-            "convert it to UTF-8"
+            f"the prompt is not valid UTF-8 (byte 0x{ord(text[error.start]) & 0xFF:02x}, "
+            f"after {error.start} characters): convert it to UTF-8"
         ) from None
     if not text:
         raise UserError("the prompt is empty: give at least one word to go on from")
     return text
+
+
+def check_length(prompt: str, pair: Pair) -> None:
+    """Refuse a prompt far beyond the context by its first part, where encoding the whole would take long.
+
+    Raises:
+        UserError: even the first part does not fit.
+    """
+    context = pair.models.context
+    part = prompt[: _CHARS_PER_TOKEN * context]
+    if len(part) == len(prompt):
+        return
+    if len(pair.tokenizer(part, verbose=False)["input_ids"]) > context:
+        raise UserError(
+            f"the prompt has {len(prompt)} characters, and the first {len(part)} of them alone exceed the context of "
+            f"the pair, {context} tokens: shorten the prompt"
+        )
 
 
 def _from_stdin() -> str:
@@ -41,8 +63,7 @@ def _from_stdin() -> str:
         raise UserError(f"cannot read standard input ({error.strerror}): pipe the prompt into '-'") from None
     if len(data) > _MOST_BYTES:
         raise UserError(
-            f"standard input holds more than {_MOST_BYTES // 2**20} MiB, beyond any model's context: "
-            "give a shorter prompt"
+            f"standard input holds more than {_MOST_BYTES // 2**20} MiB, too much for a prompt: give a shorter one"
         )
     try:
         text = data.decode()

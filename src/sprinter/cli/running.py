@@ -41,9 +41,10 @@ def run(args: Sequence[str]) -> int:
             traceback.print_exc()
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
-        what = str(error) if isinstance(error, SprinterError) else f"{type(error).__name__}: {error}"
+        ours = isinstance(error, SprinterError)
+        what = _in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
         return _fail(
-            f"{_one_line(what)} (not your mistake, as far as we know; SPRINTER_DEBUG=1 shows the traceback)",
+            f"{_one_line(what)} (SPRINTER_DEBUG=1 shows the traceback)",
             1,
         )
 
@@ -73,7 +74,8 @@ def _usage_message(error: Exception) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "sprinter"
-    return f"{_one_line(message()).rstrip('.')} (see '{path} --help')"
+    line = _one_line(message()).rstrip(".").replace("Value error, ", "")
+    return f"{line[:1].lower()}{line[1:]} (see '{path} --help')"
 
 
 def _fail(message: str, status: int) -> int:

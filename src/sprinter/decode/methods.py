@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.checks import at_least
-from sprinter.decode.registry import Registry, did_you_mean
+from sprinter.decode.registry import ACCEPT, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Never, StopRule, Untrusted
 from sprinter.decode.trust import Coin, Everyone, Gate, Nobody, TrustRule
 from sprinter.errors import UserError
@@ -23,21 +23,6 @@ __all__ = ["ACCEPT", "METHODS", "STOP", "TRUST", "Method", "method_table", "pars
 
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
-
-TRUST = Registry("trust rule", "sprinter.trust")
-STOP = Registry("stop rule", "sprinter.stop")
-ACCEPT = Registry("accept rule", "sprinter.accept")
-METHODS = Registry("method", "sprinter.methods")
-
-TRUST.add("nobody", Nobody)
-TRUST.add("everyone", Everyone)
-TRUST.add("gate", Gate)
-TRUST.add("coin", Coin)
-STOP.add("fixed", Fixed)
-STOP.add("untrusted", Untrusted)
-STOP.add("never", Never)
-ACCEPT.add("exact", Exact)
-
 
 @dataclass(frozen=True, slots=True)
 class Method:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from sprinter.errors import UserError
 
-__all__ = ["Registry", "did_you_mean"]
+__all__ = ["ACCEPT", "METHODS", "STOP", "TRUST", "Registry", "did_you_mean"]
+
+Item = TypeVar("Item", bound=Callable[..., Any])
 
 
 def did_you_mean(kind: str, name: str, known: list[str]) -> UserError:
@@ -38,6 +40,15 @@ class Registry:
             raise ValueError(f"{self.kind} '{name}' is registered already")
         self._items[name] = item
 
+    def rule(self, name: str) -> Callable[[Item], Item]:
+        """Class decorator that registers."""
+
+        def register(item: Item) -> Item:
+            self.add(name, item)
+            return item
+
+        return register
+
     def get(self, name: str) -> Callable[..., Any]:
         """The factory, or a UserError with a did-you-mean."""
         if name not in self._items:
@@ -58,3 +69,9 @@ class Registry:
         for point in entry_points(group=self._group):
             if point.name not in self._items:
                 self._items[point.name] = point.load()
+
+
+TRUST = Registry("trust rule", "sprinter.trust")
+STOP = Registry("stop rule", "sprinter.stop")
+ACCEPT = Registry("accept rule", "sprinter.accept")
+METHODS = Registry("method", "sprinter.methods")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least
+from sprinter.decode.registry import STOP
 from sprinter.decode.trust import State
 
 __all__ = ["Fixed", "Never", "StopRule", "Untrusted"]
@@ -49,6 +50,7 @@ class StopRule(ABC):
         return state
 
 
+@STOP.rule("fixed")
 @dataclass(frozen=True, slots=True)
 class Fixed(StopRule):
     """Stop after gamma tokens (Leviathan et al. 2023).
@@ -67,6 +69,7 @@ class Fixed(StopRule):
         return signals["drafted"] >= self.gamma, state
 
 
+@STOP.rule("untrusted")
 @dataclass(frozen=True, slots=True)
 class Untrusted(StopRule):
     """Stop at the first token that the trust rule refused (SPRINTER, Algorithms 1 and 2)."""
@@ -76,6 +79,7 @@ class Untrusted(StopRule):
         return ~signals["trusted"], state
 
 
+@STOP.rule("never")
 @dataclass(frozen=True, slots=True)
 class Never(StopRule):
     """Only the cap and the end of the text stop a run."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import between
+from sprinter.decode.registry import TRUST
 
 __all__ = ["Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
 
@@ -43,6 +44,7 @@ class TrustRule(ABC):
         """Decision (bool tensor, shape of the signals) and the next state."""
 
 
+@TRUST.rule("nobody")
 @dataclass(frozen=True, slots=True)
 class Nobody(TrustRule):
     """No token is trusted: every classic method."""
@@ -57,6 +59,7 @@ class Nobody(TrustRule):
         return torch.tensor(False), state
 
 
+@TRUST.rule("everyone")
 @dataclass(frozen=True, slots=True)
 class Everyone(TrustRule):
     """Every token is trusted: the draft model alone."""
@@ -66,6 +69,7 @@ class Everyone(TrustRule):
         return torch.tensor(True), state
 
 
+@TRUST.rule("gate")
 @dataclass(frozen=True, slots=True)
 class Gate(TrustRule):
     """Trust x iff gate >= tau (SPRINTER, Algorithm 2; Algorithm 1 prints the sign the other way round).
@@ -87,6 +91,7 @@ class Gate(TrustRule):
         return signals["gate"] >= self.tau, state
 
 
+@TRUST.rule("coin")
 @dataclass(frozen=True, slots=True)
 class Coin(TrustRule):
     """Trust with a fixed chance: the baseline that a gate must beat.

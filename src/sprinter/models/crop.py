@@ -71,4 +71,6 @@ class CropRunner(ModelRunner):
         """Cut every layer to the row's length."""
         for layer in self._cache.layers:
             assert isinstance(layer, DynamicLayer)
-            layer.crop(min(0, self._lengths[0] - layer.get_seq_length()))
+            excess = layer.get_seq_length() - self._lengths[0]
+            if excess > 0:
+                layer.crop(-excess)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from sprinter.errors import UserError
 from sprinter.models.checks import check_finite
 from sprinter.models.forward import head_sizes
-from sprinter.models.source import has_tokenizer, hub_error, local_directory, read_config
+from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import check_rows, check_same_vocabulary
 
 __all__ = [
     "LoadedModel", "LoadedPair", "Source", "builtin_paths", "check_finite", "check_request", "load_models",
 ]  # fmt: skip
-
-Source = str | Path | PreTrainedModel
-"""A model: directory, hub id, or one that is in memory already."""
 
 _DTYPES = {
     "float32": torch.float32,
@@ -110,16 +108,17 @@ def load_models(
         UserError: one line that says what is wrong and how to mend it.
     """
     where = _device(device)
+    if device_map is not None and find_spec("accelerate") is None:
+        raise UserError("device_map needs the accelerate package: pip install accelerate, or use device=")
     options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code)
-    target_source = _located(target, "target")
-    draft_source = None if draft is None else _located(draft, "draft")
-    speaker = _tokenizer(tokenizer, target_source, revision, trust_remote_code)
-    loaded = _load(target_source, "target", revision, options, speaker)
-    if draft_source is None:
+    target_origin = find(target, "target", revision)
+    draft_origin = None if draft is None else find(draft, "draft", draft_revision)
+    speaker = _speaker(tokenizer, target_origin, trust_remote_code)
+    loaded = _load(target_origin, "target", options, speaker)
+    if draft_origin is None:
         return LoadedPair(loaded, None, speaker)
-    drafter = _load(draft_source, "draft", draft_revision, options, speaker)
-    other = _own_tokenizer(draft_source, draft_revision, trust_remote_code)
-    _check_vocabularies(loaded, drafter, speaker, other)
+    drafter = _load(draft_origin, "draft", options, speaker)
+    _check_vocabularies(loaded, drafter, speaker, _own_tokenizer(draft_origin, trust_remote_code))
     return LoadedPair(loaded, drafter, speaker)
 
 
@@ -153,29 +152,28 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
     return _DTYPES[name]
 
 
-def _located(source: Source, which: str) -> Source:
-    """The source as transformers takes it: a looked-through directory, a hub id, or the model itself."""
-    if isinstance(source, PreTrainedModel):
-        return source
-    return local_directory(source, which) or str(source)
+def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
+    model = (
+        origin.at
+        if isinstance(origin.at, PreTrainedModel)
+        else _weights(origin.at, origin.name, which, options)
+    )
+    if model.config.is_encoder_decoder:
+        raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
+    model.train(False)
+    vocab_size, hidden_size = head_sizes(model)
+    check_rows(speaker, vocab_size, which)
+    context = _context(model.config.get_text_config(decoder=True))
+    eos_ids = _eos_ids(model, speaker)
+    return LoadedModel(model, origin.name, origin.revision, context, vocab_size, hidden_size, eos_ids)
 
 
-def _load(source: Source, which: str, revision: str | None, options: _Options, speaker: Any) -> LoadedModel:
-    if isinstance(source, PreTrainedModel):
-        name = str(source.config._name_or_path or type(source).__name__)
-        return _described(source, name, revision, which, speaker)
-    if isinstance(source, str):
-        read_config(source, which, revision)
-    return _described(_weights(source, which, revision, options), str(source), revision, which, speaker)
-
-
-def _weights(source: str | Path, which: str, revision: str | None, options: _Options) -> PreTrainedModel:
+def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTrainedModel:
     place = {} if options.device_map is None else {"device_map": options.device_map}
     loaded: Any
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
-            source,
-            revision=revision or "main",
+            directory,
             dtype=options.dtype,
             use_safetensors=True,
             trust_remote_code=options.trust_remote_code,
@@ -183,31 +181,18 @@ def _weights(source: str | Path, which: str, revision: str | None, options: _Opt
             **place,
         )
     except Exception as error:
-        raise hub_error(error, str(source), which) from error
+        raise load_error(error, name, which) from error
     model, info = loaded
     # transformers would go on with random numbers in their place.
     if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         raise UserError(
-            f"the {which} {source} lacks {len(missing)} of its weights ({missing[0]}, ...): "
+            f"the {which} {name} lacks {len(missing)} of its weights ({missing[0]}, ...): "
             "fetch all its safetensors files again"
         )
     assert isinstance(model, PreTrainedModel)
     if not place:
         model.to(options.device)  # type: ignore[arg-type]
     return model
-
-
-def _described(
-    model: PreTrainedModel, name: str, revision: str | None, which: str, speaker: Any
-) -> LoadedModel:
-    if model.config.is_encoder_decoder:
-        raise UserError(f"the {which} {name} is an encoder-decoder model: give a decoder-only model")
-    vocab_size, hidden_size = head_sizes(model)
-    check_rows(speaker, vocab_size, which)
-    commit = getattr(model.config, "_commit_hash", None) or revision
-    context = _context(model.config.get_text_config(decoder=True))
-    model.train(False)
-    return LoadedModel(model, name, commit, context, vocab_size, hidden_size, _eos_ids(model, speaker))
 
 
 def _context(config: Any) -> int:
@@ -217,7 +202,7 @@ def _context(config: Any) -> int:
     return _NO_LIMIT
 
 
-def _eos_ids(model: PreTrainedModel, speaker: Any) -> tuple[int, ...]:
+def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """As ``generate`` takes them: the generation config's, else the config's, else the tokenizer's."""
     generation: Any = getattr(model, "generation_config", None)
     for holder in (generation, model.config, speaker):
@@ -227,50 +212,41 @@ def _eos_ids(model: PreTrainedModel, speaker: Any) -> tuple[int, ...]:
     return ()
 
 
-def _tokenizer(
-    given: str | Path | PreTrainedTokenizerBase | None, target: Source, revision: str | None, trust: bool
+def _speaker(
+    given: str | Path | PreTrainedTokenizerBase | None, target: Origin, trust: bool
 ) -> PreTrainedTokenizerBase:
+    """The tokenizer that the pair speaks: the one that was given, else the target's own."""
     if isinstance(given, PreTrainedTokenizerBase):
         return given
     if given is not None:
-        return _read_tokenizer(given, None, trust)
-    own = _own_tokenizer(target, revision, trust)
+        return _read_tokenizer(given, trust)
+    own = _own_tokenizer(target, trust)
     if own is None:
-        name = type(target).__name__ if isinstance(target, PreTrainedModel) else target
-        raise UserError(f"the target {name} comes without a tokenizer: give one as tokenizer=")
+        raise UserError(f"the target {target.name} comes without a tokenizer: give one as tokenizer=")
     return own
 
 
-def _own_tokenizer(source: Source, revision: str | None, trust: bool) -> PreTrainedTokenizerBase | None:
-    """The tokenizer that comes with a model, or None."""
-    if isinstance(source, PreTrainedModel):
-        source = Path(str(source.config._name_or_path or "."))
-        if not source.is_dir():
-            return None
-    if isinstance(source, Path):
-        return _read_tokenizer(source, None, trust) if has_tokenizer(source) else None
-    try:
-        return _read_tokenizer(source, revision, trust)
-    except UserError as error:
-        cause = error.__cause__
-        if isinstance(cause, OSError) and "okenizer" in str(cause):
-            return None  # The model is there, its tokenizer is not.
-        raise
+def _own_tokenizer(origin: Origin, trust: bool) -> PreTrainedTokenizerBase | None:
+    directory = origin.tokenizer_dir
+    return None if directory is None else _read_tokenizer(directory, trust)
 
 
-def _read_tokenizer(source: str | Path, revision: str | None, trust: bool) -> PreTrainedTokenizerBase:
+def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
     tokenizer: Any
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision or "main", trust_remote_code=trust
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
     except Exception as error:
-        raise hub_error(error, str(source), "tokenizer") from error
+        raise load_error(error, str(source), "tokenizer") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 
 
-def _check_vocabularies(target: LoadedModel, draft: LoadedModel, speaker: Any, other: Any) -> None:
+def _check_vocabularies(
+    target: LoadedModel,
+    draft: LoadedModel,
+    speaker: PreTrainedTokenizerBase,
+    other: PreTrainedTokenizerBase | None,
+) -> None:
     if other is not None:
         check_same_vocabulary(speaker, other)
     elif target.vocab_size != draft.vocab_size:

@@ -1,89 +1,124 @@
-"""Where a model comes from: a directory or a hub id, looked at before anything heavy is loaded."""
+"""Where a model comes from: a directory, the hub or memory. Looked through before anything heavy is loaded.
+
+A hub model is fetched into the hub's own cache (its config first, then what a model needs, never pickles) and is
+then a directory like any other, so that all checks are made in one place.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
+from huggingface_hub import snapshot_download
+from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 
-__all__ = ["has_tokenizer", "hub_error", "local_directory", "read_config"]
+__all__ = ["Origin", "Source", "find", "load_error"]
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+Source = str | Path | PreTrainedModel
+"""A model: directory, hub id, or one that is in memory already."""
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
 )  # fmt: skip
 
-_HUB_ADVICE = {
+_ADVICE = {
     "GatedRepoError": "is gated: ask for access on its page, then run `hf auth login`",
-    "RevisionNotFoundError": "has no such revision: check `revision`",
-    "RepositoryNotFoundError": "is not a directory here, nor a model on the hub that you may read: "
+    "RevisionNotFoundError": "has no such revision on the hub: check the revision",
+    "RepositoryNotFoundError": "is neither a directory here nor a model on the hub that you may read: "
     "check the name, or run `hf auth login` if it is private",
-    "HFValidationError": "is neither a directory nor a hub id: check the name",
-    "OfflineModeIsEnabled": "is not in the local cache and offline mode is on: "
-    "unset HF_HUB_OFFLINE, or give a directory",
-    "LocalEntryNotFoundError": "is not in the local cache and the hub cannot be reached: "
-    "check the network, or give a directory",
-    "ConnectError": "cannot be fetched, the hub cannot be reached: check the network, or give a directory",
-    "ConnectionError": "cannot be fetched, the hub cannot be reached: check the network, or give a directory",
-    "TimeoutException": "cannot be fetched, the hub does not answer: try again, or give a directory",
-    "EntryNotFoundError": "lacks a file that a model needs (config.json, *.safetensors): choose another",
+    "HFValidationError": "is neither a directory here nor a hub id: check the name",
+    "OfflineModeIsEnabled": "is not in the hub's cache and HF_HUB_OFFLINE is set: unset it, or give a directory",
+    "LocalEntryNotFoundError": "is neither a directory here nor in the hub's cache, and the hub cannot be reached: "
+    "check the name and the network, or give a directory",
+    "SafetensorError": "has a corrupt or truncated safetensors file: fetch it again",
 }
-"""Class of an error below a failed fetch → what to tell the user. The first that fits is told."""
+"""Class of an error below a failed load → what to tell the user. The first that fits is told."""
 
 
-def local_directory(source: str | Path, which: str) -> Path | None:
-    """The directory that ``source`` names, looked through; None where it is to be taken as a hub id.
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A model that has been found.
+
+    Attributes:
+        at: its directory, or the model itself.
+        name: directory, hub id, or the class of a model in memory.
+        revision: commit on the hub, where it came from there.
+    """
+
+    at: Path | PreTrainedModel
+    name: str
+    revision: str | None = None
+
+    @property
+    def tokenizer_dir(self) -> Path | None:
+        """The directory that its tokenizer is in, or None (transformers would invent an empty one)."""
+        at = Path(self.at.name_or_path or "/nowhere") if isinstance(self.at, PreTrainedModel) else self.at
+        return at if any((at / name).is_file() for name in _TOKENIZER_FILES) else None
+
+
+def find(source: Source, which: str, revision: str | None = None) -> Origin:
+    """Find a model and look through it: everything that can be refused without loading weights is refused here.
+
+    Args:
+        source: directory, hub id or model.
+        which: "target" or "draft", for messages.
+        revision: branch, tag or commit on the hub.
 
     Raises:
-        UserError: it is a path and not a usable model directory.
+        UserError: one line that says what is wrong and how to mend it.
     """
+    if isinstance(source, PreTrainedModel):
+        return Origin(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
     path = Path(source).expanduser()
-    if path.is_dir():
-        _check_directory(path, which)
-        return path
     if path.is_file():
         raise UserError(
             f"the {which} {source} is a file: give the directory that holds it and its config.json"
         )
-    if isinstance(source, Path) or not _HUB_ID.fullmatch(source) or source.startswith("."):
+    if path.is_dir():
+        _check_config(path, str(source), which)
+        _check_weights(path, str(source), which)
+        return Origin(path, str(source))
+    if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
         raise UserError(f"the {which} directory {source} does not exist: check the path")
-    return None
+    _check_config(_fetched(source, which, revision, ["config.json"]), source, which)
+    path = _fetched(source, which, revision, _FETCHED)
+    _check_weights(path, source, which)
+    return Origin(path, source, path.name)
 
 
-def _check_directory(path: Path, which: str) -> None:
-    if not (path / "config.json").is_file():
-        raise UserError(
-            f"the {which} directory {path} has no config.json: give a Hugging Face model directory"
-        )
+def _commit(model: PreTrainedModel) -> str | None:
+    commit = getattr(model.config, "_commit_hash", None)
+    return None if commit is None else str(commit)
+
+
+def _fetched(name: str, which: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """The hub's snapshot of a model, a directory named after its commit; files in subdirectories are left out."""
     try:
-        config = json.loads((path / "config.json").read_text("utf-8"))
-        check_config(config, str(path), which)
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path / 'config.json'} cannot be read as JSON: fetch the {which} again") from error
-    if any(path.glob("*.safetensors")):
-        return
-    if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
-        raise UserError(
-            f"the {which} {path} holds pickled weights only, which are never loaded (they can run code): convert "
-            "them where you trust them, AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
+        snapshot = snapshot_download(
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*", "*.fp16.*"]
         )
-    raise UserError(f"the {which} directory {path} has no *.safetensors: the weights are missing, fetch them")
+    except Exception as error:
+        raise load_error(error, name, which) from error
+    return Path(snapshot)
 
 
-def check_config(config: Any, name: str, which: str) -> None:
-    """Refuse what is no decoder model, by its raw ``config.json``.
-
-    Raises:
-        UserError: a gate, an encoder-decoder model, or no model's config at all.
-    """
+def _check_config(directory: Path, name: str, which: str) -> None:
+    """Refuse what is no decoder model, by its raw ``config.json``."""
+    file = directory / "config.json"
+    if not file.is_file():
+        raise UserError(f"the {which} {name} has no config.json: give a Hugging Face model directory")
+    try:
+        config: Any = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the {which} {name} has a config.json that is no JSON: fetch it again") from error
     if not isinstance(config, dict):
         raise UserError(f"the {which} {name} has a config.json that is no JSON object: fetch it again")
     if "speculators_model_type" in config:
@@ -92,39 +127,34 @@ def check_config(config: Any, name: str, which: str) -> None:
         raise UserError(f"the {which} {name} is an encoder-decoder model: give a decoder-only model")
 
 
-def read_config(name: str, which: str, revision: str | None) -> None:
-    """Fetch and check a hub model's raw config: a wrong model is refused before its weights are fetched.
+def _check_weights(directory: Path, name: str, which: str) -> None:
+    if any(directory.glob("*.safetensors")):
+        return
+    if any(path for kind in ("*.bin", "*.pt", "*.pth") for path in directory.glob(kind)):
+        raise UserError(
+            f"the {which} {name} holds pickled weights only, which are never loaded (they can run code): convert "
+            "them where you trust them, AutoModelForCausalLM.from_pretrained(dir).save_pretrained(new_dir)"
+        )
+    raise UserError(
+        f"the {which} {name} has no *.safetensors, and nothing else is loaded: fetch the weights, or convert them"
+    )
 
-    Raises:
-        UserError: the hub cannot be reached, has no such model, or it is no decoder model.
-    """
-    try:
-        config, _ = PreTrainedConfig.get_config_dict(name, revision=revision)
-    except Exception as error:
-        raise hub_error(error, name, which) from error
-    check_config(config, name, which)
 
-
-def hub_error(error: BaseException, name: str, which: str) -> UserError:
+def load_error(error: BaseException, name: str, which: str) -> UserError:
     """One line for whatever went wrong while fetching or reading a model."""
-    kinds = [cls.__name__ for each in _chain(error) for cls in type(each).__mro__]
-    for kind, advice in _HUB_ADVICE.items():
+    kinds = {cls.__name__ for each in _chain(error) for cls in type(each).__mro__}
+    for kind, advice in _ADVICE.items():
         if kind in kinds:
             return UserError(f"the {which} {name} {advice}")
-    if "SafetensorError" in kinds:
-        return UserError(f"the {which} {name} has a corrupt or truncated safetensors file: fetch it again")
+    if "mismatched" in str(error):
+        return UserError(
+            f"the {which} {name} has weights whose shapes do not fit its config.json: fetch it again"
+        )
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return UserError(
-        f"the {which} {name} cannot be loaded ({first}): check that it is a causal language model"
-    )
+    return UserError(f"the {which} {name} cannot be loaded: {first[:300]}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def has_tokenizer(directory: Path) -> bool:
-    """Whether a model directory comes with a tokenizer (transformers would invent an empty one)."""
-    return any((directory / name).is_file() for name in _TOKENIZER_FILES)

@@ -1,21 +1,17 @@
-"""Accept rules: which untrusted tokens stay, and what law does the replacement have? Asked at each target call.
-
-Every rule knows its own law π: tests prove identities on it, the meter reports TV(π, p) with it.
-"""
+"""What an accept rule is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.draft import LawPair
-from sprinter.laws import residual, tv_distance
+from sprinter.laws import tv_distance
 
-__all__ = ["AcceptRule", "Exact"]
+__all__ = ["AcceptRule", "best", "chances"]
 
 
 class AcceptRule(ABC):
@@ -39,7 +35,7 @@ class AcceptRule(ABC):
 
     @abstractmethod
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """b, the chance of keeping each token, in [0, 1]; 1 where q = 0."""
+        """b, the chance of keeping each token, in [0, 1]."""
 
     @abstractmethod
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
@@ -58,19 +54,11 @@ class AcceptRule(ABC):
         return tv_distance(self.law(p, q, control), p)
 
 
-@dataclass(frozen=True, slots=True)
-class Exact(AcceptRule):
-    """b = min(1, p/q), r = [p − q]₊ (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023): π = p."""
+def chances(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p/q), 1 where q = 0. ``[..., V]``; p may be any non-negative weights."""
+    return torch.where(q > 0, p / q, torch.ones_like(p)).clamp(max=1)
 
-    @property
-    def lossless(self) -> bool:
-        """Always (Leviathan et al., Appendix A.1)."""
-        return True
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """min(1, p/q)."""
-        return torch.where(q > 0, p / q, torch.ones_like(p)).clamp(max=1)
-
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """[p − q]₊, normalised."""
-        return residual(p, q)
+def best(p: Tensor) -> Tensor:
+    """All mass on the first largest entry. ``[..., V]`` -> ``[..., V]``."""
+    return torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0)

@@ -1,0 +1,26 @@
+"""Accept rules: which untrusted tokens stay, and what law does the replacement have? Asked at each target call.
+
+Every rule knows its own law π: tests prove identities on it, the meter reports TV(π, p) with it.
+"""
+
+from sprinter.decode.accept.base import AcceptRule
+from sprinter.decode.accept.choice import Bild, GreedyMatch, RandomAccept, Typical
+from sprinter.decode.accept.exact import Exact
+from sprinter.decode.accept.fuzzy import Fuzzy
+from sprinter.decode.accept.lenient import Lenient
+from sprinter.decode.accept.mentored import Mentored
+from sprinter.decode.accept.slack import Opt, Uno
+
+__all__ = [
+    "AcceptRule",
+    "Bild",
+    "Exact",
+    "Fuzzy",
+    "GreedyMatch",
+    "Lenient",
+    "Mentored",
+    "Opt",
+    "RandomAccept",
+    "Typical",
+    "Uno",
+]

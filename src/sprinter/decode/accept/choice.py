@@ -1,0 +1,122 @@
+"""Rules that keep or refuse by p alone: random acceptance, greedy match, typical acceptance, BiLD's rollback."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import AcceptRule, best
+from sprinter.decode.checks import between
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT
+from sprinter.laws import entropy
+
+__all__ = ["Bild", "GreedyMatch", "RandomAccept", "Typical"]
+
+
+@ACCEPT.rule("random")
+@dataclass(frozen=True, slots=True)
+class RandomAccept(AcceptRule):
+    """b = rate, r = p (FSD, Appendix E): π = rate·q + (1 − rate)·p.
+
+    Args:
+        rate: chance of keeping a token.
+    """
+
+    rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        between("rate", self.rate, 0.0, 1.0)
+
+    @property
+    def lossless(self) -> bool:
+        """At rate 0."""
+        return self.rate == 0
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """rate."""
+        return torch.full_like(p, self.rate)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """p."""
+        return p
+
+
+@ACCEPT.rule("greedy")
+@dataclass(frozen=True, slots=True)
+class GreedyMatch(AcceptRule):
+    """Keep x iff it is the target's first choice, else take that (greedy speculative decoding): π is one-hot."""
+
+    @property
+    def lossless_greedy(self) -> bool:
+        """At temperature 0."""
+        return True
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """1 at argmax p, else 0."""
+        return best(p)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """All mass on argmax p."""
+        return best(p)
+
+
+@ACCEPT.rule("typical")
+@dataclass(frozen=True, slots=True)
+class Typical(AcceptRule):
+    """b = 1 iff p(x) > min(ε, δ·exp(−H(p))), r = p (Medusa, Cai et al. 2024, typical acceptance).
+
+    Args:
+        epsilon: hard threshold, in probability.
+        delta: entropy-dependent threshold.
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        between("epsilon", self.epsilon, 0.0, 1.0)
+        between("delta", self.delta, 0.0, 1.0)
+
+    @property
+    def lossless_greedy(self) -> bool:
+        """p(x) is 1 or 0 there; the threshold must lie between."""
+        return min(self.epsilon, self.delta) < 1
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """1 where p exceeds the threshold, else 0."""
+        threshold = (self.delta * torch.exp(-entropy(p))).clamp(max=self.epsilon)
+        return (p > threshold.unsqueeze(-1)).to(p.dtype)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """p."""
+        return p
+
+
+@ACCEPT.rule("bild")
+@dataclass(frozen=True, slots=True)
+class Bild(AcceptRule):
+    """b = 1 iff −ln p(x) <= rollback on the raw p, r = argmax p (Big Little Decoder, Kim et al. 2023, rollback policy).
+
+    Args:
+        rollback: threshold in nats.
+    """
+
+    rollback: float = 5.0
+    needs_raw: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        between("rollback", self.rollback, 0.0, 1000.0)
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """1 where the raw p is at least exp(−rollback), else 0."""
+        raw = p if control is None else control.p
+        return (raw >= math.exp(-self.rollback)).to(p.dtype)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """All mass on argmax p."""
+        return best(p)

@@ -1,0 +1,33 @@
+"""Exact acceptance: Leviathan et al. 2023, Chen et al. 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sprinter.decode.accept.base import AcceptRule, chances
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT
+from sprinter.laws import residual
+
+__all__ = ["Exact"]
+
+
+@ACCEPT.rule("exact")
+@dataclass(frozen=True, slots=True)
+class Exact(AcceptRule):
+    """b = min(1, p/q), r = [p − q]₊ (Leviathan et al. 2023, Algorithm 1; Chen et al. 2023, Algorithm 2): π = p."""
+
+    @property
+    def lossless(self) -> bool:
+        """Always (Leviathan et al., Appendix A.1)."""
+        return True
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """min(1, p/q)."""
+        return chances(p, q)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """[p − q]₊, normalised."""
+        return residual(p, q)

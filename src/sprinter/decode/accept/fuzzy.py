@@ -1,0 +1,92 @@
+"""Fuzzy acceptance: keep where the two laws are close (Fuzzy Speculative Decoding, Holsman et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import AcceptRule, best
+from sprinter.decode.checks import at_least, between
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT, did_you_mean
+from sprinter.errors import UserError
+from sprinter.laws import js_divergence, kl_divergence, tv_distance
+
+__all__ = ["DIVERGENCES", "Fuzzy"]
+
+
+def _js_reference(p: Tensor, q: Tensor) -> Tensor:
+    """½KL(M‖p) + ½KL(M‖q): what the published code computes and the paper's thresholds are scaled to; unbounded."""
+    mean = (p + q) / 2
+    return (kl_divergence(mean, p) + kl_divergence(mean, q)) / 2
+
+
+DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "js": js_divergence,
+    "kl": kl_divergence,
+    "kl_reversed": lambda p, q: kl_divergence(q, p),
+    "tv": tv_distance,
+    "js_reference": _js_reference,
+}
+
+
+@ACCEPT.rule("fuzzy")
+@dataclass(frozen=True, slots=True)
+class Fuzzy(AcceptRule):
+    """b = 1 for the whole position if div(p, q) < threshold, else 0; r = p (FSD, Algorithm 1).
+
+    The divergence is a control signal: it is taken on the raw temperature-1 laws. π is q below the threshold, p above.
+
+    Args:
+        divergence: js (at most ln 2), kl = KL(p‖q), kl_reversed = KL(q‖p), tv, js_reference (the paper's scale).
+        threshold: T, nats (tv: probability).
+        top_k: 0, or compare only the target's k likeliest tokens plus one bucket for the rest.
+        greedy_replacement: after a refusal take argmax p instead of a draw (the paper's section 6.3).
+    """
+
+    divergence: str = "js_reference"
+    threshold: float = 0.3
+    top_k: int = 0
+    greedy_replacement: bool = False
+    needs_raw: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise did_you_mean("divergence", str(self.divergence), list(DIVERGENCES))
+        between("threshold", self.threshold, 0.0, float("inf"))
+        at_least("top_k", self.top_k, 0)
+        if not isinstance(self.greedy_replacement, bool):
+            raise UserError(f"greedy_replacement={self.greedy_replacement} is out of range: give true or false")
+
+    @property
+    def lossless(self) -> bool:
+        """At threshold 0 with sampled replacements."""
+        return self.threshold == 0 and not self.greedy_replacement
+
+    @property
+    def lossless_greedy(self) -> bool:
+        """At threshold 0."""
+        return self.threshold == 0
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """1 or 0 for all tokens of a position alike."""
+        laws = LawPair(p, q) if control is None else control
+        if 0 < self.top_k < laws.p.shape[-1]:
+            laws = _with_rest(laws, self.top_k)
+        close = DIVERGENCES[self.divergence](*laws) < self.threshold
+        return close.unsqueeze(-1).to(p.dtype).expand_as(p)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """p, or all mass on argmax p."""
+        return best(p) if self.greedy_replacement else p
+
+
+def _with_rest(laws: LawPair, k: int) -> LawPair:
+    """Both laws on the k likeliest tokens of p and one bucket for all others, ``[..., k + 1]``."""
+    kept = laws.p.topk(k, -1).indices
+    parts = (law.gather(-1, kept) for law in laws)
+    return LawPair(*(torch.cat([part, (1 - part.sum(-1, keepdim=True)).clamp(min=0)], -1) for part in parts))

@@ -1,0 +1,143 @@
+"""Mentored decoding: the most acceptance that a budget of KL(p‖π) allows (Tran-Thien 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import AcceptRule
+from sprinter.decode.checks import between
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT
+
+__all__ = ["Mentored"]
+
+_LEAST = 1e-9  # refusal mass that arithmetic can still carry
+_STEPS = 60  # of a bisection; each halves the bracket, so the result is exact to rounding
+
+
+@ACCEPT.rule("mentored")
+@dataclass(frozen=True, slots=True)
+class Mentored(AcceptRule):
+    """Maximise Σ q·b subject to KL(p‖π) <= D (Tran-Thien 2024, "An optimal lossy variant of speculative decoding").
+
+    b = min(p/(αq), 1) and r = [p/λ − q]₊/(1 − R), R = Σ q·b, λ such that r is a law; then p/π = clip(p/q, α, λ), and α is
+    the least that keeps the budget. Where p has zeros the budget may be out of reach even as α → 0; then b = 1 where
+    p > 0 and b = c where p = 0, c the largest that keeps the budget. If KL(p‖q) <= D everything is kept.
+
+    The author's notebook stops its search at 20 % of D and shifts an index in λ; here both are solved to rounding.
+
+    Args:
+        kl: the budget D, nats a position.
+    """
+
+    kl: float = 0.1
+
+    def __post_init__(self) -> None:
+        between("kl", self.kl, 0.0, float("inf"))
+
+    @property
+    def lossless(self) -> bool:
+        """At D = 0."""
+        return self.kl == 0
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """min(p/(αq), 1), with the cases above."""
+        return self._solve(p, q)[0].to(p.dtype)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """[p/λ − q]₊, normalised; p where nothing is ever refused."""
+        _, slope = self._solve(p, q)
+        excess = (p * slope.unsqueeze(-1) - q).clamp(min=0).double()
+        total = excess.sum(-1, keepdim=True)
+        return torch.where(total > 0, excess / total, p.double()).to(p.dtype)
+
+    def _solve(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        """b ``[..., V]`` and μ = 1/λ ``[...]``, float64."""
+        sums = _Sums.of(p.double(), q.double())
+        zero, one = torch.zeros_like(sums.kl_all), torch.ones_like(sums.kl_all)
+        alpha = _edge(lambda tried: sums.kl(sums.refused(tried), tried) <= self.kl, one, zero)
+        slack = sums.kl(sums.refused_at_zero(zero), zero) <= self.kl
+        share = _edge(lambda tried: sums.kl(sums.refused_at_zero(tried), zero) <= self.kl, zero, one)
+        everything = sums.kl_all <= self.kl
+        share = torch.where(everything, one, share)
+        b_alpha = torch.where(q > 0, p / (alpha.unsqueeze(-1) * q), 1.0).clamp(max=1)
+        b_slack = torch.where(p > 0, 1.0, share.unsqueeze(-1)).to(torch.float64)
+        open_ended = slack | everything
+        b = torch.where(open_ended.unsqueeze(-1), b_slack, b_alpha)
+        refused = torch.where(open_ended, sums.refused_at_zero(share), sums.refused(alpha))
+        return b, sums.slope(refused)
+
+
+class _Sums(NamedTuple):
+    """Cumulative sums over the tokens in order of p/q, so that every trial of α costs a search, not a pass."""
+
+    ratio: Tensor  # [..., V] p/q ascending; inf where q = 0
+    p: Tensor  # [..., V + 1] mass of p before entry i
+    q: Tensor
+    plogr: Tensor  # Σ p ln(p/q) before entry i, 0 where q = 0
+    gap: Tensor  # [..., V] Σ_{i >= j} (p_i / ratio_j − q_i), decreasing in j
+    kl_all: Tensor  # [...] KL(p‖q)
+    outside: Tensor  # [...] mass of q where p = 0
+
+    @staticmethod
+    def of(p: Tensor, q: Tensor) -> _Sums:
+        ratio = torch.where(q > 0, p / q, torch.where(p > 0, torch.inf, 1.0).double())
+        ratio, order = ratio.sort(-1)
+        p, q = p.gather(-1, order), q.gather(-1, order)
+        terms = torch.where((p > 0) & (q > 0), p * ratio.log(), 0.0)
+        sum_p, sum_q, sum_k = (_before(values) for values in (p, q, terms))
+        tail_p, tail_q = sum_p[..., -1:] - sum_p[..., :-1], sum_q[..., -1:] - sum_q[..., :-1]
+        gap = torch.where(ratio > 0, tail_p / ratio.clamp(min=1e-300), torch.inf) - tail_q
+        kl_all = torch.where(((p > 0) & (q == 0)).any(-1), torch.inf, sum_k[..., -1])
+        return _Sums(ratio, sum_p, sum_q, sum_k, gap, kl_all, torch.where(p == 0, q, 0.0).sum(-1))
+
+    def refused(self, alpha: Tensor) -> Tensor:
+        """1 − R = Σ [q − p/α]₊."""
+        i = torch.searchsorted(self.ratio, alpha.unsqueeze(-1))
+        return (self.q.gather(-1, i) - self.p.gather(-1, i) / alpha.unsqueeze(-1)).squeeze(-1).clamp(min=0)
+
+    def refused_at_zero(self, share: Tensor) -> Tensor:
+        """1 − R for b = 1 where p > 0 and b = share where p = 0."""
+        return (1 - share) * self.outside
+
+    def slope(self, refused: Tensor) -> Tensor:
+        """μ = 1/λ with Σ [μp − q]₊ = 1 − R."""
+        j = self._first(refused)
+        tail_p = (self.p[..., -1:] - self.p.gather(-1, j)).squeeze(-1)
+        tail_q = (self.q[..., -1:] - self.q.gather(-1, j)).squeeze(-1)
+        return (refused + tail_q) / tail_p.clamp(min=1e-300)
+
+    def _first(self, refused: Tensor) -> Tensor:
+        """The first entry (``[..., 1]``) with p/q > λ: where the gap has fallen to what was refused."""
+        j = torch.searchsorted(-self.gap, -refused.unsqueeze(-1), right=True)
+        return j.clamp(max=self.ratio.shape[-1] - 1)
+
+    def kl(self, refused: Tensor, alpha: Tensor) -> Tensor:
+        """KL(p‖π) = Σ p ln clip(p/q, α, λ)."""
+        i = torch.searchsorted(self.ratio, alpha.unsqueeze(-1))
+        j = torch.maximum(self._first(refused), i)
+        low = self.p.gather(-1, i) * alpha.unsqueeze(-1).log().clamp(min=-1e300)
+        middle = self.plogr.gather(-1, j) - self.plogr.gather(-1, i)
+        high = -(self.p[..., -1:] - self.p.gather(-1, j)) * self.slope(refused).unsqueeze(-1).clamp(min=1e-300).log()
+        # Where p has mass and q none, π lives on what is refused; less than this is lost in 1 − Σ q·b.
+        lost = self.kl_all.isinf() & (refused < _LEAST)
+        return torch.where(lost, torch.inf, (low + middle + high).squeeze(-1))
+
+
+def _before(values: Tensor) -> Tensor:
+    """Sum of the entries before each place, ``[..., V]`` -> ``[..., V + 1]``."""
+    return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
+
+
+def _edge(feasible: Callable[[Tensor], Tensor], good: Tensor, bad: Tensor) -> Tensor:
+    """The feasible end of a bracket that a bisection has closed; ``good`` is feasible."""
+    for _ in range(_STEPS):
+        middle = (good + bad) / 2
+        fine = feasible(middle)
+        good, bad = torch.where(fine, middle, good), torch.where(fine, bad, middle)
+    return good

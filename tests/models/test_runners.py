@@ -1,0 +1,234 @@
+"""Runners: whatever is fed, forgotten and copied, logits and hidden states are those of the uncached pass."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from sprinter.models import forward
+from sprinter.models.runner import Runner, Step, make_runner
+from tests.models.tiny import CONTEXT, VOCAB, fresh, tiny, uncached
+
+ROW = ["gpt2", "llama", "llama-eager", "qwen2", "gpt_neox", "gemma2", "mistral", "opt"]
+TOLERANCE = 1e-5
+
+
+class Told:
+    """A runner and what its rows should hold; every answer is compared with the uncached pass."""
+
+    def __init__(self, runner: Runner, kind: str, seed: int = 0) -> None:
+        self.runner, self.model = runner, tiny(kind)
+        self.rows: list[list[int]] = [[] for _ in range(runner.batch)]
+        self.random = random.Random(seed)
+
+    def extend(self, counts: Sequence[int], n: int | None = None, *, logits: bool = True) -> None:
+        n = n or max(1, *counts)
+        tokens = [[self.random.randrange(VOCAB) for _ in range(n)] for _ in counts]
+        given = None if all(count == n for count in counts) and self.random.random() < 0.7 else counts
+        step = self.runner.extend(torch.tensor(tokens), given, logits=logits)
+        for row, count in enumerate(counts):
+            self.rows[row] += tokens[row][:count]
+        self.check(step, counts, n, logits)
+
+    def check(self, step: Step, counts: Sequence[int], n: int, logits: bool) -> None:
+        assert self.runner.lengths == [len(row) for row in self.rows]
+        assert step.hidden.shape == (len(counts), n, self.runner.hidden_size)
+        assert logits == (step.logits is not None)
+        for row, count in enumerate(counts):
+            if count == 0:
+                continue
+            expected, hidden = uncached(self.model, self.rows[row])
+            scale = hidden.abs().max().item()
+            torch.testing.assert_close(
+                step.hidden[row, :count], hidden[-count:], rtol=0, atol=TOLERANCE * max(1.0, scale)
+            )
+            if step.logits is not None:
+                assert step.logits.shape == (len(counts), n, VOCAB)
+                scale = expected.abs().max().item()
+                torch.testing.assert_close(
+                    step.logits[row, :count], expected[-count:], rtol=0, atol=TOLERANCE * max(1.0, scale)
+                )
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        self.runner.rewind(lengths)
+        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
+        assert self.runner.lengths == list(lengths)
+
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        self.runner.copy(from_row, to_rows)
+        for row in to_rows:
+            self.rows[row] = list(self.rows[from_row])
+
+    def anything(self) -> None:
+        """One random operation."""
+        batch, rng, room = self.runner.batch, self.random, [self.runner.max_len - len(row) for row in self.rows]
+        act = rng.choice(["extend", "extend", "extend", "rewind", "copy"])
+        if act == "rewind":
+            self.rewind([rng.randint(max(0, len(row) - 6), len(row)) for row in self.rows])
+        elif act == "copy":
+            self.copy(rng.randrange(batch), [row for row in range(batch) if rng.random() < 0.5])
+        elif rng.random() < 0.3 and min(room) > 0:
+            n = rng.randint(1, min(9, *room, 9))
+            self.extend([n] * batch)
+        else:
+            counts = [min(rng.choice([0, 1, 3, 8]), free) for free in room]
+            self.extend(counts, max(1, *counts) + rng.choice([0, 2]), logits=rng.random() < 0.8)
+
+
+@pytest.mark.parametrize("kind", ROW)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_row_runner_equals_the_uncached_pass_in_random_programs(kind: str, batch: int) -> None:
+    told = Told(make_runner(tiny(kind), batch=batch, max_len=40), kind, seed=batch)
+    assert told.runner.name == "row"
+    for _ in range(24):
+        told.anything()
+
+
+@pytest.mark.parametrize("kind", ["gpt_neo", "gemma2", "mistral", "llama"])
+def test_crop_runner_equals_the_uncached_pass_in_random_programs(kind: str) -> None:
+    told = Told(make_runner(tiny(kind), max_len=40, prefer="crop"), kind, seed=5)
+    assert told.runner.name == "crop"
+    for _ in range(24):
+        told.anything()
+
+
+@pytest.mark.parametrize("kind", ROW)
+def test_ragged_rows_with_idle_rows_and_copies(kind: str) -> None:
+    told = Told(make_runner(tiny(kind), batch=3, max_len=30), kind)
+    told.extend([9, 4, 0])
+    told.extend([1, 0, 12])
+    told.rewind([3, 4, 11])
+    told.copy(2, [0, 2])
+    told.extend([5, 2, 5])
+    told.rewind([0, 6, 16])
+    told.extend([0, 0, 0], 2)
+    told.extend([16, 1, 1])
+    told.extend([14, 0, 0])
+    assert told.runner.lengths[0] == 30
+    told.extend([0, 3, 2], 5)  # the full row has no room even for padding
+
+
+def test_aligned_rows_need_no_ragged_writes() -> None:
+    told = Told(make_runner(tiny("llama"), batch=2, max_len=30), "llama")
+    told.extend([5, 5])
+    told.extend([1, 1])
+    told.rewind([2, 2])
+    told.extend([3, 3])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_neo"])
+def test_long_inputs_go_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "CHUNK", 5)
+    told = Told(make_runner(tiny(kind), max_len=CONTEXT), kind)
+    told.extend([23])
+    told.extend([11], logits=False)
+    told.extend([7], 16)
+    told.extend([1])
+
+
+def test_long_ragged_inputs_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "CHUNK", 5)
+    told = Told(make_runner(tiny("gpt2"), batch=3, max_len=CONTEXT), "gpt2")
+    told.extend([23, 4, 0])
+    told.extend([3, 12, 17])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neo"])
+def test_prefill_pays_for_one_position_of_the_output_embedding(kind: str) -> None:
+    model = tiny(kind)
+    runner = make_runner(model, max_len=20)
+    seen: list[int] = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda *args: seen.append(args[2].shape[1]))
+    step = runner.extend(torch.ones(1, 9, dtype=torch.long), logits=False)
+    handle.remove()
+    assert seen == [1]
+    assert step.logits is None
+    assert step.hidden.shape == (1, 9, runner.hidden_size)
+
+
+def test_hidden_is_the_input_of_the_output_embedding_and_softcapping_stays() -> None:
+    model = tiny("gemma2")
+    step = make_runner(model, max_len=20).extend(torch.arange(8)[None])
+    assert step.logits is not None
+    raw = model.get_output_embeddings()(step.hidden.clone())
+    torch.testing.assert_close(step.logits, 2.0 * torch.tanh(raw / 2.0))
+    assert raw.abs().max() > 2.0 >= step.logits.abs().max()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neo"])
+def test_an_interrupted_pass_leaves_the_rows_as_they_were(kind: str) -> None:
+    told = Told(make_runner(tiny(kind), max_len=30), kind)
+    told.extend([6])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    handle = told.model.get_output_embeddings().register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        told.runner.extend(torch.ones(1, 4, dtype=torch.long))
+    handle.remove()
+    assert told.runner.lengths == [6]
+    told.extend([5])
+
+
+def test_runners_share_a_model_and_leave_it_as_it_was() -> None:
+    model = tiny("qwen2")
+    told, other = (Told(make_runner(model, max_len=20), "qwen2", seed) for seed in (1, 2))
+    for count in (4, 1, 6):
+        told.extend([count])
+        other.extend([count + 1])
+    assert not model.get_output_embeddings()._forward_pre_hooks
+
+
+def test_a_model_in_training_mode_is_put_into_evaluation_mode() -> None:
+    model = fresh("gpt2").train()
+    make_runner(model, max_len=8)
+    assert not model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_other_dtypes_keep_their_dtype(kind: str, dtype: torch.dtype) -> None:
+    runner = make_runner(fresh(kind).to(dtype), batch=2, max_len=20)
+    for counts in (None, [1, 3]):
+        step = runner.extend(torch.ones(2, 3, dtype=torch.long), counts)
+        assert step.logits is not None
+        assert step.logits.dtype == step.hidden.dtype == dtype
+        assert step.logits.isfinite().all()
+
+
+@pytest.mark.parametrize(("kind", "batch"), [("llama", 2), ("gpt_neo", 1)])
+def test_misuse_is_refused_and_changes_nothing(kind: str, batch: int) -> None:
+    runner = make_runner(tiny(kind), batch=batch, max_len=8)
+    tokens = torch.ones(batch, 5, dtype=torch.long)
+    runner.extend(tokens)
+    with pytest.raises(ValueError, match="would hold 10 tokens"):
+        runner.extend(tokens)
+    with pytest.raises(ValueError, match="from 0 to 5"):
+        runner.extend(tokens, [6] * batch)
+    with pytest.raises(ValueError, match="from 0 to 5"):
+        runner.extend(tokens, [1] * (batch + 1))
+    with pytest.raises(ValueError, match="wanted"):
+        runner.extend(tokens[0])
+    with pytest.raises(ValueError, match="wanted"):
+        runner.extend(tokens[:, :0])
+    with pytest.raises(ValueError, match="row 0 holds 5 tokens and cannot be rewound to 6"):
+        runner.rewind([6] * batch)
+    with pytest.raises(ValueError, match="cannot be rewound to -1"):
+        runner.rewind([-1] * batch)
+    with pytest.raises(ValueError, match="must be"):
+        runner.rewind([1] * (batch + 1))
+    with pytest.raises(ValueError, match="does not exist"):
+        runner.copy(0, [batch])
+    assert runner.lengths == [5] * batch
+    with pytest.raises(ValueError, match="at least 1"):
+        make_runner(tiny(kind), max_len=0)
+
+
+def test_runners_fit_the_interface() -> None:
+    for kind in ("llama", "gpt_neo"):
+        runner = make_runner(tiny(kind), max_len=8)
+        assert isinstance(runner, Runner)
+        assert (runner.batch, runner.max_len, runner.vocab_size, runner.hidden_size) == (1, 8, VOCAB, 32)
+        runner.copy(0, [0])
