@@ -10,7 +10,7 @@ from sprinter.models import forward
 from sprinter.models.runner import Runner, Step, make_runner
 from tests.models.tiny import CONTEXT, VOCAB, fresh, tiny, uncached
 
-ROW = ["gpt2", "llama", "llama-eager", "qwen2", "gpt_neox", "gemma2", "mistral", "opt"]
+ROW = ["gpt2", "llama", "llama-eager", "qwen2", "qwen2-sliding", "gpt_neox", "gemma2", "mistral", "opt"]
 TOLERANCE = 1e-5
 
 

@@ -101,6 +101,9 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
     "llama-eager": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, attn_implementation="eager")),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_GROUPED)),
+    "qwen2-sliding": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**_GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    ),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_COMMON)),
     "gemma2": _gemma2,
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),

@@ -130,7 +130,7 @@ def _print_table(rows: Sequence[dict[str, Any]], length: int) -> None:
     page = console()
     page.print(table)
     page.print(
-        f"{len(PROMPTS)} prompts, up to {length} tokens each, temperature 1, every trusted token scored (meter complete). "
+        f"{len(PROMPTS)} prompts, up to {length} tokens each, temperature 1, meter complete. "
         "Drift 0.05 reads: 5 tokens in 100 are not those that the target would have drawn."
     )
 

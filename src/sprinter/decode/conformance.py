@@ -97,7 +97,7 @@ def _check_lossless(method: Method, what: str, ahead: int = 1) -> None:
 
 def _signals(count: int, seed: int) -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(seed)
-    names = ("gate", "entropy", "max_prob", "uniform", "token_prob")
+    names = ("gate", "uniform", *(a + b for a in ("entropy", "max_prob", "token_prob") for b in ("", "_processed")))
     signals = {name: torch.rand(count, generator=chance, dtype=torch.float64) for name in names}
     signals["trusted"] = torch.rand(count, generator=chance) < 0.5
     signals["drafted"] = torch.randint(1, 20, (count,), generator=chance)
@@ -118,7 +118,8 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
         batched, _ = call(signals, rule.start())
         assert bool(batched.expand(64)[i]) == bool(first), f"{rule}: batched and single decisions differ"
         if not rule.sees_token:
-            other, _ = call({**one, "token_prob": 1 - one["token_prob"]}, rule.start())
+            others = {name: 1 - one[name] for name in ("token_prob", "token_prob_processed")}
+            other, _ = call({**one, **others}, rule.start())
             assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
 
 

@@ -98,12 +98,9 @@ class ChainDriver:
             tokens.append(x)
             laws.append(law)
         q = torch.stack(laws)
-        signals = {
-            "gate": torch.tensor(scores, dtype=torch.float64),
-            "entropy": entropy(q),
-            "max_prob": q.amax(-1),
-            "token_prob": q[range(len(tokens)), tokens],
-        }
+        read = {"entropy": entropy(q), "max_prob": q.amax(-1), "token_prob": q[range(len(tokens)), tokens]}
+        signals = {"gate": torch.tensor(scores, dtype=torch.float64), **read}
+        signals |= {f"{name}_processed": values for name, values in read.items()}  # a chain's laws are both
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
 
     def _score(self, request: AskScore) -> Scores:

@@ -12,10 +12,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.accept import (
+    AcceptRule,
+    Bild,
+    Exact,
+    Fuzzy,
+    Lenient,
+    Mentored,
+    Opt,
+    RandomAccept,
+    Typical,
+    Uno,
+)
 from sprinter.decode.checks import at_least
 from sprinter.decode.registry import ACCEPT, METHODS, STOP, TRUST, Registry, did_you_mean
-from sprinter.decode.stop import Fixed, Never, StopRule, Untrusted
+from sprinter.decode.stop import (
+    AdaEdl,
+    BildFallback,
+    Confidence,
+    Fixed,
+    Heuristic,
+    Never,
+    StopRule,
+    Svip,
+    Untrusted,
+)
 from sprinter.decode.trust import Coin, Everyone, Gate, Nobody, TrustRule
 from sprinter.errors import UserError
 
@@ -112,15 +133,87 @@ def speculative(*, gamma: int = 5) -> Method:
 
 
 @preset("sprinter", _SPRINTER)
-def sprinter(*, tau: float = 0.5, cap: int = 20) -> Method:
-    """A gate trusts draft tokens one by one; the first that it refuses is checked by the target."""
-    return Method(trust=Gate(tau), stop=Untrusted(), cap=cap)
+def sprinter(*, tau: float = 0.5, cap: int = 20, tail: int = 0) -> Method:
+    """A gate trusts draft tokens one by one; the first that it refuses, and a tail, are checked by the target."""
+    return Method(trust=Gate(tau), stop=Untrusted(tail), cap=cap)
+
+
+@preset("heuristic", "transformers, num_assistant_tokens_schedule")
+def heuristic(*, start: int = 5) -> Method:
+    """Exact speculative decoding whose draft length follows success."""
+    return Method(stop=Heuristic(start), cap=40)
+
+
+@preset("confidence", "transformers, assistant_confidence_threshold")
+def confidence(*, c: float = 0.4) -> Method:
+    """Exact speculative decoding that stops where the draft is unsure of its token."""
+    return Method(stop=Confidence(c), cap=40)
+
+
+@preset("svip", "SVIP (Zhang et al. 2024), equation 8")
+def svip(*, h: float = 0.3, c: float = 0.15) -> Method:
+    """Exact speculative decoding that stops where the draft's entropy is high."""
+    return Method(stop=Svip(h, c), cap=40)
+
+
+@preset("adaedl", "AdaEDL (Agrawal et al. 2024)")
+def adaedl() -> Method:
+    """As svip, with a threshold that follows the acceptance rate."""
+    return Method(stop=AdaEdl(), cap=40)
 
 
 @preset("coin", "baseline of this project")
 def coin(*, rate: float = 0.5, cap: int = 20) -> Method:
     """SPRINTER with a coin for a gate: what a gate must beat at the same trusted share."""
     return Method(trust=Coin(rate), stop=Untrusted(), cap=cap)
+
+
+@preset("opt", "Yin et al. 2024, Theorem 4")
+def opt(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
+    """Acceptance with slack ε and the best replacement for it: on the Pareto front."""
+    return Method(stop=Fixed(gamma), accept=Opt(epsilon))
+
+
+@preset("uno", "Yin et al. 2024, baseline of Theorem 4")
+def uno(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
+    """Acceptance with slack ε, replacement from p."""
+    return Method(stop=Fixed(gamma), accept=Uno(epsilon))
+
+
+@preset("fuzzy", "Fuzzy Speculative Decoding (Holsman et al. 2025), Algorithm 1")
+def fuzzy(*, divergence: str = "js_reference", threshold: float = 0.3, gamma: int = 5) -> Method:
+    """Keep all tokens where the two laws are close."""
+    return Method(stop=Fixed(gamma), accept=Fuzzy(divergence, threshold))
+
+
+@preset("mentored", "Tran-Thien 2024")
+def mentored(*, kl: float = 0.1, gamma: int = 5) -> Method:
+    """The most acceptance that a budget of KL(p‖π) allows."""
+    return Method(stop=Fixed(gamma), accept=Mentored(kl))
+
+
+@preset("lenient", "transformers, assistant_ensemble_weight")
+def lenient(*, w: float = 0.8, gamma: int = 5) -> Method:
+    """Exact acceptance against a mixture of target and draft."""
+    return Method(stop=Fixed(gamma), accept=Lenient(w))
+
+
+@preset("typical", "Medusa (Cai et al. 2024)")
+def typical(*, epsilon: float = 0.09, delta: float = 0.3, gamma: int = 5) -> Method:
+    """Keep what the target finds likely enough."""
+    return Method(stop=Fixed(gamma), accept=Typical(epsilon, delta))
+
+
+@preset("bild", "Big Little Decoder (Kim et al. 2023)")
+def bild(*, fallback: float = 0.6, rollback: float = 5.0) -> Method:
+    """The draft hands over where it is unsure; the target rolls back what it finds absurd."""
+    return Method(stop=BildFallback(fallback), accept=Bild(rollback), cap=10)
+
+
+@preset("random", "Fuzzy Speculative Decoding, Appendix E")
+def random(*, rate: float = 0.5, gamma: int = 5) -> Method:
+    """Keep each token with a fixed chance."""
+    return Method(stop=Fixed(gamma), accept=RandomAccept(rate))
 
 
 def method_table() -> list[dict[str, Any]]:

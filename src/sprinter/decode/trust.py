@@ -21,9 +21,9 @@ State = tuple[Tensor, ...]
 class TrustRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
-    ``needs`` names the signals: any of ``gate`` (score of the gate, in [0, 1]), ``entropy`` and ``max_prob`` (of the
-    raw draft law), ``uniform`` (one addressed number), ``token_prob`` (q(x), processed), ``drafted`` (position in the
-    run, from 1). Set ``sees_token = True`` if the decision depends on x beyond its prefix: drift is then metered
+    ``needs`` names the signals: any of ``gate`` (score of the gate, in [0, 1]), ``uniform`` (one addressed number),
+    ``entropy``, ``max_prob`` and ``token_prob`` (q(x)) of the raw draft law, or of the processed one with the ending
+    ``_processed``; ``drafted`` (place in the run, from 1) is always there. Set ``sees_token = True`` if the decision depends on x beyond its prefix: drift is then metered
     with max(0, 1 − p(x)/q(x)).
     """
 

@@ -112,7 +112,7 @@ class RowDriver:
             raw = raw_law(logits[-1]) if self._needs_raw or signals.keys() & _RAW_SIGNALS else law
             x = self._draws.token(law, request.round, len(side.text), Purpose.DRAFT)
             for name in signals.keys() - {"gate"}:
-                signals[name].append(float(_SIGNALS[name](law, raw, x)))
+                signals[name].append(float(_SIGNALS[name](raw if name in _RAW_SIGNALS else law, x)))
             stats.draft_s += time.perf_counter() - began
             if "gate" in signals:
                 signals["gate"].append(self._gate_score(hidden[-1]))
@@ -168,10 +168,11 @@ class RowDriver:
             self._stats.prefill_s += time.perf_counter() - began
 
 
-Signal = Callable[[Tensor, Tensor, int], Tensor]
-_SIGNALS: Mapping[str, Signal] = {
-    "entropy": lambda law, raw, x: entropy(raw),
-    "max_prob": lambda law, raw, x: raw.amax(),
-    "token_prob": lambda law, raw, x: law[x],
+Signal = Callable[[Tensor, int], Tensor]
+_READINGS: Mapping[str, Signal] = {
+    "entropy": lambda law, x: entropy(law),
+    "max_prob": lambda law, x: law.amax(),
+    "token_prob": lambda law, x: law[x],
 }
-_RAW_SIGNALS = frozenset({"entropy", "max_prob"})
+_SIGNALS = {name + law: read for name, read in _READINGS.items() for law in ("", "_processed")}
+_RAW_SIGNALS = frozenset(_READINGS)

@@ -83,8 +83,9 @@ def make_runner(model: PreTrainedModel, *, batch: int = 1, max_len: int, prefer:
         raise UserError(f"{_name(model)} cannot use the row runner: {choice.reason}; use 'crop'")
     if kind == "row":
         return RowRunner(model, batch, max_len, choice.windows)
+    why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
     if batch > 1:
-        raise UserError(f"{_name(model)} decodes one row at a time ({choice.reason}): use batch=1")
+        raise UserError(f"{_name(model)} decodes one row at a time ({why}): use batch=1")
     return CropRunner(model, max_len)
 
 

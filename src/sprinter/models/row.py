@@ -34,7 +34,7 @@ class _Span:
     Attributes:
         start: first position, where rows are aligned.
         keys: keys that the pass can see, over all rows.
-        index: ``[batch, n]`` position of each token where rows are ragged (padding goes to the spare slot), else None.
+        index: ``[batch, n]`` slot of each token where rows are ragged, else None.
         rows: ``[batch, 1]`` row numbers, to go with ``index``.
     """
 
@@ -46,7 +46,7 @@ class _Span:
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes the padding."""
+    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding that has no room."""
 
     def __init__(self, span: _Span, max_len: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -192,13 +192,12 @@ class RowRunner(ModelRunner):
         """Each row at its own length with its own count."""
         span = self._cache.span
         ends = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        host = torch.tensor([self._lengths, ends])
-        starts, stops = host.to(self.device)[:, :, None]
+        starts = torch.tensor(self._lengths, device=self.device)[:, None]
         wanted = starts + torch.arange(n, device=self.device)
-        real = wanted < stops
         span.start, span.keys = max(self._lengths), max(1, *ends)
-        # A padded token must not touch its row: it is written to the spare slot, and looks where some key is.
-        span.index = wanted.where(real, self.max_len)
+        # Padding lands beyond its row's end, where nobody looks before real tokens are written over it; what
+        # would land beyond the buffer goes to the spare slot.
+        span.index = wanted.clamp(max=self.max_len)
         positions = wanted.clamp(max=self.max_len - 1)
 
         def mask(window: int | None) -> Tensor:

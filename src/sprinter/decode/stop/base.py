@@ -1,0 +1,59 @@
+"""What a stop rule is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from sprinter.decode.trust import State
+from sprinter.errors import UserError
+
+__all__ = ["StopRule", "law_of"]
+
+
+class StopRule(ABC):
+    """A pure function (signals, state) -> (decision, state) on tensors.
+
+    ``needs`` names signals as for trust rules; ``trusted`` (the trust rule's answer) and ``drafted`` (tokens drafted in
+    this run, from 1) are always there. ``discards = True``: the token that triggers the stop is thrown away; such a
+    rule must not look at it (``sees_token`` False), or exact methods would be biased.
+    """
+
+    discards: ClassVar[bool] = False
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals that a driver must give."""
+        return frozenset()
+
+    @property
+    def sees_token(self) -> bool:
+        """Whether the decision depends on x beyond its prefix."""
+        return False
+
+    def start(self) -> State:
+        """State at the start of a sequence."""
+        return ()
+
+    def begin_round(self, state: State) -> State:
+        """State at the start of a draft run."""
+        return state
+
+    @abstractmethod
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Decision (bool tensor, shape of the signals) and the next state."""
+
+    def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
+        """State after the target call: ``drafted`` tokens in the run, ``checked`` of them untrusted, of which
+        ``accepted`` were kept."""
+        return state
+
+
+def law_of(signal: str, law: str) -> str:
+    """The name of a signal on the raw or the processed draft law."""
+    if law not in ("raw", "processed"):
+        raise UserError(f"law={law} is unknown: give raw or processed")
+    return signal if law == "raw" else f"{signal}_processed"

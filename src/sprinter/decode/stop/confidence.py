@@ -1,0 +1,161 @@
+"""Stop rules that read the draft's own certainty: confidence, BiLD's fallback, SVIP, AdaEDL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.checks import at_least, between
+from sprinter.decode.registry import STOP
+from sprinter.decode.stop.base import StopRule, law_of
+from sprinter.decode.trust import State
+
+__all__ = ["AdaEdl", "BildFallback", "Confidence", "Svip"]
+
+
+@STOP.rule("confidence")
+@dataclass(frozen=True, slots=True)
+class Confidence(StopRule):
+    """Stop when q(x) < c (transformers' ``assistant_confidence_threshold``). It looks at x, so it must keep it.
+
+    Args:
+        c: threshold, probability.
+        law: q processed (what x was drawn from) or raw.
+    """
+
+    c: float = 0.4
+    law: str = "processed"
+
+    def __post_init__(self) -> None:
+        between("c", self.c, 0.0, 1.0)
+        law_of("token_prob", self.law)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """q(x)."""
+        return frozenset({law_of("token_prob", self.law)})
+
+    @property
+    def sees_token(self) -> bool:
+        """It does."""
+        return True
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """q(x) < c."""
+        return signals[law_of("token_prob", self.law)] < self.c, state
+
+
+@STOP.rule("fallback")
+@dataclass(frozen=True, slots=True)
+class BildFallback(StopRule):
+    """Stop when max q < f and discard the token (Big Little Decoder, Kim et al. 2023, fallback policy).
+
+    Args:
+        f: threshold, probability.
+        law: raw or processed.
+    """
+
+    f: float = 0.6
+    law: str = "raw"
+    discards: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        between("f", self.f, 0.0, 1.0)
+        law_of("max_prob", self.law)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """max q."""
+        return frozenset({law_of("max_prob", self.law)})
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """max q < f."""
+        return signals[law_of("max_prob", self.law)] < self.f, state
+
+
+@STOP.rule("svip")
+@dataclass(frozen=True, slots=True)
+class Svip(StopRule):
+    """Stop when sqrt(c·H(q)) > h (SVIP, Zhang et al. 2024, equation 8): 1 − sqrt(cH) bounds the acceptance from below.
+
+    Args:
+        h: threshold. c: the constant that the paper absorbs into its reported h.
+        law: raw or processed.
+    """
+
+    h: float = 0.3
+    c: float = 0.15
+    law: str = "raw"
+
+    def __post_init__(self) -> None:
+        between("h", self.h, 0.0, 1e6)
+        between("c", self.c, 0.0, 1e6)
+        law_of("entropy", self.law)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """H(q), nats."""
+        return frozenset({law_of("entropy", self.law)})
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """sqrt(c·H) > h."""
+        return (self.c * signals[law_of("entropy", self.law)]).sqrt() > self.h, state
+
+
+@STOP.rule("adaedl")
+@dataclass(frozen=True, slots=True)
+class AdaEdl(StopRule):
+    """Stop when 1 − sqrt(g·H(q)) < λ; λ follows the acceptance rate (AdaEDL, Agrawal et al. 2024).
+
+    After a round: AR ← β1·AR + (1 − β1)·accepted/drafted; λ' = λ + ε if AR < α, else λ − ε unless all of ``longest``
+    tokens were accepted; λ ← β2·λ + (1 − β2)·λ'.
+
+    Args:
+        g: scale of the entropy. alpha: wanted acceptance rate. beta1, beta2: memories. epsilon: step of λ.
+        threshold: λ at the start. longest: γ_max, tokens.
+        law: raw or processed.
+    """
+
+    g: float = 0.2
+    alpha: float = 0.9
+    beta1: float = 0.5
+    beta2: float = 0.9
+    epsilon: float = 0.01
+    threshold: float = 0.5
+    longest: int = 40
+    law: str = "raw"
+
+    def __post_init__(self) -> None:
+        between("g", self.g, 0.0, 1e6)
+        for name in ("alpha", "beta1", "beta2", "epsilon", "threshold"):
+            between(name, getattr(self, name), 0.0, 1.0)
+        at_least("longest", self.longest, 1)
+        law_of("entropy", self.law)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """H(q), nats."""
+        return frozenset({law_of("entropy", self.law)})
+
+    def start(self) -> State:
+        """(λ, AR), float64; AR starts at α."""
+        return (torch.tensor(self.threshold, dtype=torch.float64), torch.tensor(self.alpha, dtype=torch.float64))
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """1 − sqrt(g·H) < λ, or the longest run."""
+        low = 1 - (self.g * signals[law_of("entropy", self.law)]).sqrt() < state[0]
+        return low | (signals["drafted"] >= self.longest), state
+
+    def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
+        """As above; a round without a draft leaves the state as it is."""
+        if drafted == 0:
+            return state
+        threshold, rate = state
+        rate = self.beta1 * rate + (1 - self.beta1) * accepted / drafted
+        full = accepted == self.longest
+        wanted = torch.where(rate < self.alpha, threshold + self.epsilon, threshold if full else threshold - self.epsilon)
+        return (self.beta2 * threshold + (1 - self.beta2) * wanted, rate)
