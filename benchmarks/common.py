@@ -89,18 +89,28 @@ def interleave(arms: Sequence[Arm], prompts: Sequence[str], repeats: int = 1, no
                 shift = (i + repeat) % len(arms)
                 for arm in [*arms[shift:], *arms[:shift]]:
                     arm.outs.append(arm.run(prompt, repeat * len(prompts) + i))
-                print(f"\r{note} {repeat * len(prompts) + i + 1}/{repeats * len(prompts)}", end="", file=sys.stderr)
+                print(
+                    f"\r{note} {repeat * len(prompts) + i + 1}/{repeats * len(prompts)}",
+                    end="",
+                    file=sys.stderr,
+                )
             gc.collect()
     finally:
         gc.enable()
         print(file=sys.stderr)
 
 
-def interval(top: np.ndarray, bottom: np.ndarray, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+def interval(
+    top: np.ndarray, bottom: np.ndarray, repeats: int = 2000, seed: int = 0
+) -> tuple[float, float, float]:
     """Ratio of sums with its 95 % bootstrap interval over prompts: (value, low, high)."""
     picks = np.random.default_rng(seed).integers(len(top), size=(repeats, len(top)))
     ratios = np.sort(top[picks].sum(1) / bottom[picks].sum(1))
-    return float(top.sum() / bottom.sum()), float(ratios[int(0.025 * repeats)]), float(ratios[int(0.975 * repeats)])
+    return (
+        float(top.sum() / bottom.sum()),
+        float(ratios[int(0.025 * repeats)]),
+        float(ratios[int(0.975 * repeats)]),
+    )
 
 
 def speed_ratio(arm: Arm, base: Arm, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
@@ -120,7 +130,9 @@ def environment() -> dict[str, Any]:
     """Where and with what the numbers were made."""
 
     def git(*args: str) -> str:
-        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *args], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     model = "unknown"
     if Path("/proc/cpuinfo").exists():

@@ -31,7 +31,12 @@ def runner(pair: sprinter.Pair, method: str, temperature: float) -> Callable[[st
 
     def run(prompt: str, seed: int) -> sprinter.Generation:
         return pair.generate(
-            prompt, method=method, max_new_tokens=NEW_TOKENS, temperature=temperature, seed=seed, meter="complete"
+            prompt,
+            method=method,
+            max_new_tokens=NEW_TOKENS,
+            temperature=temperature,
+            seed=seed,
+            meter="complete",
         )
 
     return run
@@ -73,7 +78,9 @@ def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[st
     return {"gamma": gamma, "gamma_speeds": speeds, "tau": taus, "rate": rates}
 
 
-def measure(pair: sprinter.Pair, prompts: list[str], temperature: float, tuned: dict[str, Any], repeats: int) -> list[Any]:
+def measure(
+    pair: sprinter.Pair, prompts: list[str], temperature: float, tuned: dict[str, Any], repeats: int
+) -> list[Any]:
     """All arms of one temperature; one row an arm."""
     methods = {"autoregressive": "autoregressive", "speculative": f"speculative(gamma={tuned['gamma']})"}
     for drift in DRIFTS:
@@ -119,7 +126,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Tune, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--tuning-prompts", type=int, default=30)

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pair_data
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pair_data
 from pair_data import PreparedData
 from pair_model import CONTEXT, load_exported
-from torch import Tensor, nn
 
 CACHE_TOKENS = 256
 TIMED_STEPS = 200

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from pair_data import EOS, PreparedData, UsageError
 from torch import Tensor, nn
+
+from pair_data import EOS, PreparedData, UsageError
 
 CONTEXT = 1024
 

@@ -27,17 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pair_data
-import pair_evaluate
 import tokenizers
 import torch
 import torch.nn.functional as F
 import transformers
-from pair_data import Document, PreparedData, UsageError, Windows
-from pair_model import CONTEXT, PRESETS, Preset, Shape, build_model, export, load_exported, make_optimizers
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
+
+import pair_data
+import pair_evaluate
+from pair_data import Document, PreparedData, UsageError, Windows
+from pair_model import CONTEXT, PRESETS, Preset, Shape, build_model, export, load_exported, make_optimizers
 
 LONG_WINDOWS_FROM = 0.80  # the last fifth is trained at full context, so that late rotary positions are seen
 DECAY_FROM = 0.68

@@ -42,11 +42,17 @@ class Sampling:
         if 0.0 < self.temperature < 1e-30:
             raise UserError(f"temperature={self.temperature} is too small to divide by: give 0 (greedy)")
         if not isinstance(self.top_k, int) or self.top_k < 0:
-            raise UserError(f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)")
+            raise UserError(
+                f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)"
+            )
         if not 0.0 < self.top_p <= 1.0:
-            raise UserError(f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)")
+            raise UserError(
+                f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)"
+            )
         if not 0.0 <= self.min_p <= 1.0:
-            raise UserError(f"min_p={self.min_p} is out of range: give a number in [0, 1] (0 keeps all tokens)")
+            raise UserError(
+                f"min_p={self.min_p} is out of range: give a number in [0, 1] (0 keeps all tokens)"
+            )
 
     @property
     def greedy(self) -> bool:

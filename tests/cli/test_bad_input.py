@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
+from tests.cli.tiny import CONTEXT, Places, Run
 
 from sprinter.cli import main
-from tests.cli.conftest import CONTEXT, Places, Run
 
 # name, arguments, words of the line; {target}, {root}, ... stand for the tiny models
 REQUESTS = [

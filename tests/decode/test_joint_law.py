@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from sprinter.decode.conformance import check_same_law
@@ -91,7 +93,7 @@ def test_a_gate_that_never_trusts_writes_the_targets_texts(ahead: int, cap: int)
 TAUS = [0.0, 0.3, 0.5, 0.8, 1.0]
 
 
-def gate_of(pair: MarkovPair, tau: float):  # noqa: ANN201
+def gate_trust(pair: MarkovPair, tau: float) -> Callable[[Text, int], float]:
     return lambda text, x: float(pair.gate(text) >= tau)
 
 
@@ -109,9 +111,9 @@ def test_a_gate_gives_the_drafts_law_where_it_trusts_and_the_targets_elsewhere(t
     """tau = 0 trusts all: the draft's law between the checks at the cap, which write the target's."""
     method = parse_method(f"sprinter(tau={tau}, cap={'none' if cap is None else cap})")
     for pair, length, ends in ((DENSE, 3, never_ends), (ZEROS, 4, ends_at_eos), (SMALL, 4, never_ends)):
-        wanted, _ = oracle(pair, length, gate_of(pair, tau), cap, ends=ends)
+        wanted, _ = oracle(pair, length, gate_trust(pair, tau), cap, ends=ends)
         assert sum(wanted.values()) == pytest.approx(1, abs=1e-12)
-        for ahead in (1, 3):
+        for ahead in (1, 3) if tau < 1 else (1,):
             found = joint_law(method, pair, length, ahead=ahead, ends=ends)
             check_same_law(found, wanted, f"{method.name} on {pair}, ahead {ahead}")
 
@@ -131,12 +133,10 @@ def test_runs_that_are_trusted_wholly_are_written_by_hand_too() -> None:
 
 
 def test_the_draft_alone_writes_the_drafts_texts() -> None:
-    swapped = {text: 1.0 for text in [(0,)]}
     for pair, ends in ((DENSE, never_ends), (ZEROS, ends_at_eos)):
         wanted, _ = oracle(pair, 4, lambda text, x: 1.0, None, ends=ends)
         for ahead in AHEAD:
             check_same_law(joint_law(parse_method("draft-only"), pair, 4, ahead=ahead, ends=ends), wanted, "draft-only")
-    assert swapped
 
 
 @pytest.mark.parametrize(("rate", "cells"), [(0.5, 2), (0.25, 4), (0.0, 2), (1.0, 2)])
@@ -145,7 +145,7 @@ def test_a_coin_mixes_both_laws(rate: float, cells: int, cap: int) -> None:
     method = parse_method(f"coin(rate={rate}, cap={cap})")
     for pair, length, ends in ((SMALL, 3, never_ends), (ZEROS, 3, ends_at_eos)):
         wanted, _ = oracle(pair, length, lambda text, x: rate, cap, ends=ends)
-        for ahead in (1, 3):
+        for ahead in (1, 3) if cells == 2 else (1,):
             found = joint_law(method, pair, length, ahead=ahead, cells=cells, ends=ends)
             check_same_law(found, wanted, f"{method.name} on {pair}, ahead {ahead}")
 
@@ -162,15 +162,11 @@ def test_trust_that_looks_at_the_token(ahead: int) -> None:
         wanted, _ = oracle(pair, length, lambda text, x, pair=pair: float(pair.q(text)[x] >= 0.4), 3, ends=ends)
         untrusted = Method(trust=LikelyToken(0.4), stop=parse_method("sprinter").stop, cap=3)
         check_same_law(joint_law(untrusted, pair, length, ahead=ahead, ends=ends), wanted, "trust rule")
-        # A token that ends the text escapes the stop rule's check.
-        spared, _ = oracle(
-            pair,
-            length,
-            lambda text, x, pair=pair, ends=ends, length=length: float(
-                pair.q(text)[x] >= 0.4 or ends((*text, x)) is not None or len(text) == length
-            ),
-            3,
-            ends=ends,
-        )
+
+        def spared_or_likely(text: Text, x: int, pair=pair, length=length, ends=ends) -> float:
+            """A token that ends the text escapes the stop rule's check."""
+            return float(pair.q(text)[x] >= 0.4 or ends((*text, x)) is not None or len(text) == length)
+
+        spared, _ = oracle(pair, length, spared_or_likely, 3, ends=ends)
         stopped = Method(trust=Everyone(), stop=UnlikelyToken(0.4), cap=3)
         check_same_law(joint_law(stopped, pair, length, ahead=ahead, ends=ends), spared, "stop rule")

@@ -65,10 +65,16 @@ def test_a_gate_that_never_trusts_gives_the_greedy_target(tiny_pair: sprinter.Pa
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_drafting_ahead_does_not_change_the_text(tiny_pair: sprinter.Pair, method: str, temperature: float) -> None:
+def test_drafting_ahead_does_not_change_the_text(
+    tiny_pair: sprinter.Pair, method: str, temperature: float
+) -> None:
     for seed in range(3):
         texts = [
-            ids(tiny_pair.generate(PROMPT, method=method, temperature=temperature, seed=seed, max_new_tokens=16, ahead=k))
+            ids(
+                tiny_pair.generate(
+                    PROMPT, method=method, temperature=temperature, seed=seed, max_new_tokens=16, ahead=k
+                )
+            )
             for k in (1, 4, 16)
         ]
         assert texts[0] == texts[1] == texts[2]
@@ -95,12 +101,18 @@ def test_one_token_prompt_and_full_context(tiny_pair: sprinter.Pair) -> None:
         tiny_pair.generate([4], method="speculative", max_new_tokens=96)
 
 
-@pytest.mark.parametrize("method", ["sprinter(tau=0.5)", "coin(rate=0.6)", "draft-only", "speculative(gamma=4)"])
+@pytest.mark.parametrize(
+    "method", ["sprinter(tau=0.5)", "coin(rate=0.6)", "draft-only", "speculative(gamma=4)"]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_metered_drift_is_recomputed_from_the_models(tiny_pair: sprinter.Pair, method: str, temperature: float) -> None:
+def test_metered_drift_is_recomputed_from_the_models(
+    tiny_pair: sprinter.Pair, method: str, temperature: float
+) -> None:
     """Every token's drift against laws computed afresh, uncached, from the finished text."""
     sampling = Sampling(temperature)
-    out = tiny_pair.generate(PROMPT, method=method, temperature=temperature, max_new_tokens=40, meter="complete", seed=4)
+    out = tiny_pair.generate(
+        PROMPT, method=method, temperature=temperature, max_new_tokens=40, meter="complete", seed=4
+    )
     text = torch.tensor([PROMPT + ids(out)])
     with torch.inference_mode():
         p = process(tiny_pair.models.target.model(text).logits[0], sampling)
@@ -149,8 +161,12 @@ def test_counts_and_flops_agree_with_the_record(tiny_pair: sprinter.Pair) -> Non
 
 @pytest.mark.parametrize("method", METHODS)
 def test_stream_equals_generate(builtin_pair: sprinter.Pair, method: str) -> None:
-    whole = builtin_pair.generate("A small town in", method=method, max_new_tokens=24, seed=3, meter="complete")
-    stream = builtin_pair.stream("A small town in", method=method, max_new_tokens=24, seed=3, meter="complete")
+    whole = builtin_pair.generate(
+        "A small town in", method=method, max_new_tokens=24, seed=3, meter="complete"
+    )
+    stream = builtin_pair.stream(
+        "A small town in", method=method, max_new_tokens=24, seed=3, meter="complete"
+    )
     pieces = [token.text for token in stream]
     assert "".join(pieces) == whole.text
     assert ids(stream.generation) == ids(whole)
@@ -198,7 +214,11 @@ def test_stop_string_anywhere_in_a_draft(builtin_pair: sprinter.Pair, method: st
 
 
 def test_stop_may_be_one_string_and_must_not_be_empty(builtin_pair: sprinter.Pair) -> None:
-    assert builtin_pair.generate("One", stop="the", max_new_tokens=4).finish_reason in ("length", "stop", "eos")
+    assert builtin_pair.generate("One", stop="the", max_new_tokens=4).finish_reason in (
+        "length",
+        "stop",
+        "eos",
+    )
     with pytest.raises(UserError, match="stop string is empty"):
         builtin_pair.generate("One", stop=["a", ""])
 
@@ -265,7 +285,11 @@ def test_bad_requests(tiny_pair: sprinter.Pair, prompt: Any, options: dict[str, 
 def test_methods_need_their_parts(tiny_pair: sprinter.Pair) -> None:
     no_gate = sprinter.Pair(tiny_pair.models)
     alone = sprinter.Pair(dataclasses.replace(tiny_pair.models, draft=None))
-    assert [pair.default_method for pair in (tiny_pair, no_gate, alone)] == ["sprinter", "speculative", "autoregressive"]
+    assert [pair.default_method for pair in (tiny_pair, no_gate, alone)] == [
+        "sprinter",
+        "speculative",
+        "autoregressive",
+    ]
     with pytest.raises(UserError, match="needs a gate"):
         no_gate.generate(PROMPT, method="sprinter")
     with pytest.raises(UserError, match="needs a draft"):

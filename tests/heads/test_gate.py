@@ -43,7 +43,11 @@ def test_saved_and_loaded_gate_is_the_same(tmp_path: Path) -> None:
     assert loaded.config == gate.config
     torch.testing.assert_close(loaded.weight, gate.weight, rtol=0, atol=0)
     assert json.loads((tmp_path / "g" / "config.json").read_text())["speculators_model_type"] == "sprinter"
-    assert sorted(p.name for p in (tmp_path / "g").iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "g").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def test_fingerprint_follows_the_weights_not_their_dtype() -> None:
@@ -54,7 +58,9 @@ def test_fingerprint_follows_the_weights_not_their_dtype() -> None:
     assert weights_fingerprint(small_model(1)) != weights_fingerprint(model)
 
 
-def check(gate: Gate, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0) -> None:
+def check(
+    gate: Gate, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
+) -> None:
     gate.check_draft(id=id, revision=revision, hidden_size=size, model=small_model(seed))
 
 

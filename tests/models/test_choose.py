@@ -32,7 +32,9 @@ def test_a_type_without_tests_is_tried() -> None:
     assert runner_kind(tiny("opt")) == ("row", "attention over the whole past; tried on a few tokens")
 
 
-def test_a_type_on_which_the_row_runner_goes_wrong_gets_the_crop_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_type_on_which_the_row_runner_goes_wrong_gets_the_crop_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(choose, "_OWN_MASKS", {})
     kind, reason = runner_kind(fresh("gpt_neo"))
     assert kind == "crop"
@@ -102,7 +104,9 @@ def test_encoder_decoder_models_are_refused() -> None:
 
 
 def test_a_model_without_output_embedding_is_refused() -> None:
-    config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8)
+    config = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=8
+    )
     with pytest.raises(UserError, match="ViTModel cannot be served"):
         runner_kind(ViTModel(config))
 

@@ -35,6 +35,7 @@ class Told:
         assert self.runner.lengths == [len(row) for row in self.rows]
         assert step.hidden.shape == (len(counts), n, self.runner.hidden_size)
         assert logits == (step.logits is not None)
+        assert step.hidden.isfinite().all()  # padding too: what it leaves in the cache must not be NaN
         for row, count in enumerate(counts):
             if count == 0:
                 continue
@@ -62,7 +63,11 @@ class Told:
 
     def anything(self) -> None:
         """One random operation."""
-        batch, rng, room = self.runner.batch, self.random, [self.runner.max_len - len(row) for row in self.rows]
+        batch, rng, room = (
+            self.runner.batch,
+            self.random,
+            [self.runner.max_len - len(row) for row in self.rows],
+        )
         act = rng.choice(["extend", "extend", "extend", "rewind", "copy"])
         if act == "rewind":
             self.rewind([rng.randint(max(0, len(row) - 6), len(row)) for row in self.rows])

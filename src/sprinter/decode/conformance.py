@@ -32,7 +32,14 @@ def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tupl
     half, other = half / half.sum(), (1 - half) / (1 - half).sum()
     tiny = torch.full((vocab,), 1e-300, dtype=torch.float64)
     tiny[0] = 1.0
-    yield from [(one[0], one[0]), (one[0], one[1]), (flat, flat), (flat, one[2]), (one[2], flat), (half, other)]
+    yield from [
+        (one[0], one[0]),
+        (one[0], one[1]),
+        (flat, flat),
+        (flat, one[2]),
+        (one[2], flat),
+        (half, other),
+    ]
     yield from [(half, flat), (flat, half), (tiny, flat), (flat, tiny)]
     chance = torch.Generator().manual_seed(seed)
     for i in range(count):
@@ -47,11 +54,17 @@ def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tupl
         yield p, q
 
 
-def check_same_law(found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str) -> None:
+def check_same_law(
+    found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str
+) -> None:
     """Two laws of texts agree to 1e-9 everywhere."""
-    worst = max(found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0)))
+    worst = max(
+        found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0))
+    )
     gap = abs(found.get(worst, 0.0) - wanted.get(worst, 0.0))
-    assert gap <= JOINT, f"{what}: text {worst} has chance {found.get(worst, 0.0)}, not {wanted.get(worst, 0.0)}"
+    assert gap <= JOINT, (
+        f"{what}: text {worst} has chance {found.get(worst, 0.0)}, not {wanted.get(worst, 0.0)}"
+    )
 
 
 def check_accept(rule: AcceptRule, count: int = 1000, seed: int = 0) -> None:
@@ -59,12 +72,16 @@ def check_accept(rule: AcceptRule, count: int = 1000, seed: int = 0) -> None:
     pairs = list(law_pairs(count, seed=seed))
     p, q = torch.stack([p for p, _ in pairs]), torch.stack([q for _, q in pairs])
     b, r, law = rule.keep(p, q), rule.replacement(p, q), rule.law(p, q)
-    assert b.shape == r.shape == law.shape == p.shape, f"{rule}: keep, replacement and law must have the shape of p"
+    assert b.shape == r.shape == law.shape == p.shape, (
+        f"{rule}: keep, replacement and law must have the shape of p"
+    )
     assert bool(((b >= 0) & (b <= 1)).all()), f"{rule}: a keep chance is outside [0, 1]"
     refused = 1 - (q * b).sum(-1, keepdim=True)
     used = refused.squeeze(-1) > IDENTITY  # where nothing is refused r is never drawn from
     assert bool((r[used] >= 0).all()), f"{rule}: a replacement law has a negative entry"
-    assert bool(((r[used].sum(-1) - 1).abs() <= IDENTITY).all()), f"{rule}: a replacement law does not sum to 1"
+    assert bool(((r[used].sum(-1) - 1).abs() <= IDENTITY).all()), (
+        f"{rule}: a replacement law does not sum to 1"
+    )
     identity = q * b + refused * torch.where(used.unsqueeze(-1), r, torch.zeros_like(r))
     gap = float((identity - law).abs().max())
     assert gap <= IDENTITY, f"{rule}: law differs from q·b + (1 − Σ q·b)·r by {gap}"
@@ -76,7 +93,9 @@ def check_accept(rule: AcceptRule, count: int = 1000, seed: int = 0) -> None:
         assert float(drift[one_hot].max()) <= IDENTITY, f"{rule}: claims lossless_greedy and is not"
     if rule.lossless:
         keep = (q * b).sum(-1)
-        assert float((keep - overlap(p, q)).max()) <= IDENTITY, f"{rule}: keeps more than any lossless rule can"
+        assert float((keep - overlap(p, q)).max()) <= IDENTITY, (
+            f"{rule}: keeps more than any lossless rule can"
+        )
         _check_lossless(Method(accept=rule, stop=Fixed(2)), f"{rule}")
 
 
@@ -97,7 +116,11 @@ def _check_lossless(method: Method, what: str, ahead: int = 1) -> None:
 
 def _signals(count: int, seed: int) -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(seed)
-    names = ("gate", "uniform", *(a + b for a in ("entropy", "max_prob", "token_prob") for b in ("", "_processed")))
+    names = (
+        "gate",
+        "uniform",
+        *(a + b for a in ("entropy", "max_prob", "token_prob") for b in ("", "_processed")),
+    )
     signals = {name: torch.rand(count, generator=chance, dtype=torch.float64) for name in names}
     signals["trusted"] = torch.rand(count, generator=chance) < 0.5
     signals["drafted"] = torch.randint(1, 20, (count,), generator=chance)
@@ -107,7 +130,9 @@ def _signals(count: int, seed: int) -> dict[str, Tensor]:
 def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
     """Pure, boolean, elementwise, and blind to x where it says so."""
     call, signals = getattr(rule, decide), _signals(64, 1)
-    assert rule.needs <= signals.keys(), f"{rule}: needs unknown signals {sorted(rule.needs - signals.keys())}"
+    assert rule.needs <= signals.keys(), (
+        f"{rule}: needs unknown signals {sorted(rule.needs - signals.keys())}"
+    )
     for i in range(64):
         one = {name: values[i] for name, values in signals.items()}
         state = rule.start()
@@ -134,7 +159,9 @@ def check_trust(rule: TrustRule) -> None:
         check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), f"{rule} with p = q")
     for ahead in (1, 3):
         law = joint_law(method, MarkovPair(seed=4), 3, ahead=ahead)
-        assert abs(sum(law.values()) - 1) <= JOINT, f"{rule}: the chances of all texts sum to {sum(law.values())}"
+        assert abs(sum(law.values()) - 1) <= JOINT, (
+            f"{rule}: the chances of all texts sum to {sum(law.values())}"
+        )
 
 
 def check_stop(rule: StopRule) -> None:

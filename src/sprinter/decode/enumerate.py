@@ -77,7 +77,9 @@ class MarkovPair:
 class ChainDriver:
     """Answers the loop from a MarkovPair; checks that every request is consistent with the ones before."""
 
-    def __init__(self, pair: MarkovPair, prompt: Text, draws: Draws, ahead: int = 1, needs_raw: bool = False) -> None:
+    def __init__(
+        self, pair: MarkovPair, prompt: Text, draws: Draws, ahead: int = 1, needs_raw: bool = False
+    ) -> None:
         self._pair, self._draws, self._ahead, self._needs_raw = pair, draws, ahead, needs_raw
         self._draft_text, self._target_text = list(prompt), list(prompt[:-1])
 
@@ -166,7 +168,14 @@ class EnumeratedDraws:
 
 
 def run_chain(
-    method: Method, pair: MarkovPair, prompt: Text, limits: Limits, draws: Draws, *, ahead: int = 1, complete: bool = False
+    method: Method,
+    pair: MarkovPair,
+    prompt: Text,
+    limits: Limits,
+    draws: Draws,
+    *,
+    ahead: int = 1,
+    complete: bool = False,
 ) -> Record:
     """One decoding of ``method`` on ``pair`` through the real loop."""
     record = Record()

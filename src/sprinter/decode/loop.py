@@ -38,7 +38,12 @@ class Limits:
 
 
 def decode(
-    prompt: Sequence[int], method: Method, limits: Limits, draws: Draws, record: Record, complete: bool = False
+    prompt: Sequence[int],
+    method: Method,
+    limits: Limits,
+    draws: Draws,
+    record: Record,
+    complete: bool = False,
 ) -> Loop:
     """Decode one row. Final tokens appear in ``record`` as soon as they are settled.
 

@@ -45,6 +45,7 @@ __all__ = ["ACCEPT", "METHODS", "STOP", "TRUST", "Method", "method_table", "pars
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
 
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """A decoding method.
@@ -69,7 +70,9 @@ class Method:
             at_least("cap", self.cap, 1)
         if self.stop.discards and self.sees_token:
             seeing = "it" if self.stop.sees_token else f"trust rule {self.trust!r}"
-            raise UserError(f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts")
+            raise UserError(
+                f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
+            )
 
     @property
     def needs(self) -> frozenset[str]:
@@ -222,7 +225,9 @@ def method_table() -> list[dict[str, Any]]:
     for name in METHODS.names():
         method = METHODS.get(name)()
         parts = {part: repr(getattr(method, part)) for part in ("trust", "stop", "accept")}
-        rows.append({"name": name, "spec": method.name, **parts, "lossless": method.lossless(), "paper": method.paper})
+        rows.append(
+            {"name": name, "spec": method.name, **parts, "lossless": method.lossless(), "paper": method.paper}
+        )
     return rows
 
 
@@ -248,7 +253,9 @@ def _preset_from(text: str) -> Method:
     method: Method = _build(METHODS, name, params)
     if cap is None:
         return method
-    return dataclasses.replace(method, cap=cap, name=f"{method.name.rstrip(')')}, cap={cap})" if params else f"{name}(cap={cap})")
+    return dataclasses.replace(
+        method, cap=cap, name=f"{method.name.rstrip(')')}, cap={cap})" if params else f"{name}(cap={cap})"
+    )
 
 
 def _composed_from(spec: str, items: list[str]) -> Method:
@@ -257,7 +264,9 @@ def _composed_from(spec: str, items: list[str]) -> Method:
     for item in items:
         pair = _assignment(item)
         if pair is None:
-            raise UserError(f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=... or cap=...")
+            raise UserError(
+                f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=... or cap=..."
+            )
         key, value = pair
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")

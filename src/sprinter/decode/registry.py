@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from sprinter.errors import UserError
 
-__all__ = ["ACCEPT", "METHODS", "STOP", "TRUST", "Registry", "did_you_mean"]
+__all__ = ["ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry", "did_you_mean"]
 
 Item = TypeVar("Item", bound=Callable[..., Any])
 
@@ -74,4 +74,5 @@ class Registry:
 TRUST = Registry("trust rule", "sprinter.trust")
 STOP = Registry("stop rule", "sprinter.stop")
 ACCEPT = Registry("accept rule", "sprinter.accept")
+DRAFTER = Registry("drafter", "sprinter.drafter")
 METHODS = Registry("method", "sprinter.methods")

@@ -103,7 +103,9 @@ class RowDriver:
         tokens: list[int] = []
         laws: list[Tensor] = []
         raws: list[Tensor] = []
-        signals: dict[str, list[float]] = {name: [] for name in self._needs if name in _SIGNALS or name == "gate"}
+        signals: dict[str, list[float]] = {
+            name: [] for name in self._needs if name in _SIGNALS or name == "gate"
+        }
         for _ in range(min(self._ahead, request.at_most)):
             began = time.perf_counter()
             fed = len(side.text) - side.runner.lengths[0]

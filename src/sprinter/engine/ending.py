@@ -21,13 +21,22 @@ class Ending:
     """
 
     def __init__(
-        self, prompt_len: int, eos_ids: Sequence[int], stop: Sequence[str], tokenizer: PreTrainedTokenizerBase | None
+        self,
+        prompt_len: int,
+        eos_ids: Sequence[int],
+        stop: Sequence[str],
+        tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
         if stop and tokenizer is None:
             raise UserError("stop strings need a tokenizer, and this pair has none: give stop=[]")
         if any(not isinstance(word, str) or not word for word in stop):
             raise UserError("a stop string is empty or not text: give non-empty strings")
-        self._prompt_len, self._eos, self._stop, self._tokenizer = prompt_len, frozenset(eos_ids), tuple(stop), tokenizer
+        self._prompt_len, self._eos, self._stop, self._tokenizer = (
+            prompt_len,
+            frozenset(eos_ids),
+            tuple(stop),
+            tokenizer,
+        )
         # A token may be a part of a character, so a string of n bytes lies within n tokens; some slack is for context.
         self._tail = max((len(word.encode()) for word in stop), default=0) + 4
 

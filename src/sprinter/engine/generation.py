@@ -89,7 +89,9 @@ class Generation:
     def from_record(cls, record: Record, text: str, method: Method, prompt_tokens: int) -> Generation:
         """From what the loop left behind."""
         finish = record.finish or "cancelled"
-        return cls(text, record.tokens, record.stats, method.name, finish, prompt_tokens, record.accept_lengths)
+        return cls(
+            text, record.tokens, record.stats, method.name, finish, prompt_tokens, record.accept_lengths
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``."""

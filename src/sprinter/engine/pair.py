@@ -66,9 +66,13 @@ class Pair:
         self.models, self.tokenizer = models, models.tokenizer
         if gate is not None:
             if models.draft is None:
-                raise UserError("a gate reads the draft's hidden states, and this pair has no draft: give draft=...")
+                raise UserError(
+                    "a gate reads the draft's hidden states, and this pair has no draft: give draft=..."
+                )
             draft = models.draft
-            gate.check_draft(id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model)
+            gate.check_draft(
+                id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model
+            )
             gate = gate.to(draft.model.device)
         self.gate = gate
         self._target_pool = RunnerPool(models.target)
@@ -115,7 +119,16 @@ class Pair:
             UserError: what is wrong with the request and how to mend it.
         """
         request = Request.make(
-            method or self.default_method, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, meter, ahead
+            method or self.default_method,
+            max_new_tokens,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            stop,
+            meter,
+            ahead,
         )
         run = _Run(self, prompt, request)
         for _ in run.steps():
@@ -139,7 +152,16 @@ class Pair:
     ) -> Stream:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
         request = Request.make(
-            method or self.default_method, max_new_tokens, temperature, top_k, top_p, min_p, seed, stop, meter, ahead
+            method or self.default_method,
+            max_new_tokens,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            stop,
+            meter,
+            ahead,
         )
         return Stream(_Run(self, prompt, request))
 
@@ -213,11 +235,17 @@ class _Run:
             raise UserError("the prompt is empty: give at least one token")
         if not all(0 <= id < vocab for id in self._ids):
             bad = next(id for id in self._ids if not 0 <= id < vocab)
-            raise UserError(f"token id {bad} in the prompt is out of range: the vocabulary has {vocab} tokens")
+            raise UserError(
+                f"token id {bad} in the prompt is out of range: the vocabulary has {vocab} tokens"
+            )
         if method.drafter != "none" and pair.models.draft is None:
-            raise UserError(f"method {method.name} needs a draft model, and this pair has none: give draft=...")
+            raise UserError(
+                f"method {method.name} needs a draft model, and this pair has none: give draft=..."
+            )
         if "gate" in method.needs and pair.gate is None:
-            raise UserError(f"method {method.name} needs a gate, and this pair has none: give gate=... or another method")
+            raise UserError(
+                f"method {method.name} needs a gate, and this pair has none: give gate=... or another method"
+            )
         check_request(pair.models, len(self._ids), self._request.max_new_tokens)
 
 
@@ -251,7 +279,11 @@ class Stream:
         token = tokens[self._given]
         self._given += 1
         if self._detokenizer is not None:
-            render([token], self._detokenizer, last=self._given == len(tokens) and self._run.record.finish is not None)
+            render(
+                [token],
+                self._detokenizer,
+                last=self._given == len(tokens) and self._run.record.finish is not None,
+            )
         if self._run.record.finish is not None and self._given == len(tokens):
             for _ in self._steps:  # a closing pass may be left
                 pass

@@ -102,7 +102,9 @@ class Gate(nn.Module):
                     f"the gate was made for other weights of draft '{made_for.draft_id}' than those of '{id}': "
                     "train a gate for this draft, or load the draft that it was made for"
                 )
-        elif id != made_for.draft_id or (None not in (revision, made_for.draft_revision) and revision != made_for.draft_revision):
+        elif id != made_for.draft_id or (
+            None not in (revision, made_for.draft_revision) and revision != made_for.draft_revision
+        ):
             raise UserError(
                 f"the gate was made for draft '{made_for.draft_id}' (revision {made_for.draft_revision or 'any'}), "
                 f"not for '{id}' (revision {revision or 'unknown'}): use the gate made for this draft"
@@ -124,8 +126,16 @@ def weights_fingerprint(model: nn.Module) -> str:
 def save_gate(gate: Gate, directory: Path, card: str, extra: Mapping[str, Any] | None = None) -> None:
     """Write the artifact. ``extra`` (training facts) goes into config.json beside the gate's own fields."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = {"speculators_model_type": _TYPE, "architecture": "linear", **asdict(gate.config), **(extra or {})}
-    save_file({"weight": gate.weight.contiguous(), "bias": gate.bias.contiguous()}, directory / "model.safetensors.part")
+    config = {
+        "speculators_model_type": _TYPE,
+        "architecture": "linear",
+        **asdict(gate.config),
+        **(extra or {}),
+    }
+    save_file(
+        {"weight": gate.weight.contiguous(), "bias": gate.bias.contiguous()},
+        directory / "model.safetensors.part",
+    )
     (directory / "model.safetensors.part").replace(directory / "model.safetensors")
     _write(directory / "README.md", card)
     _write(directory / "config.json", json.dumps(config, indent=2) + "\n")
@@ -155,16 +165,22 @@ def load_gate(source: str | Path) -> Gate:
     except (ValueError, AttributeError) as error:
         raise UserError(f"'{config_file}' is not valid JSON ({error}): make the gate again") from None
     if kind != _TYPE:
-        raise UserError(f"'{directory}' is not a gate: its config.json has no \"speculators_model_type\": \"{_TYPE}\"")
+        raise UserError(
+            f'\'{directory}\' is not a gate: its config.json has no "speculators_model_type": "{_TYPE}"'
+        )
     known = {key: fields[key] for key in GateConfig.__dataclass_fields__ if key in fields}
     try:
         config = GateConfig(**known)
         weights = load_file(directory / "model.safetensors")
         return Gate(config, weights["weight"], weights["bias"])
     except (TypeError, KeyError) as error:
-        raise UserError(f"the gate in '{directory}' lacks a field or a weight ({error}): make it again") from None
+        raise UserError(
+            f"the gate in '{directory}' lacks a field or a weight ({error}): make it again"
+        ) from None
     except (SafetensorError, FileNotFoundError) as error:
-        raise UserError(f"cannot read '{directory}/model.safetensors' ({error}): copy or make the gate again") from None
+        raise UserError(
+            f"cannot read '{directory}/model.safetensors' ({error}): copy or make the gate again"
+        ) from None
 
 
 def _from_hub(name: str) -> Path:
@@ -177,4 +193,6 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["config.json", "model.safetensors", "README.md"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"cannot get gate '{name}' from the hub ({first_line}): check the id and the network") from None
+        raise UserError(
+            f"cannot get gate '{name}' from the hub ({first_line}): check the id and the network"
+        ) from None

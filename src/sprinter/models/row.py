@@ -192,13 +192,14 @@ class RowRunner(ModelRunner):
         """Each row at its own length with its own count."""
         span = self._cache.span
         ends = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        starts = torch.tensor(self._lengths, device=self.device)[:, None]
+        starts, stops = torch.tensor([self._lengths, ends], device=self.device)[:, :, None]
         wanted = starts + torch.arange(n, device=self.device)
         span.start, span.keys = max(self._lengths), max(1, *ends)
         # Padding lands beyond its row's end, where nobody looks before real tokens are written over it; what
         # would land beyond the buffer goes to the spare slot.
         span.index = wanted.clamp(max=self.max_len)
-        positions = wanted.clamp(max=self.max_len - 1)
+        # Padding repeats its row's last position: a query that saw no key at all could become NaN and stay.
+        positions = wanted.minimum((stops - 1).clamp(min=0))
 
         def mask(window: int | None) -> Tensor:
             return ragged_mask(positions, span.keys, window, self._mask_dtype)

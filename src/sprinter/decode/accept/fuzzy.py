@@ -60,7 +60,9 @@ class Fuzzy(AcceptRule):
         between("threshold", self.threshold, 0.0, float("inf"))
         at_least("top_k", self.top_k, 0)
         if not isinstance(self.greedy_replacement, bool):
-            raise UserError(f"greedy_replacement={self.greedy_replacement} is out of range: give true or false")
+            raise UserError(
+                f"greedy_replacement={self.greedy_replacement} is out of range: give true or false"
+            )
 
     @property
     def lossless(self) -> bool:

@@ -123,7 +123,10 @@ class _Sums(NamedTuple):
         j = torch.maximum(self._first(refused), i)
         low = self.p.gather(-1, i) * alpha.unsqueeze(-1).log().clamp(min=-1e300)
         middle = self.plogr.gather(-1, j) - self.plogr.gather(-1, i)
-        high = -(self.p[..., -1:] - self.p.gather(-1, j)) * self.slope(refused).unsqueeze(-1).clamp(min=1e-300).log()
+        high = (
+            -(self.p[..., -1:] - self.p.gather(-1, j))
+            * self.slope(refused).unsqueeze(-1).clamp(min=1e-300).log()
+        )
         # Where p has mass and q none, π lives on what is refused; less than this is lost in 1 − Σ q·b.
         lost = self.kl_all.isinf() & (refused < _LEAST)
         return torch.where(lost, torch.inf, (low + middle + high).squeeze(-1))

@@ -7,4 +7,14 @@ from sprinter.decode.stop.base import StopRule
 from sprinter.decode.stop.confidence import AdaEdl, BildFallback, Confidence, Svip
 from sprinter.decode.stop.fixed import Fixed, Heuristic, Never, Untrusted
 
-__all__ = ["AdaEdl", "BildFallback", "Confidence", "Fixed", "Heuristic", "Never", "StopRule", "Svip", "Untrusted"]
+__all__ = [
+    "AdaEdl",
+    "BildFallback",
+    "Confidence",
+    "Fixed",
+    "Heuristic",
+    "Never",
+    "StopRule",
+    "Svip",
+    "Untrusted",
+]

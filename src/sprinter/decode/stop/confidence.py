@@ -143,7 +143,10 @@ class AdaEdl(StopRule):
 
     def start(self) -> State:
         """(λ, AR), float64; AR starts at α."""
-        return (torch.tensor(self.threshold, dtype=torch.float64), torch.tensor(self.alpha, dtype=torch.float64))
+        return (
+            torch.tensor(self.threshold, dtype=torch.float64),
+            torch.tensor(self.alpha, dtype=torch.float64),
+        )
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """1 − sqrt(g·H) < λ, or the longest run."""
@@ -157,5 +160,7 @@ class AdaEdl(StopRule):
         threshold, rate = state
         rate = self.beta1 * rate + (1 - self.beta1) * accepted / drafted
         full = accepted == self.longest
-        wanted = torch.where(rate < self.alpha, threshold + self.epsilon, threshold if full else threshold - self.epsilon)
+        wanted = torch.where(
+            rate < self.alpha, threshold + self.epsilon, threshold if full else threshold - self.epsilon
+        )
         return (self.beta2 * threshold + (1 - self.beta2) * wanted, rate)

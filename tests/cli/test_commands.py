@@ -1,0 +1,106 @@
+"""``sprinter methods``, ``doctor``, ``demo``, ``--help`` and ``--version``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.cli.tiny import Places, Run
+
+import sprinter
+
+CHECKS = ["versions", "devices", "threads", "cpu", "cache", "pair", "target", "draft", "gate", "self-test"]
+
+
+def test_help_and_version(run: Run) -> None:
+    assert run("--version") == (0, f"sprinter {sprinter.__version__}\n", "")
+    for args in ((), ("--help",), ("-h",)):
+        status, out, err = run(*args)
+        assert (status, err) == (0, "")
+        assert [name for name in ("generate", "methods", "doctor", "demo") if name not in out] == []
+    status, out, _ = run("generate", "--help")
+    assert status == 0 and "--max-new-tokens" in out
+
+
+def test_methods_table_and_json(run: Run) -> None:
+    status, out, err = run("methods", "--json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    rows = json.loads(out)["methods"]
+    assert rows == sprinter.methods()
+    assert all(row.keys() >= {"name", "trust", "stop", "accept", "lossless", "paper"} for row in rows)
+    status, table, err = run("methods")
+    assert (status, err) == (0, "")
+    lines = table.splitlines()
+    for row in rows:
+        assert any(line.strip().startswith(row["spec"]) and row["paper"] in line for line in lines)
+
+
+def test_doctor_looks_at_everything(run: Run, places: Places) -> None:
+    status, out, err = run("doctor", *places.gated, "--json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    report = json.loads(out)
+    details = {check["name"]: check["detail"] for check in report["checks"]}
+    assert report["ok"] is True and list(details) == CHECKS
+    assert {check["status"] for check in report["checks"]} <= {"ok", "warn"}
+    assert f"sprinter {sprinter.__version__}" in details["versions"]
+    assert "row runner (" in details["target"] and "row runner (" in details["draft"]
+    assert "speculative equals autoregressive" in details["self-test"]
+    status, text, err = run("doctor", *places.pair)
+    assert (status, err) == (0, "")
+    assert [line.split()[1] for line in text.splitlines()] == CHECKS
+    assert "warn  gate" in text
+    status, text, _ = run("doctor", "--target", str(places.target))
+    assert status == 0 and "with the target alone" in text
+
+
+def test_doctor_fails_with_status_1(run: Run, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = run("doctor", "--target", str(places.root / "corrupt"))
+    assert (status, err) == (1, "")
+    assert "fail  pair" in out and "corrupt" in out
+    monkeypatch.setattr("sprinter.models.choose.runner_kind", lambda model: 1 / 0)
+    status, out, err = run("doctor", *places.pair, "--json")
+    assert (status, err) == (1, "")
+    report = json.loads(out)
+    failed = {check["name"] for check in report["checks"] if check["status"] == "fail"}
+    assert report["ok"] is False and failed == {"target", "draft"}
+
+
+def test_doctor_warns_of_a_cache_that_cannot_be_written(
+    run: Run, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/proc/nowhere/hub")
+    status, out, _ = run("doctor", *places.pair, "--json")
+    cache = next(check for check in json.loads(out)["checks"] if check["name"] == "cache")
+    assert status == 0 and cache["status"] == "warn" and "set HF_HOME" in cache["detail"]
+
+
+def test_demo_prints_a_text_and_one_table(run: Run, places: Places) -> None:
+    status, out, err = run("demo", *places.gated, "-n", "8")
+    assert (status, err) == (0, "")
+    assert "A text by sprinter(tau=0.5, cap=20):" in out and "lighthouse" in out
+    rows = [
+        line.split()
+        for line in out.splitlines()
+        if line.strip().startswith(("autoreg", "specul", "sprinter"))
+    ]
+    assert len(rows) == 3
+    assert [row[-1] for row in rows] == ["yes", "yes", "no"]
+    assert [row[-2] for row in rows] == ["100%"] * 3
+    assert "3 prompts, up to 8 tokens each" in out
+
+
+def test_demo_as_json(run: Run, places: Places) -> None:
+    status, out, err = run("demo", *places.gated, "--json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    value = json.loads(out)
+    assert value["settings"]["meter"] == "complete" and 16 <= value["settings"]["max_new_tokens"] <= 64
+    assert [row["name"] for row in value["rows"]] == ["autoregressive", "speculative", "sprinter"]
+    plain, exact, lossy = value["rows"]
+    assert plain["target_calls_per_token"] == 1.0 and plain["lossless"] and exact["lossless"]
+    assert plain["mean_drift"] == exact["mean_drift"] == 0.0 and not lossy["lossless"]
+    assert all(row["drift_coverage"] == 1.0 and row["tokens_per_s"] > 0 for row in value["rows"])
+
+
+def test_demo_needs_a_gate(run: Run, places: Places) -> None:
+    status, _, err = run("demo", *places.pair)
+    assert status == 2 and "needs a gate" in err and err.count("\n") == 1

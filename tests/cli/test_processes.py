@@ -1,0 +1,113 @@
+"""What only a real process shows: signals, pipes, closed streams, imports, places that cannot be written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import IO, Any
+
+import pytest
+from tests.cli.tiny import Places
+
+import sprinter
+
+CLI = [sys.executable, "-m", "sprinter.cli"]
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and pipes of POSIX")
+Environment = dict[str, str]
+
+
+def test_what_needs_no_model_does_not_import_transformers(environment: Environment) -> None:
+    code = """
+import sys
+from sprinter.cli import main
+assert main(["--help"]) == 0 and main(["--version"]) == 0
+print([name for name in ("torch", "transformers") if name in sys.modules])
+assert main(["methods", "--json"]) == 0
+print([name for name in ("transformers", "tokenizers") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n[]\n") == 2 and done.stderr == ""
+
+
+def test_the_reader_of_a_pipe_may_leave(environment: Environment, places: Places) -> None:
+    command = [*CLI, "generate", "x", *places.pair, "-n", "16000"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        out, err = streams(process)
+        assert len(out.read(3)) == 3
+        out.close()
+        assert process.wait(60) == 141
+        assert err.read() == b""
+
+
+def test_ctrl_c_in_mid_stream(environment: Environment, places: Places) -> None:
+    command = [*CLI, "generate", "x", *places.pair, "-n", "16000"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        out, err = streams(process)
+        begin = out.read(3)
+        process.send_signal(signal.SIGINT)
+        text, said = out.read(), err.read().decode()
+        assert process.wait(60) == 130
+    assert len(begin) == 3 and text.endswith(b"\n")
+    assert said.startswith("stopped early: ") and said.endswith("lossless\n") and said.count("\n") == 1
+
+
+def test_places_that_cannot_be_written_and_no_network(environment: Environment, places: Places) -> None:
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("needs /proc as a directory in which nobody can write")
+    nowhere = environment | {"HOME": "/proc/nowhere", "TMPDIR": "/proc"}
+    nowhere.pop("HF_HOME", None)
+    command = [*CLI, "generate", "-", *places.gated, "-n", "4", "--json"]
+    done = subprocess.run(
+        command, env=nowhere, cwd="/proc", input=b"Hello\n", capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["stats"]["new_tokens"] == 4
+
+
+def test_closed_streams(environment: Environment) -> None:
+    for line, status, said in (
+        ("generate - <&-", 2, "standard input is closed"),
+        ("--version >&-", 0, ""),
+        ("generate '' 2>&-", 2, ""),
+        ("--version >/dev/full", 1, "No space left on device"),
+    ):
+        if "/dev/full" in line and not os.path.exists("/dev/full"):
+            continue
+        shell = f'"$0" -m sprinter.cli {line}'
+        done = subprocess.run(
+            ["sh", "-c", shell, sys.executable], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == status, line
+        assert said in done.stderr and done.stderr.count("\n") == bool(said), line
+
+
+def test_the_command_that_is_installed() -> None:
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        points = distribution("sprinter-llm").entry_points
+    except PackageNotFoundError:
+        pytest.skip("the package is not installed here")
+    assert [point.value for point in points if point.name == "sprinter"] == ["sprinter.cli:main"]
+    assert distribution("sprinter-llm").version == sprinter.__version__
+
+
+def streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    out, err = process.stdout, process.stderr
+    assert out is not None and err is not None
+    return out, err
+
+
+def test_the_demo_runs_as_a_module(environment: Environment) -> None:
+    command = [sys.executable, "-W", "error", "-m", "sprinter.cli.demo", "--help"]
+    done: Any = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "three prompts" in done.stdout

@@ -1,0 +1,294 @@
+"""Loading a pair: from directories and memory, what is read off it, and each refusal with its one line."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import errors
+from safetensors.torch import load_file, save_file
+
+from sprinter.errors import UserError
+from sprinter.models import pair as pair_module
+from sprinter.models import source
+from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
+from tests.models.tiny import CONTEXT, VOCAB, fresh, padded_gpt2, save, tiny, word_tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directories "target" (Llama) and "draft" (GPT-2), each with the tokenizer."""
+    root = tmp_path_factory.mktemp("pair")
+    save(root / "target", fresh("llama"), word_tokenizer())
+    save(root / "draft", padded_gpt2(64), word_tokenizer())
+    return root
+
+
+@pytest.fixture
+def broken(saved: Path, tmp_path: Path) -> Path:
+    """A copy of the target's directory, to be damaged."""
+    return Path(shutil.copytree(saved / "target", tmp_path / "model"))
+
+
+def refusal(*args: object, **options: object) -> str:
+    """The line with which ``load_models`` refuses."""
+    with pytest.raises(UserError) as caught:
+        load_models(*args, **options)  # type: ignore[arg-type]
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_a_pair_from_directories(saved: Path) -> None:
+    loaded = load_models(str(saved / "target"), saved / "draft")
+    assert loaded.draft is not None
+    assert (loaded.target.vocab_size, loaded.draft.vocab_size, loaded.vocab_size) == (VOCAB, 64, VOCAB)
+    assert (loaded.target.context, loaded.context) == (CONTEXT, CONTEXT)
+    assert (loaded.target.hidden_size, loaded.target.eos_ids) == (32, (0,))
+    assert (loaded.target.id, loaded.target.revision) == (str(saved / "target"), None)
+    assert loaded.target.model.dtype == torch.float32
+    assert not loaded.target.model.training
+    assert loaded.tokenizer("w3 w7").input_ids == [3, 7]
+
+
+def test_a_target_alone(saved: Path) -> None:
+    loaded = load_models(saved / "target")
+    assert loaded.draft is None
+    assert loaded.vocab_size == VOCAB
+
+
+def test_models_in_memory(saved: Path) -> None:
+    model = fresh("gpt2")
+    loaded = load_models(model, model, tokenizer=word_tokenizer())
+    assert loaded.target.model is model
+    assert loaded.target.id == "GPT2LMHeadModel"
+    assert "give one as tokenizer=" in refusal(model)
+    assert load_models(model, tokenizer=saved / "target").tokenizer("w3").input_ids == [3]
+
+
+def test_dtypes(saved: Path) -> None:
+    for name in ("float32", "bfloat16", "float16", "float64"):
+        assert load_models(saved / "target", dtype=name).target.model.dtype == getattr(torch, name)
+    assert refusal(saved / "target", dtype="int8").startswith("there is no dtype 'int8': use auto, float32,")
+
+
+def test_auto_dtype_keeps_the_checkpoints_dtype_off_the_cpu() -> None:
+    assert pair_module._dtype("auto", torch.device("cuda")) == "auto"
+    assert pair_module._dtype("auto", torch.device("cpu")) == torch.float32
+
+
+def test_devices_that_are_not_here(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert "there is no device 'gpu': use auto" in refusal(saved / "target", device="gpu")
+    assert "device 'cuda' is not available here" in refusal(saved / "target", device="cuda")
+    assert "device 'mps' is not available here" in refusal(saved / "target", device="mps")
+
+
+def test_device_map_needs_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair_module, "find_spec", lambda name: None)
+    assert "pip install accelerate" in refusal(saved / "target", device_map="auto")
+
+
+def test_end_tokens_come_from_the_generation_config_first(saved: Path) -> None:
+    model, tokenizer = fresh("gpt2"), word_tokenizer()
+    assert pair_module._eos_ids(model, tokenizer) == (0,)
+    model.generation_config.eos_token_id = [3, 5]
+    assert pair_module._eos_ids(model, tokenizer) == (3, 5)
+    model.generation_config.eos_token_id = None
+    model.config.eos_token_id = 7
+    assert pair_module._eos_ids(model, tokenizer) == (7,)
+    model.config.eos_token_id = None
+    assert pair_module._eos_ids(model, tokenizer) == (0,)
+    tokenizer.eos_token = None
+    assert pair_module._eos_ids(model, tokenizer) == ()
+
+
+# --- where it comes from ---------------------------------------------------------------------------------------------
+
+
+def test_missing_and_wrong_directories(saved: Path, tmp_path: Path) -> None:
+    assert "target directory /no/such/dir does not exist" in refusal("/no/such/dir")
+    assert "draft directory ./x does not exist" in refusal(saved / "target", "./x")
+    assert "target directory relative does not exist" in refusal(Path("relative"))
+    assert "has no config.json" in refusal(tmp_path)
+    assert "is a file" in refusal(saved / "target" / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", "a config.json that is no JSON:"),
+        ("[]", "a config.json that is no JSON object"),
+        ('{"speculators_model_type": "sprinter"}', "is a gate, not a language model"),
+        ('{"model_type": "t5", "is_encoder_decoder": true}', "is an encoder-decoder model"),
+        ('{"model_type": "vit"}', "cannot be loaded: Unrecognized configuration class"),
+        (
+            '{"model_type": "new_thing"}',
+            "cannot be loaded: The checkpoint you are trying to load has model type",
+        ),
+    ],
+)
+def test_configs_of_no_decoder_model(broken: Path, text: str, line: str) -> None:
+    (broken / "config.json").write_text(text)
+    assert line in refusal(broken)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"hello"]
+)
+def test_corrupt_and_truncated_weights(broken: Path, damage: Callable[[bytes], bytes]) -> None:
+    file = broken / "model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    assert (
+        refusal(broken) == f"the target {broken} has a corrupt or truncated safetensors file: fetch it again"
+    )
+
+
+def test_weights_that_lack_a_tensor_are_not_made_up(broken: Path) -> None:
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    assert "lacks 1 of its weights (model.layers.1.mlp.up_proj.weight" in refusal(broken)
+
+
+def test_weights_of_another_shape(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"intermediate_size": 40}))
+    assert "weights whose shapes do not fit its config.json" in refusal(broken)
+
+
+def test_pickled_weights_are_refused_unread(broken: Path) -> None:
+    (broken / "model.safetensors").unlink()
+    assert "has no *.safetensors" in refusal(broken)
+    (broken / "pytorch_model.bin").write_bytes(b"would be dangerous to read")
+    line = refusal(broken)
+    assert "pickled weights only, which are never loaded" in line
+    assert "save_pretrained(new_dir)" in line
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            errors.LocalEntryNotFoundError("no net\nsecond line"),
+            "the hub cannot be reached: check the name and",
+        ),
+        (errors.HFValidationError("bad"), "neither a directory here nor a hub id"),
+        (RuntimeError("odd\nsecond line"), "cannot be loaded: odd"),
+    ],
+)
+def test_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception, line: str) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(source, "snapshot_download", fail)
+    told = refusal("some-org/some-model")
+    assert told.startswith("the target some-org/some-model ")
+    assert line in told
+
+
+@pytest.mark.parametrize("kind", ["GatedRepoError", "RepositoryNotFoundError", "RevisionNotFoundError"])
+def test_every_kind_of_hub_error_has_its_advice(kind: str) -> None:
+    error = type(kind, (Exception,), {})("long\nexplanation")
+    assert str(source.load_error(error, "org/x", "draft")) == f"the draft org/x {source._ADVICE[kind]}"
+    assert hasattr(errors, kind)
+
+
+def test_a_model_from_the_hub_is_its_snapshot(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = Path(shutil.copytree(saved / "target", tmp_path / "0123abc"))
+    asked: list[tuple[str, str | None]] = []
+
+    def fetch(name: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
+        assert not any(pattern.endswith((".bin", ".pt")) for pattern in allow_patterns)
+        asked.append((name, revision))
+        return str(snapshot)
+
+    monkeypatch.setattr(source, "snapshot_download", fetch)
+    loaded = load_models("org/model", revision="v1")
+    assert (loaded.target.id, loaded.target.revision) == ("org/model", "0123abc")
+    assert set(asked) == {("org/model", "v1")}
+
+
+# --- vocabularies ----------------------------------------------------------------------------------------------------
+
+
+def test_vocabularies_that_differ_are_named(saved: Path, tmp_path: Path) -> None:
+    other = word_tokenizer(VOCAB - 2)
+    draft = save(tmp_path / "short", fresh("gpt2"), other)
+    line = refusal(saved / "target", draft)
+    assert f"the target has {VOCAB} tokens and the draft {VOCAB - 2}" in line
+    assert f"token {VOCAB - 2} is 'w{VOCAB - 2}' in the target and absent in the draft" in line
+    draft = save(tmp_path / "renamed", fresh("gpt2"), word_tokenizer(first="end"))
+    assert "token 0 is 'w0' in the target and 'end' in the draft" in refusal(saved / "target", draft)
+
+
+def test_padding_rows_are_cut_where_the_tokenizers_agree(tmp_path: Path, saved: Path) -> None:
+    loaded = load_models(save(tmp_path / "padded", padded_gpt2(72), word_tokenizer()), saved / "draft")
+    assert loaded.vocab_size == 64
+
+
+def test_a_draft_without_a_tokenizer_needs_the_same_size(saved: Path, tmp_path: Path) -> None:
+    same = save(tmp_path / "same", fresh("gpt2"), None)
+    assert load_models(saved / "target", same).vocab_size == VOCAB
+    other = save(tmp_path / "other", padded_gpt2(64), None)
+    assert "comes without a tokenizer that would show" in refusal(saved / "target", other)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows(saved: Path) -> None:
+    line = refusal(saved / "target", tokenizer=word_tokenizer(VOCAB + 9))
+    assert f"token ids up to {VOCAB + 8}, the target only {VOCAB} embedding rows" in line
+
+
+def test_a_broken_tokenizer(broken: Path) -> None:
+    (broken / "tokenizer.json").write_text("{")
+    assert refusal(broken).startswith(f"the tokenizer {broken} cannot be loaded: ")
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def uneven(saved: Path) -> LoadedPair:
+    """A pair whose draft holds 40 tokens only."""
+    model = fresh("gpt2")
+    model.config.n_positions = 40
+    return load_models(saved / "target", model)
+
+
+def test_requests_that_fit(uneven: LoadedPair) -> None:
+    assert uneven.context == 40
+    check_request(uneven, 30, 10)
+
+
+def test_requests_beyond_a_context(uneven: LoadedPair) -> None:
+    with pytest.raises(
+        UserError, match=r"the context of the draft GPT2LMHeadModel, 40 tokens: use max_new_tokens=10"
+    ):
+        check_request(uneven, 30, 11)
+    with pytest.raises(
+        UserError, match=rf"the context of the target .*, {CONTEXT} tokens: use max_new_tokens=10"
+    ):
+        check_request(uneven, 30, 1000)
+    with pytest.raises(UserError, match=r"40 tokens: shorten the prompt"):
+        check_request(uneven, 40, 1)
+
+
+def test_models_that_name_no_context(saved: Path) -> None:
+    assert pair_module._context(tiny("mamba").config) == pair_module._NO_LIMIT
+
+
+def test_builtin_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pair_module, "files", lambda name: tmp_path)
+    with pytest.raises(
+        UserError, match=r"the built-in target is not in this installation .*reinstall sprinter-llm"
+    ):
+        builtin_paths()
+    for name in ("target", "draft", "gate"):
+        (tmp_path / "builtin" / name).mkdir(parents=True)
+        (tmp_path / "builtin" / name / "config.json").write_text("{}")
+    assert builtin_paths() == {name: tmp_path / "builtin" / name for name in ("target", "draft", "gate")}
