@@ -143,7 +143,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 def histogram_text(shares: list[float]) -> str:
     """The overlap histogram as a text table with bars."""
     rows = [
-        f"{i / 10:.1f}-{(i + 1) / 10:.1f}  {100 * s:5.1f} %  {'#' * round(100 * s)}"
+        f"{i / 10:.1f}-{(i + 1) / 10:.1f}  {100 * s:5.1f} %  {'#' * round(100 * s)}".rstrip()
         for i, s in enumerate(shares)
     ]
     return "```text\n" + "\n".join(rows) + "\n```"

@@ -55,7 +55,7 @@ class Preset:
 PRESETS: dict[str, Preset] = {
     # Many narrow layers: a decoding step on a CPU costs per layer, so depth makes the target's pass
     # dear while training stays cheap.
-    "cpu-3m": Preset(3072, Shape(12, 128, 2, 384), Shape(1, 128, 2, 512), 4096, 0.02, 0.004),
+    "cpu-3m": Preset(3072, Shape(12, 128, 2, 384), Shape(1, 192, 3, 768), 4096, 0.02, 0.004),
     "cpu-6m": Preset(4096, Shape(12, 192, 3, 512), Shape(1, 192, 3, 768), 4096, 0.02, 0.004),
     "gpu-14m": Preset(4096, Shape(14, 256, 4, 768), Shape(1, 256, 4, 1024), 32768, 0.02, 0.004),
     "tiny": Preset(512, Shape(3, 32, 2, 64), Shape(1, 32, 2, 64), 1024, 0.02, 0.004),
@@ -131,6 +131,15 @@ def build_model(shape: Shape, vocab_size: int, eos_id: int, seed: int) -> nn.Mod
         nn.init.normal_(model.get_input_embeddings().weight, std=0.02)  # type: ignore[operator]
     model.get_input_embeddings().padding_idx = None  # type: ignore[operator]
     return model
+
+
+@torch.no_grad()
+def inherit_embedding(draft: nn.Module, target: nn.Module) -> None:
+    """Start a draft from the target's token embedding, as far as both widths reach: it learns sooner."""
+    own = draft.get_input_embeddings().weight  # type: ignore[operator]
+    learnt = target.get_input_embeddings().weight  # type: ignore[operator]
+    width = min(own.shape[1], learnt.shape[1])
+    own[:, :width] = learnt[:, :width]
 
 
 def make_optimizers(model: nn.Module, preset: Preset) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:

@@ -14,8 +14,17 @@ from torch import Tensor
 from sprinter.errors import UserError
 
 __all__ = [
-    "Sampling", "entropy", "js_divergence", "kl_divergence", "overlap", "process", "raw_law", "residual", "tv_distance",
-]  # fmt: skip
+    "Sampling",
+    "entropy",
+    "js_divergence",
+    "kl_divergence",
+    "one_hot",
+    "overlap",
+    "process",
+    "raw_law",
+    "residual",
+    "tv_distance",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +80,7 @@ def raw_law(logits: Tensor) -> Tensor:
 def process(logits: Tensor, sampling: Sampling) -> Tensor:
     """The law that is drawn from. ``[..., V]`` -> ``[..., V]``, float32 (float64 stays float64)."""
     if sampling.greedy:
-        best = logits.argmax(-1, keepdim=True)
-        return torch.zeros_like(_full(logits)).scatter_(-1, best, 1.0)
+        return one_hot(_full(logits))
     scores = _full(logits)
     if sampling.temperature != 1.0:
         scores = scores / sampling.temperature
@@ -102,6 +110,11 @@ def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
     law = torch.softmax(ranked, -1)
     outside = law.cumsum(-1) - law >= top_p  # the mass before a token already reaches top_p
     return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+
+
+def one_hot(weights: Tensor) -> Tensor:
+    """All mass on the first largest entry. ``[..., V]`` -> ``[..., V]``."""
+    return torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
 
 
 def entropy(law: Tensor) -> Tensor:

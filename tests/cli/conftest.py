@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,10 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command line in this process."""
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """Run the command line in this process, on one thread: the models are tiny."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
 
     def call(*args: str, stdin: bytes = b"") -> Ended:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -48,7 +51,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         status = main(args)
         return Ended(status, *capsys.readouterr())
 
-    return call
+    yield call
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from tests.cli.tiny import Places, Run
 from sprinter.cli import main
 from sprinter.cli.pages import Holdback, JsonPage, PlainPage, TerminalPage, statistics_line
 from sprinter.decode.draft import Stats
+from sprinter.engine.ending import cut_at_stop
 
 # The contract of DESIGN.md: scripts outside the project rely on these.
 KEYS = {"text", "token_ids", "origins", "method", "lossless", "stats"}
@@ -163,14 +164,12 @@ def test_ctrl_c_keeps_what_is_there(
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_holdback_never_shows_a_stop_string(stop: tuple[str, ...], size: int) -> None:
     text = "aaxaabcabcb"
-    places = [text.find(word) for word in stop if word in text]
-    whole = text[: min(places)] if places else text
-    held, shown = Holdback(stop), ""
+    ends = range(size, len(text) + size, size)
+    text = text[: next((end for end in ends if any(word in text[:end] for word in stop)), len(text))]
+    whole, held, shown = cut_at_stop(text, stop), Holdback(stop), ""
     for at in range(0, len(text), size):
         shown += "".join(piece for piece, _ in held.push(text[at : at + size], "target"))
         assert whole.startswith(shown)
-        if any(word in text[: at + size] for word in stop):
-            break
     shown += "".join(piece for piece, _ in held.rest(whole))
     assert shown == whole
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from typing import IO, Any
+from typing import IO
 
 import pytest
 from tests.cli.tiny import Places
@@ -40,7 +40,7 @@ def test_the_reader_of_a_pipe_may_leave(environment: Environment, places: Places
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         out, err = streams(process)
-        assert len(out.read(3)) == 3
+        assert len(out.read(3)) == 3, err.read()
         out.close()
         assert process.wait(60) == 141
         assert err.read() == b""
@@ -53,10 +53,11 @@ def test_ctrl_c_in_mid_stream(environment: Environment, places: Places) -> None:
     ) as process:
         out, err = streams(process)
         begin = out.read(3)
+        assert len(begin) == 3, err.read()
         process.send_signal(signal.SIGINT)
         text, said = out.read(), err.read().decode()
-        assert process.wait(60) == 130
-    assert len(begin) == 3 and text.endswith(b"\n")
+        assert process.wait(60) == 130, said
+    assert text.endswith(b"\n")
     assert said.startswith("stopped early: ") and said.endswith("lossless\n") and said.count("\n") == 1
 
 
@@ -109,5 +110,5 @@ def streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 def test_the_demo_runs_as_a_module(environment: Environment) -> None:
     command = [sys.executable, "-W", "error", "-m", "sprinter.cli.demo", "--help"]
-    done: Any = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "") and "three prompts" in done.stdout

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import Method
@@ -54,12 +54,14 @@ def one_hot(token: int, vocab: int = 3) -> list[float]:
 
 
 # --- running the loop ------------------------------------------------------------------------------------------------
-class Exchange(list[tuple[AskDraft | AskScore, Draft | Scores]]):
+class Exchange(list[tuple[AskDraft | AskScore, Any]]):
     """All requests and answers of one decoding."""
 
     @property
     def drafts(self) -> list[tuple[AskDraft, Draft]]:
-        return [(ask, answer) for ask, answer in self if isinstance(ask, AskDraft) and isinstance(answer, Draft)]
+        return [
+            (ask, answer) for ask, answer in self if isinstance(ask, AskDraft) and isinstance(answer, Draft)
+        ]
 
     @property
     def scores(self) -> list[AskScore]:
@@ -78,19 +80,22 @@ def listen(
 ) -> tuple[Record, Exchange]:
     """One decoding, with all that was said; asserts that both models are always told the text as it is recorded."""
     record, exchange, draws = Record(), Exchange(), draws or AddressedDraws()
-    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw)
+    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
     loop = decode(prompt, method, limits, draws, record, complete)
+    known = {AskDraft: list(prompt), AskScore: list(prompt[:-1])}  # what drafter and target hold
     request = next(loop, None)
     while request is not None:
-        settled = [*prompt, *(token.id for token in record.tokens)]
-        known = driver._draft_text if isinstance(request, AskDraft) else driver._target_text
-        text = [*known[: request.start], *request.tokens]
-        if isinstance(request, AskScore) and request.closing:
-            assert settled[: len(text)] == text
-        else:
-            assert text[: len(settled)] == settled
         answer = driver.answer(request)
         exchange.append((request, answer))
+        if method.drafter.drafts == 1:
+            settled, text = [*prompt, *ids(record)], known[type(request)]
+            assert request.start <= len(text)
+            text[request.start :] = request.tokens
+            if isinstance(request, AskScore) and request.closing:
+                assert settled[: len(text)] == text
+            else:
+                assert text[: len(settled)] == settled
+            text += answer.tokens if isinstance(answer, Draft) else ()
         try:
             request = loop.send(answer)
         except StopIteration:

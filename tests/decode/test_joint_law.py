@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-
-from sprinter.decode.conformance import check_same_law
-from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
-from sprinter.decode.methods import METHODS, Method, parse_method
-from sprinter.decode.stop import Fixed, StopRule
-from sprinter.decode.trust import Coin, Everyone
 from tests.decode.chains import (
     EOS,
     Ends,
@@ -25,6 +19,12 @@ from tests.decode.chains import (
     oracle,
 )
 
+from sprinter.decode.conformance import check_same_law
+from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
+from sprinter.decode.methods import METHODS, Method, parse_method
+from sprinter.decode.stop import Fixed, StopRule
+from sprinter.decode.trust import Coin, Everyone
+
 DENSE = MarkovPair(seed=11)
 ZEROS = MarkovPair(seed=12, sharp=2.0, zeros=0.35)
 SMALL = MarkovPair(seed=13, vocab=2)
@@ -33,10 +33,17 @@ AHEAD = [1, 2, 3, 16]
 
 
 def check_lossless(
-    method: Method, pair: MarkovPair, length: int, ahead: int = 1, ends: Ends = never_ends, prompt: Text = (0,)
+    method: Method,
+    pair: MarkovPair,
+    length: int,
+    ahead: int = 1,
+    ends: Ends = never_ends,
+    prompt: Text = (0,),
 ) -> None:
     found = joint_law(method, pair, length, ahead=ahead, ends=ends, prompt=prompt)
-    check_same_law(found, target_joint_law(pair, length, ends=ends, prompt=prompt), f"{method} on {pair}, ahead {ahead}")
+    check_same_law(
+        found, target_joint_law(pair, length, ends=ends, prompt=prompt), f"{method} on {pair}, ahead {ahead}"
+    )
 
 
 def test_supports_differ_where_zeros_are_asked_for() -> None:
@@ -107,7 +114,9 @@ def test_the_thresholds_tell_prefixes_apart() -> None:
 
 @pytest.mark.parametrize("tau", TAUS)
 @pytest.mark.parametrize("cap", [1, 2, 3, None])
-def test_a_gate_gives_the_drafts_law_where_it_trusts_and_the_targets_elsewhere(tau: float, cap: int | None) -> None:
+def test_a_gate_gives_the_drafts_law_where_it_trusts_and_the_targets_elsewhere(
+    tau: float, cap: int | None
+) -> None:
     """tau = 0 trusts all: the draft's law between the checks at the cap, which write the target's."""
     method = parse_method(f"sprinter(tau={tau}, cap={'none' if cap is None else cap})")
     for pair, length, ends in ((DENSE, 3, never_ends), (ZEROS, 4, ends_at_eos), (SMALL, 4, never_ends)):
@@ -136,7 +145,9 @@ def test_the_draft_alone_writes_the_drafts_texts() -> None:
     for pair, ends in ((DENSE, never_ends), (ZEROS, ends_at_eos)):
         wanted, _ = oracle(pair, 4, lambda text, x: 1.0, None, ends=ends)
         for ahead in AHEAD:
-            check_same_law(joint_law(parse_method("draft-only"), pair, 4, ahead=ahead, ends=ends), wanted, "draft-only")
+            check_same_law(
+                joint_law(parse_method("draft-only"), pair, 4, ahead=ahead, ends=ends), wanted, "draft-only"
+            )
 
 
 @pytest.mark.parametrize(("rate", "cells"), [(0.5, 2), (0.25, 4), (0.0, 2), (1.0, 2)])
@@ -152,14 +163,18 @@ def test_a_coin_mixes_both_laws(rate: float, cells: int, cap: int) -> None:
 
 def test_a_coin_of_one_half_on_a_longer_text() -> None:
     wanted, _ = oracle(SMALL, 4, lambda text, x: 0.5, 20)
-    check_same_law(joint_law(Method(trust=Coin(0.5), stop=parse_method("coin").stop, cap=20), SMALL, 4), wanted, "coin")
+    check_same_law(
+        joint_law(Method(trust=Coin(0.5), stop=parse_method("coin").stop, cap=20), SMALL, 4), wanted, "coin"
+    )
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_trust_that_looks_at_the_token(ahead: int) -> None:
     """Whether the trust rule refuses an unlikely token or the stop rule sends it to the target, the law is the same."""
     for pair, length, ends in ((DENSE, 3, never_ends), (ZEROS, 4, ends_at_eos)):
-        wanted, _ = oracle(pair, length, lambda text, x, pair=pair: float(pair.q(text)[x] >= 0.4), 3, ends=ends)
+        wanted, _ = oracle(
+            pair, length, lambda text, x, pair=pair: float(pair.q(text)[x] >= 0.4), 3, ends=ends
+        )
         untrusted = Method(trust=LikelyToken(0.4), stop=parse_method("sprinter").stop, cap=3)
         check_same_law(joint_law(untrusted, pair, length, ahead=ahead, ends=ends), wanted, "trust rule")
 

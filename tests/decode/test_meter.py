@@ -6,15 +6,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-
-from sprinter.decode.draft import Origin, Record, Scores, Token
-from sprinter.decode.enumerate import MarkovPair
-from sprinter.decode.loop import METER_CHUNK, Limits
-from sprinter.decode.meter import Meter
-from sprinter.decode.methods import Method, parse_method
-from sprinter.decode.stop import Fixed, Untrusted
-from sprinter.decode.trust import Everyone, Gate
-from sprinter.laws import tv_distance
 from tests.decode.chains import (
     Ends,
     LikelyToken,
@@ -28,9 +19,25 @@ from tests.decode.chains import (
     paths,
 )
 
+from sprinter.decode.draft import Origin, Scores, Token
+from sprinter.decode.enumerate import MarkovPair
+from sprinter.decode.loop import METER_CHUNK, Limits
+from sprinter.decode.meter import Meter
+from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.stop import Fixed, Untrusted
+from sprinter.decode.trust import Everyone, Gate
+from sprinter.laws import tv_distance
+
 DENSE = MarkovPair(seed=21)
 ZEROS = MarkovPair(seed=22, sharp=1.5, zeros=0.3)
-METHODS = ["sprinter", "sprinter(tau=0.8, cap=2)", "sprinter(tau=0, cap=3)", "coin", "draft-only", "speculative"]
+METHODS = [
+    "sprinter",
+    "sprinter(tau=0.8, cap=2)",
+    "sprinter(tau=0, cap=3)",
+    "coin",
+    "draft-only",
+    "speculative",
+]
 
 
 def expected_drift(method: Method, pair: MarkovPair, length: int, ends: Ends) -> float:
@@ -48,13 +55,17 @@ def test_every_path_reports_the_defined_drift(spec: str, complete: bool) -> None
     """Trusted: TV(q, p) at that prefix, once scored. From the target, or kept by exact acceptance: 0."""
     method = parse_method(spec)
     for _, record in paths(method, DENSE, 3, complete=complete):
-        last_call = max((i for i, token in enumerate(record.tokens) if token.origin != Origin.TRUSTED), default=-1)
+        last_call = max(
+            (i for i, token in enumerate(record.tokens) if token.origin != Origin.TRUSTED), default=-1
+        )
         for i, token in enumerate(record.tokens):
             prefix = (0, *ids(record)[:i])
             if token.origin != Origin.TRUSTED:
                 assert token.drift == 0.0
             elif complete or i < last_call:
-                assert token.drift == pytest.approx(float(tv_distance(DENSE.q(prefix), DENSE.p(prefix))), abs=1e-14)
+                assert token.drift == pytest.approx(
+                    float(tv_distance(DENSE.q(prefix), DENSE.p(prefix))), abs=1e-14
+                )
             else:
                 assert token.drift is None
         scored = [token.drift for token in record.tokens if token.drift is not None]
@@ -77,7 +88,9 @@ def test_the_mean_is_the_expected_total_variation(tau: float, cap: int, ends: En
     """E[sum of drifts] = E[sum of TV(π, p)], π by recursion; also where EOS escapes the check at the cap."""
     method = Method(trust=Gate(tau), stop=Untrusted(), cap=cap)
     for pair, length in ((DENSE, 3), (ZEROS, 4)) if tau < 1 else ((ZEROS, 3),):
-        _, wanted = oracle(pair, length, lambda text, x, pair=pair: float(pair.gate(text) >= tau), cap, ends=ends)
+        _, wanted = oracle(
+            pair, length, lambda text, x, pair=pair: float(pair.gate(text) >= tau), cap, ends=ends
+        )
         assert expected_drift(method, pair, length, ends) == pytest.approx(wanted, abs=1e-9)
 
 
@@ -86,7 +99,9 @@ def test_the_mean_of_a_coin() -> None:
         _, wanted = oracle(ZEROS, 3, lambda text, x, rate=rate: rate, 2)
         found = sum(
             weight * sum(token.drift for token in record.tokens)
-            for weight, record in paths(parse_method(f"coin(rate={rate}, cap=2)"), ZEROS, 3, cells=cells, complete=True)
+            for weight, record in paths(
+                parse_method(f"coin(rate={rate}, cap=2)"), ZEROS, 3, cells=cells, complete=True
+            )
         )
         assert found == pytest.approx(wanted, abs=1e-9)
 
@@ -129,7 +144,9 @@ def test_the_expected_sum_bounds_the_distance_of_whole_texts() -> None:
     for tau in (0.0, 0.3, 0.6):
         law, drift = oracle(DENSE, 3, lambda text, x, tau=tau: float(DENSE.gate(text) >= tau), 20)
         target, _ = oracle(DENSE, 3, lambda text, x: 0.0, 20)
-        distance = sum(abs(law.get(text, 0.0) - target.get(text, 0.0)) for text in law.keys() | target.keys()) / 2
+        distance = (
+            sum(abs(law.get(text, 0.0) - target.get(text, 0.0)) for text in law.keys() | target.keys()) / 2
+        )
         found = expected_drift(parse_method(f"sprinter(tau={tau})"), DENSE, 3, never_ends)
         assert found == pytest.approx(drift, abs=1e-9)
         assert distance <= found + 1e-12
@@ -172,7 +189,9 @@ def test_a_complete_meter_adds_no_pass_where_nothing_waits() -> None:
 
 def test_a_complete_meter_adds_one_pass_after_the_last_call() -> None:
     record, exchange = listen(Method(trust=Everyone(), stop=Fixed(3)), DENSE, Limits(9), complete=True)
-    trusted_tail = len(ids(record)) - 1 - max(i for i, t in enumerate(record.tokens) if t.origin != Origin.TRUSTED)
+    trusted_tail = (
+        len(ids(record)) - 1 - max(i for i, t in enumerate(record.tokens) if t.origin != Origin.TRUSTED)
+    )
     assert trusted_tail > 0
     assert record.stats.closing_passes == 1
     assert exchange.scores[-1].closing
@@ -193,9 +212,3 @@ def test_the_meter_finds_its_rows() -> None:
     assert meter.waiting == 0
     meter.score(10, Scores(torch.ones(3, 2) / 2))
     assert tokens[0].drift == pytest.approx(0.4)
-
-
-def test_a_record_without_tokens_has_no_drift() -> None:
-    stats = Record().count()
-    assert stats.mean_drift is None
-    assert stats.drift_coverage == 0.0

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
+from tests.models.tiny import WINDOW, fresh, tiny
 from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTModel
 
 from sprinter.errors import UserError
 from sprinter.models import choose
 from sprinter.models.row import RowRunner
 from sprinter.models.runner import make_runner, runner_kind
-from tests.models.tiny import WINDOW, fresh, tiny
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "llama-eager", "qwen2", "gpt_neox"])

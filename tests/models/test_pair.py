@@ -9,12 +9,12 @@ import pytest
 import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
+from tests.models.tiny import CONTEXT, VOCAB, fresh, padded_gpt2, save, tiny, word_tokenizer
 
 from sprinter.errors import UserError
 from sprinter.models import pair as pair_module
 from sprinter.models import source
 from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
-from tests.models.tiny import CONTEXT, VOCAB, fresh, padded_gpt2, save, tiny, word_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from tests.models.tiny import CONTEXT, VOCAB, WINDOW, fresh, tiny, uncached
 
 from sprinter.models import forward
 from sprinter.models.runner import Runner, Step, make_runner
-from tests.models.tiny import CONTEXT, VOCAB, fresh, tiny, uncached
 
 ROW = ["gpt2", "llama", "llama-eager", "qwen2", "qwen2-sliding", "gpt_neox", "gemma2", "mistral", "opt"]
 TOLERANCE = 1e-5
@@ -237,3 +237,15 @@ def test_runners_fit_the_interface() -> None:
         assert isinstance(runner, Runner)
         assert (runner.batch, runner.max_len, runner.vocab_size, runner.hidden_size) == (1, 8, VOCAB, 32)
         runner.copy(0, [0])
+
+
+@pytest.mark.parametrize("prefer", ["row", "crop"])
+@pytest.mark.parametrize("kind", ["gemma2", "mistral", "qwen2-sliding"])
+def test_one_token_at_a_time_through_the_window(kind: str, prefer: str) -> None:
+    told = Told(make_runner(tiny(kind), max_len=30, prefer=prefer), kind)
+    for length in range(1, 2 * WINDOW + 2):
+        told.extend([1])
+        told.extend([2])
+        told.rewind([length + 1])  # by one: the commonest rewind
+        told.extend([1])
+        told.rewind([length])

@@ -126,7 +126,7 @@ def _print_table(rows: Sequence[dict[str, Any]], length: int) -> None:
             drift,
             f"{row['drift_coverage']:.0%}",
         )
-        table.add_row(row["method"], *numbers, "yes" if row["lossless"] else "no")
+        table.add_row(row["name"], *numbers, "yes" if row["lossless"] else "no")
     page = console()
     page.print(table)
     page.print(

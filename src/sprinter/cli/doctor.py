@@ -179,7 +179,7 @@ def _sizes(pair: Pair, *, builtin: bool) -> Found:
             continue
         count = sum(weights.numel() for weights in model.model.parameters())
         parts.append(f"{which} {_short(count)} parameters{_on_disk(Path(model.id))}")
-    name = "built-in" if builtin else f"{models[0][1].id if models[0][1] else ''}"
+    name = "built-in" if builtin else pair.models.target.id
     context = f"vocabulary {pair.models.vocab_size:,}, context {pair.models.context:,}"
     return "ok", f"{name}: {', '.join(parts)}; {context}"
 

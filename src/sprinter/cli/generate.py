@@ -110,7 +110,7 @@ def _check_models(request: Request | None, draft: str | None, gate: str | None) 
     if request is None:
         return
     name = request.method.name
-    if draft is None and request.method.drafter != "none":
+    if draft is None and request.method.drafter.uses_model:
         raise UserError(f"method {name} needs a draft model: give --draft too, or --method autoregressive")
     if gate is None and "gate" in request.method.needs:
         raise UserError(f"method {name} needs a gate: give --gate too, or another method such as speculative")

@@ -23,18 +23,18 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("method", "trust", "stop", "accept", "lossless", "paper"):
+    out = console()
+    narrow = out.width < 140  # then the paper stands under the method
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("method", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",))):
         table.add_column(name, overflow="fold")
     for row in rows:
-        kept = "yes" if row["lossless"] else "no"
-        table.add_row(
-            *(
-                Text(str(cell))
-                for cell in (row["spec"], row["trust"], row["stop"], row["accept"], kept, row["paper"])
-            )
-        )
-    out = console()
+        # The method's own parameters say what its rules are given; --json has both.
+        rules = (row[part].partition("(")[0].lower() for part in ("trust", "stop", "accept"))
+        name, paper = Text(row["spec"]), Text(row["paper"], "dim")
+        if narrow:
+            name.append("\n").append_text(paper)
+        table.add_row(name, *rules, "yes" if row["lossless"] else "no", *(() if narrow else (paper,)))
     out.print(table)
     out.print(
         "A method is used as 'name' or 'name(param=value)', or composed: trust=gate(tau=0.5),stop=fixed(gamma=8)"

@@ -215,4 +215,4 @@ def console() -> Console:
     """For tables: as wide as the terminal, wide enough not to fold in a pipe."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)

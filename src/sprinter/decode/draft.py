@@ -13,14 +13,26 @@ forgotten (a rewind), and ``tokens`` follow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["AskDraft", "AskScore", "Draft", "LawPair", "Origin", "Record", "Scores", "Stats", "Token"]
+__all__ = [
+    "AskDraft",
+    "AskScore",
+    "Chain",
+    "Draft",
+    "LawPair",
+    "Origin",
+    "Record",
+    "Scores",
+    "Stats",
+    "Token",
+    "Verdict",
+]
 
 
 class LawPair(NamedTuple):
@@ -30,12 +42,33 @@ class LawPair(NamedTuple):
     q: Tensor
 
 
+class Chain(NamedTuple):
+    """Untrusted draft tokens in order, each with the law it was drawn from (``[V]``) and, if asked for, the raw one."""
+
+    tokens: Sequence[int]
+    laws: Sequence[Tensor]
+    raws: Sequence[Tensor] = ()
+
+
+class Verdict(NamedTuple):
+    """``accepted`` leading tokens of chain ``row`` stay, ``token`` follows them.
+
+    ``drifts`` holds TV(π, p) for each of these positions.
+    """
+
+    accepted: int
+    token: int
+    drifts: list[float]
+    row: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class AskDraft:
     """Draft on from the text: rewind to ``start``, append ``tokens``, propose 1 to ``at_most`` tokens.
 
-    A driver may answer with fewer than ``at_most``; the loop asks on. ``width`` > 1 asks for as many independent
-    drafts (rows). ``round`` is part of the address of every draw.
+    A driver may answer with fewer than ``at_most``, and the loop asks on; with none, and the target is called.
+    ``width`` > 1 asks for as many independent drafts of ``at_most`` tokens each (rows), answered with a tuple of Draft.
+    ``row``: of several drafts of the last answer, the text follows this one. ``round`` is part of every draw's address.
     """
 
     start: int
@@ -43,6 +76,7 @@ class AskDraft:
     round: int
     at_most: int
     width: int = 1
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +100,24 @@ class Draft:
 class AskScore:
     """One target pass: rewind to ``start``, read ``tokens`` (at least one), answer with a law after each.
 
-    ``closing`` marks the meter's closing pass, which is counted apart.
+    ``closing`` marks the meter's closing pass, which is counted apart. ``chains``: tokens of several drafts that follow
+    ``tokens``, one a row, all of one length; ``row`` as in ``AskDraft``.
     """
 
     start: int
     tokens: tuple[int, ...]
     round: int
     closing: bool = False
+    chains: tuple[tuple[int, ...], ...] = ()
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The target's laws: row i of ``laws [n, V]`` is p(· | text[: start + i + 1]); ``raw`` as in ``Draft``."""
+    """The target's laws: row i of ``laws [n, V]`` is p(· | text[: start + i + 1]); ``raw`` as in ``Draft``.
+
+    With several chains ``[rows, n, V]``, each row with its own chain.
+    """
 
     laws: Tensor
     raw: Tensor | None = None

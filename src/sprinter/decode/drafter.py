@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from sprinter.decode.checks import at_least
+from sprinter.decode.draft import Draft
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.errors import UserError
 
-__all__ = ["Drafter", "Lookup", "Model", "Nothing", "look_up"]
+__all__ = ["Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
 
 
 class Drafter(ABC):
@@ -120,3 +122,15 @@ def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
                 found.append(found[source + i])
             return [int(x) for x in found[len(text) :]]
     return []
+
+
+def copied(tokens: Sequence[int], vocab: int, dtype: torch.dtype = torch.float32, raw: bool = False) -> Draft:
+    """Looked-up tokens as a proposal: one-hot laws ``[n, vocab]``, and the signals that such laws have."""
+    n = len(tokens)
+    laws = torch.zeros(n, vocab, dtype=dtype)
+    if n:
+        laws[range(n), list(tokens)] = 1.0
+    sure, none = torch.ones(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    read = {"entropy": none, "max_prob": sure, "token_prob": sure}
+    signals = {name + law: values for name, values in read.items() for law in ("", "_processed")}
+    return Draft(tuple(tokens), laws, signals, laws if raw else None)

@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
+from sprinter.decode.drafter import Drafter, Lookup, Model, copied, look_up
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import Method
-from sprinter.laws import entropy
+from sprinter.decode.run import Answer
+from sprinter.laws import entropy, one_hot
 from sprinter.random import Draws, Purpose
 
 __all__ = ["ChainDriver", "EnumeratedDraws", "MarkovPair", "joint_law", "run_chain", "target_joint_law"]
@@ -78,23 +80,53 @@ class ChainDriver:
     """Answers the loop from a MarkovPair; checks that every request is consistent with the ones before."""
 
     def __init__(
-        self, pair: MarkovPair, prompt: Text, draws: Draws, ahead: int = 1, needs_raw: bool = False
+        self,
+        pair: MarkovPair,
+        prompt: Text,
+        draws: Draws,
+        ahead: int = 1,
+        needs_raw: bool = False,
+        drafter: Drafter = Model(),  # noqa: B008 (frozen)
     ) -> None:
-        self._pair, self._draws, self._ahead, self._needs_raw = pair, draws, ahead, needs_raw
-        self._draft_text, self._target_text = list(prompt), list(prompt[:-1])
+        self._pair, self._draws, self._ahead, self._needs_raw, self._drafter = (
+            pair,
+            draws,
+            ahead,
+            needs_raw,
+            drafter,
+        )
+        self._draft_rows, self._target_rows = [list(prompt)], [list(prompt[:-1])]
 
-    def answer(self, request: AskDraft | AskScore) -> Draft | Scores:
+    def answer(self, request: AskDraft | AskScore) -> Answer:
         """One answer."""
-        return self._score(request) if isinstance(request, AskScore) else self._propose(request)
+        if isinstance(request, AskScore):
+            return self._score(request)
+        text = self._goto(self._draft_rows, request, "the drafter never saw")
+        self._draft_rows = [list(text) for _ in range(request.width)]
+        if request.width > 1:
+            return tuple(
+                self._propose(row, request, request.at_most, n) for n, row in enumerate(self._draft_rows)
+            )
+        if isinstance(self._drafter, Lookup):
+            found = look_up(text, self._drafter.n, self._drafter.least, request.at_most)
+            if found or not self._drafter.uses_model:
+                self._draft_rows[0].extend(found)
+                return copied(found, self._pair.vocab, torch.float64, self._needs_raw)
+        return self._propose(self._draft_rows[0], request, min(self._ahead, request.at_most), 0)
 
-    def _propose(self, request: AskDraft) -> Draft:
-        text, pair = self._draft_text, self._pair
-        assert request.start <= len(text), "the loop speaks of text that the drafter never saw"
-        text[request.start :] = request.tokens
-        tokens, laws, scores = [], [], []
-        for _ in range(min(self._ahead, request.at_most)):
+    @staticmethod
+    def _goto(rows: list[list[int]], request: AskDraft | AskScore, never: str) -> list[int]:
+        text = rows[request.row if len(rows) > 1 else 0]
+        assert request.start <= len(text), f"the loop speaks of text that {never}"
+        return [*text[: request.start], *request.tokens]
+
+    def _propose(self, text: list[int], request: AskDraft, count: int, row: int) -> Draft:
+        pair, tokens, laws, scores = self._pair, [], [], []
+        for _ in range(count):
             law = pair.q(tuple(text))
-            x = self._draws.token(law, request.round, len(text), Purpose.DRAFT)
+            if isinstance(self._drafter, Model) and self._drafter.greedy:
+                law = one_hot(law)
+            x = self._draws.token(law, request.round, len(text), Purpose.DRAFT, row)
             scores.append(pair.gate(tuple(text)))
             text.append(x)
             tokens.append(x)
@@ -106,12 +138,15 @@ class ChainDriver:
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
 
     def _score(self, request: AskScore) -> Scores:
-        text = self._target_text
-        assert request.start <= len(text), "the loop speaks of text that the target never read"
         assert request.tokens, "a target pass over nothing"
-        text[request.start :] = request.tokens
-        p = torch.stack([self._pair.p(tuple(text[: end + 1])) for end in range(request.start, len(text))])
+        text = self._goto(self._target_rows, request, "the target never read")
+        self._target_rows = [[*text, *chain] for chain in request.chains or ((),)]
+        laws = torch.stack([self._after(row, request.start) for row in self._target_rows])
+        p = laws if request.chains else laws[0]
         return Scores(p, p if self._needs_raw else None)
+
+    def _after(self, text: list[int], start: int) -> Tensor:
+        return torch.stack([self._pair.p(tuple(text[: end + 1])) for end in range(start, len(text))])
 
 
 class EnumeratedDraws:
@@ -179,7 +214,7 @@ def run_chain(
 ) -> Record:
     """One decoding of ``method`` on ``pair`` through the real loop."""
     record = Record()
-    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw)
+    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
     loop = decode(prompt, method, limits, draws, record, complete)
     request = next(loop, None)
     while request is not None:

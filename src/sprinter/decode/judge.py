@@ -1,45 +1,46 @@
-"""The target call's verdict on one chain of untrusted tokens."""
+"""The target call's verdict on untrusted tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule
-from sprinter.decode.draft import LawPair
+from sprinter.decode.accept import AcceptRule, Judge, SeveralRule
+from sprinter.decode.draft import Chain, LawPair, Verdict
 from sprinter.random import Draws, Purpose
 
-__all__ = ["Chain", "Verdict", "judge"]
-
-
-class Chain(NamedTuple):
-    """Untrusted draft tokens in order, each with the law it was drawn from (``[V]``) and, if asked for, the raw one."""
-
-    tokens: Sequence[int]
-    laws: Sequence[Tensor]
-    raws: Sequence[Tensor] = ()
-
-
-class Verdict(NamedTuple):
-    """``accepted`` leading tokens stay, ``token`` follows them; ``drifts`` holds TV(π, p) for each of these positions."""
-
-    accepted: int
-    token: int
-    drifts: list[float]
+__all__ = ["judge"]
 
 
 def judge(
+    rule: Judge,
+    chains: Sequence[Chain],
+    p: Tensor,
+    raw_p: Tensor | None,
+    draws: Draws,
+    round: int,
+    position: int,
+) -> Verdict:
+    """The verdict on one chain, or on several that were drafted after one prefix.
+
+    Args:
+        p: ``[n + 1, V]`` for a chain of n tokens, ``[rows, n + 1, V]`` for several; entry i of a row is the target's law
+            at ``position + i``. ``raw_p`` likewise, or None.
+    """
+    if isinstance(rule, SeveralRule):
+        return rule.judge(chains, p if p.dim() == 3 else p.unsqueeze(0), draws, round, position)
+    assert isinstance(rule, AcceptRule) and len(chains) == 1, f"{rule} judges one chain, not {len(chains)}"
+    return _judge_chain(rule, chains[0], p, raw_p, draws, round, position)
+
+
+def _judge_chain(
     rule: AcceptRule, chain: Chain, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
 ) -> Verdict:
     """Walk the chain in order; the first refusal drops everything after it and one replacement is drawn.
 
     If none is refused one more token is drawn from p at the last position.
-
-    Args:
-        p: ``[n + 1, V]`` for n tokens; row i is the target's law at ``position + i``. ``raw_p`` likewise, or None.
     """
     n = len(chain.tokens)
     if n == 0:

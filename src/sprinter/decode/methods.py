@@ -10,22 +10,27 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sprinter.decode.accept import (
-    AcceptRule,
+    Batch,
     Bild,
     Exact,
     Fuzzy,
+    Judge,
     Lenient,
     Mentored,
     Opt,
     RandomAccept,
+    SeveralRule,
+    SpecInfer,
+    SpecTr,
     Typical,
     Uno,
 )
 from sprinter.decode.checks import at_least
-from sprinter.decode.registry import ACCEPT, METHODS, STOP, TRUST, Registry, did_you_mean
+from sprinter.decode.drafter import Drafter, Lookup, Model, Nothing
+from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import (
     AdaEdl,
     BildFallback,
@@ -53,15 +58,18 @@ class Method:
     Attributes:
         trust, stop, accept: the three rules.
         cap: most tokens a draft run may have (None: as many as the text has room for); the token at the cap is checked.
-        drafter: "model", or "none" for plain decoding with the target.
+        drafter: who proposes.
+        to_horizon: also draft the last token of the text, which else is left to the target call that comes anyway
+            (Theorems 1 and 3 of Yin et al. count rejections of such drafts).
         name, paper: label and source.
     """
 
     trust: TrustRule = Nobody()
     stop: StopRule = Fixed()
-    accept: AcceptRule = Exact()
+    accept: Judge = Exact()
     cap: int | None = None
-    drafter: Literal["model", "none"] = "model"
+    drafter: Drafter = Model()
+    to_horizon: bool = False
     name: str = "composed"
     paper: str = ""
 
@@ -73,6 +81,13 @@ class Method:
             raise UserError(
                 f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
             )
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of a draft if that is fixed, cap included."""
+        if not isinstance(self.stop, Fixed):
+            return None
+        return self.stop.gamma if self.cap is None else min(self.cap, self.stop.gamma)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -91,7 +106,7 @@ class Method:
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
-        if self.drafter == "none":
+        if not self.drafter.proposes:
             return True
         return self.trust.never and (self.accept.lossless_greedy if greedy else self.accept.lossless)
 
@@ -120,7 +135,7 @@ def _spell(name: str, build: Callable[..., Method], params: dict[str, Any]) -> s
 @preset("autoregressive", "plain decoding")
 def autoregressive() -> Method:
     """The target alone, one token a pass."""
-    return Method(drafter="none")
+    return Method(drafter=Nothing())
 
 
 @preset("draft-only", "plain decoding")
@@ -219,6 +234,30 @@ def random(*, rate: float = 0.5, gamma: int = 5) -> Method:
     return Method(stop=Fixed(gamma), accept=RandomAccept(rate))
 
 
+@preset("batch", "Yin et al. 2024, Algorithm 4 (corrected)")
+def batch(*, drafts: int = 2, gamma: int = 5) -> Method:
+    """Several drafts, tried in order for the first token; the accepted one is followed."""
+    return Method(stop=Fixed(gamma), accept=Batch(), drafter=Model(drafts=drafts))
+
+
+@preset("specinfer", "SpecInfer (Miao et al. 2024), Algorithm 2")
+def specinfer(*, drafts: int = 2, gamma: int = 5) -> Method:
+    """Several drafts, tried in order at every depth."""
+    return Method(stop=Fixed(gamma), accept=SpecInfer(), drafter=Model(drafts=drafts))
+
+
+@preset("spectr", "SpecTr (Sun et al. 2023), Algorithm 3")
+def spectr(*, drafts: int = 2, gamma: int = 5) -> Method:
+    """Several drafts, chosen by k-SEQ at every depth."""
+    return Method(stop=Fixed(gamma), accept=SpecTr(), drafter=Model(drafts=drafts))
+
+
+@preset("lookup", "prompt lookup decoding (Saxena 2023)")
+def lookup(*, n: int = 3, gamma: int = 5) -> Method:
+    """Draft by copying what followed the same words before; no draft model."""
+    return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))
+
+
 def method_table() -> list[dict[str, Any]]:
     """One row a method at its defaults: name, trust, stop, accept, lossless, paper, parameters."""
     rows = []
@@ -254,13 +293,15 @@ def _preset_from(text: str) -> Method:
     if cap is None:
         return method
     return dataclasses.replace(
-        method, cap=cap, name=f"{method.name.rstrip(')')}, cap={cap})" if params else f"{name}(cap={cap})"
+        method,
+        cap=cap,
+        name=f"{method.name[:-1]}, cap={cap})" if "(" in method.name else f"{name}(cap={cap})",
     )
 
 
 def _composed_from(spec: str, items: list[str]) -> Method:
     parts: dict[str, Any] = {}
-    registries = {"trust": TRUST, "stop": STOP, "accept": ACCEPT}
+    registries = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
     for item in items:
         pair = _assignment(item)
         if pair is None:
@@ -285,6 +326,8 @@ def _composed_from(spec: str, items: list[str]) -> Method:
 def _build(registry: Registry, name: str, params: dict[str, Any]) -> Any:
     factory = registry.get(name)
     known = _parameters(factory)
+    if isinstance(params.get("under"), str):  # a rule within a rule
+        params = {**params, "under": _build(STOP, *_call(params["under"]))}
     for key in params:
         if key not in known:
             if not known:

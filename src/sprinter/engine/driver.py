@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
+from sprinter.decode.drafter import Lookup, Model, copied, look_up
 from sprinter.decode.methods import Method
+from sprinter.decode.run import Answer
 from sprinter.errors import SprinterError
 from sprinter.heads.gate import Gate
 from sprinter.laws import Sampling, entropy, process, raw_law
@@ -31,35 +33,79 @@ class Costs:
 
 
 class _Side:
-    """One model and the text that its cache stands for."""
+    """One model and the texts that its rows stand for (one row, or one a draft)."""
 
     def __init__(self, runner: Runner, prompt: Sequence[int], vocab: int, name: str) -> None:
-        self.runner, self.text, self.vocab, self.name = runner, list(prompt), vocab, name
-        runner.rewind([0])
+        self.runner, self.vocab, self.name, self.prefill = runner, vocab, name, len(prompt) - 1
+        self.texts = [list(prompt) for _ in range(runner.batch)]
+        self._parted = False  # whether rows may hold different tokens
+        runner.rewind([0] * runner.batch)
 
-    def goto(self, start: int, tokens: Sequence[int]) -> None:
-        """Forget what lies beyond ``start`` and put ``tokens`` there."""
-        self.text[start:] = tokens
-        if self.runner.lengths[0] > start:
-            self.runner.rewind([start])
+    @property
+    def cached(self) -> int:
+        """Tokens in the cache, the same for all rows."""
+        return self.runner.lengths[0]
 
-    def read(self, until: int, *, logits: bool = True) -> tuple[Tensor, Tensor]:
-        """Run the model over text[cached:until]: logits ``[n, V]`` and hidden states ``[n, d]``."""
-        cached = self.runner.lengths[0]
-        tokens = torch.tensor([self.text[cached:until]], device=self.runner.device)
-        step = self.runner.extend(tokens, logits=logits)
-        if not logits or step.logits is None:
-            return step.hidden[0, :0], step.hidden[0]
-        rows = step.logits[0, :, : self.vocab]
-        check_finite(rows, self.name, cached)
-        return rows, step.hidden[0]
+    def goto(self, start: int, tokens: Sequence[int], row: int) -> None:
+        """Follow ``row``: forget what lies beyond ``start`` and put ``tokens`` there, in all rows."""
+        others = [other for other in range(self.runner.batch) if other != row]
+        if self._parted and others:
+            self.runner.copy(row, others)
+        self._parted = False
+        if self.cached > start:
+            self.runner.rewind([start] * self.runner.batch)
+        self.texts[row][start:] = tokens
+        for other in others:
+            self.texts[other] = list(self.texts[row])
+
+    def append(self, chains: Sequence[Sequence[int]]) -> None:
+        """One chain a row."""
+        self._parted = True
+        for text, chain in zip(self.texts, chains, strict=True):
+            text.extend(chain)
+
+    def read_prompt(self) -> None:
+        """The prompt's own pass, all but its last token: once, for all rows."""
+        first = torch.tensor(self.texts[0][: self.prefill], device=self.runner.device)
+        batch = self.runner.batch
+        self.runner.extend(first.expand(batch, -1), [self.prefill] + [0] * (batch - 1), logits=False)
+        if batch > 1:
+            self.runner.copy(0, range(1, batch))
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Run the model over what it has not read: logits ``[rows, n, V]`` and hidden states ``[rows, n, d]``."""
+        cached = self.cached
+        tokens = torch.tensor([text[cached:] for text in self.texts], device=self.runner.device)
+        step = self.runner.extend(tokens)
+        assert step.logits is not None
+        logits = step.logits[..., : self.vocab]
+        check_finite(logits, self.name, cached)
+        return logits, step.hidden
+
+
+@dataclass(slots=True)
+class _Proposal:
+    """A draft as it grows."""
+
+    tokens: list[int] = field(default_factory=list)
+    laws: list[Tensor] = field(default_factory=list)
+    raws: list[Tensor] = field(default_factory=list)
+
+    def finish(self, signals: Mapping[str, Sequence[float]], needs_raw: bool) -> Draft:
+        return Draft(
+            tuple(self.tokens),
+            torch.stack(self.laws),
+            {name: torch.tensor(values, dtype=torch.float64) for name, values in signals.items()},
+            torch.stack(self.raws) if needs_raw else None,
+        )
 
 
 class RowDriver:
-    """One row, one driver: holds the two caches' text and answers ``AskDraft`` and ``AskScore``.
+    """One decoding, one driver: holds the two caches' text and answers ``AskDraft`` and ``AskScore``.
 
     Args:
-        target, draft: runners of one row each, free for this request (None where the method needs none).
+        target, draft: runners free for this request (None where the method needs none), with one row, or with one a
+            draft where the method drafts several.
         prompt: token ids.
         vocab: size of the common vocabulary; logits beyond it are cut off.
         ahead: draft up to so many tokens an answer (one host synchronisation); the text does not depend on it.
@@ -82,56 +128,72 @@ class RowDriver:
     ) -> None:
         self._target = _Side(target, prompt, vocab, "target") if target else None
         self._draft = _Side(draft, prompt, vocab, "draft") if draft else None
-        self._gate, self._sampling, self._draws = gate, sampling, draws
-        self._needs, self._needs_raw = method.needs, method.accept.needs_raw
-        self._prompt_len, self._stats, self._costs, self._ahead = len(prompt), stats, costs, ahead
+        self._gate, self._sampling, self._draws, self._vocab = gate, sampling, draws, vocab
+        self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
+        self._signals = [name for name in method.needs if name in _SIGNALS or name == "gate"]
+        self._stats, self._costs, self._ahead = stats, costs, ahead
+        self._text = list(prompt)  # for prompt lookup
         if "gate" in method.needs and gate is None:
             raise SprinterError("the method asks for a gate and the pair has none")
 
-    def answer(self, request: AskDraft | AskScore) -> Draft | Scores:
+    def answer(self, request: AskDraft | AskScore) -> Answer:
         """Answer one request of the loop."""
         with torch.inference_mode():
             if isinstance(request, AskScore):
                 return self._score(request)
-            return self._propose(request)
+            if isinstance(self._drafter, Lookup):
+                return self._look_up(self._drafter, request)
+            drafts = self._propose(request)
+            return drafts if request.width > 1 else drafts[0]
 
-    def _propose(self, request: AskDraft) -> Draft:
+    def _look_up(self, drafter: Lookup, request: AskDraft) -> Draft:
+        began = time.perf_counter()
+        self._text[request.start :] = request.tokens
+        found = look_up(self._text, drafter.n, drafter.least, request.at_most)
+        self._stats.draft_s += time.perf_counter() - began
+        if found or not drafter.uses_model:
+            self._text += found
+            return copied(found, self._vocab, raw=self._needs_raw)
+        # The model may have missed what was looked up since it was last asked.
+        assert self._draft is not None, "the method falls back on a draft model, and none was given"
+        same = _common(self._draft.texts[0], self._text)
+        ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
+        (draft,) = self._propose(ask)
+        self._text += draft.tokens
+        return draft
+
+    def _propose(self, request: AskDraft) -> tuple[Draft, ...]:
         side, stats = self._draft, self._stats
         assert side is not None, "the method drafts, and no draft model was given"
-        side.goto(request.start, request.tokens)
+        side.goto(request.start, request.tokens, request.row)
         self._prefill(side)
-        tokens: list[int] = []
-        laws: list[Tensor] = []
-        raws: list[Tensor] = []
-        signals: dict[str, list[float]] = {
-            name: [] for name in self._needs if name in _SIGNALS or name == "gate"
-        }
-        for _ in range(min(self._ahead, request.at_most)):
+        greedy = isinstance(self._drafter, Model) and self._drafter.greedy
+        sampling = _GREEDY if greedy else self._sampling
+        rows = [_Proposal() for _ in side.texts]
+        signals: dict[str, list[float]] = {name: [] for name in self._signals}
+        needs_raw = self._needs_raw or not _RAW_SIGNALS.isdisjoint(signals)
+        for _ in range(request.at_most if request.width > 1 else min(self._ahead, request.at_most)):
             began = time.perf_counter()
-            fed = len(side.text) - side.runner.lengths[0]
-            logits, hidden = side.read(len(side.text))
-            law = process(logits[-1], self._sampling)
-            raw = raw_law(logits[-1]) if self._needs_raw or signals.keys() & _RAW_SIGNALS else law
-            x = self._draws.token(law, request.round, len(side.text), Purpose.DRAFT)
+            place, fed = len(side.texts[0]), len(side.texts[0]) - side.cached
+            logits, hidden = side.read()
+            laws = process(logits[:, -1], sampling)
+            raws = raw_law(logits[:, -1]) if needs_raw else laws
+            for n, row in enumerate(rows):
+                row.tokens.append(self._draws.token(laws[n], request.round, place, Purpose.DRAFT, n))
+                row.laws.append(laws[n])
+                row.raws.append(raws[n])
+            side.append([row.tokens[-1:] for row in rows])
             for name in signals.keys() - {"gate"}:
-                signals[name].append(float(_SIGNALS[name](raw if name in _RAW_SIGNALS else law, x)))
+                law = raws[0] if name in _RAW_SIGNALS else laws[0]
+                signals[name].append(float(_SIGNALS[name](law, rows[0].tokens[-1])))
             stats.draft_s += time.perf_counter() - began
             if "gate" in signals:
-                signals["gate"].append(self._gate_score(hidden[-1]))
-            side.text.append(x)
-            tokens.append(x)
-            laws.append(law)
-            raws.append(raw)
+                signals["gate"].append(self._gate_score(hidden[0, -1]))
             stats.draft_steps += 1
-            stats.draft_tokens += fed
-            stats.flops_passes += self._costs.draft
-            stats.flops_tokens += fed * self._costs.draft
-        return Draft(
-            tuple(tokens),
-            torch.stack(laws),
-            {name: torch.tensor(values, dtype=torch.float64) for name, values in signals.items()},
-            torch.stack(raws) if self._needs_raw else None,
-        )
+            stats.draft_tokens += fed * len(rows)
+            stats.flops_passes += len(rows) * self._costs.draft
+            stats.flops_tokens += fed * len(rows) * self._costs.draft
+        return tuple(row.finish(signals, self._needs_raw) for row in rows)
 
     def _gate_score(self, hidden: Tensor) -> float:
         assert self._gate is not None
@@ -145,10 +207,15 @@ class RowDriver:
     def _score(self, request: AskScore) -> Scores:
         side, stats = self._target, self._stats
         assert side is not None, "the method calls the target, and no target was given"
-        side.goto(request.start, request.tokens)
+        side.goto(request.start, request.tokens, request.row)
+        # Without several chains all rows hold the same text: one answer serves.
+        side.append(request.chains or [()] * side.runner.batch)
         self._prefill(side)
         began = time.perf_counter()
-        logits, _ = side.read(len(side.text))
+        read = len(side.texts[0]) - side.cached
+        logits, _ = side.read()
+        if not request.chains:
+            logits = logits[0]
         laws = process(logits, self._sampling)
         raw = raw_law(logits) if self._needs_raw else None
         if laws.device.type != "cpu":
@@ -157,19 +224,28 @@ class RowDriver:
             stats.closing_s += time.perf_counter() - began
             return Scores(laws, raw)
         stats.target_s += time.perf_counter() - began
-        stats.target_tokens += len(request.tokens)
+        stats.target_tokens += read * side.runner.batch
         stats.flops_passes += self._costs.target
-        stats.flops_tokens += len(request.tokens) * self._costs.target
+        stats.flops_tokens += read * side.runner.batch * self._costs.target
         return Scores(laws, raw)
 
     def _prefill(self, side: _Side) -> None:
-        """The prompt's own pass, all but its last token; counted apart."""
-        if side.runner.lengths[0] == 0 and self._prompt_len > 1:
+        """The prompt's own pass, counted apart."""
+        if side.cached == 0 and side.prefill > 0:
             began = time.perf_counter()
-            side.read(self._prompt_len - 1, logits=False)
+            side.read_prompt()
             self._stats.prefill_s += time.perf_counter() - began
 
 
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return min(len(one), len(other))
+
+
+_GREEDY = Sampling(temperature=0.0)
 Signal = Callable[[Tensor, int], Tensor]
 _READINGS: Mapping[str, Signal] = {
     "entropy": lambda law, x: entropy(law),

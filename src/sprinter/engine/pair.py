@@ -182,9 +182,9 @@ class _Run:
         """Work; yields whenever new tokens may be there. The clock stands still while the caller has the turn."""
         pair, request, record = self._pair, self._request, self.record
         method, stats, size = request.method, record.stats, len(self._ids) + request.max_new_tokens
-        complete = request.meter == "complete"
-        target = pair._target_pool.take(size) if method.needs_target or complete else None
-        draft = pair._draft_pool.take(size) if pair._draft_pool and method.drafter != "none" else None
+        complete, rows = request.meter == "complete", method.drafter.drafts
+        target = pair._target_pool.take(size, rows) if method.needs_target or complete else None
+        draft = pair._draft_pool.take(size, rows) if pair._draft_pool and method.drafter.uses_model else None
         try:
             draws = AddressedDraws(request.seed)
             driver = RowDriver(
@@ -238,7 +238,7 @@ class _Run:
             raise UserError(
                 f"token id {bad} in the prompt is out of range: the vocabulary has {vocab} tokens"
             )
-        if method.drafter != "none" and pair.models.draft is None:
+        if method.drafter.uses_model and pair.models.draft is None:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
             )

@@ -3,24 +3,30 @@
 Every rule knows its own law π: tests prove identities on it, the meter reports TV(π, p) with it.
 """
 
-from sprinter.decode.accept.base import AcceptRule
+from sprinter.decode.accept.base import AcceptRule, Judge
 from sprinter.decode.accept.choice import Bild, GreedyMatch, RandomAccept, Typical
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.accept.fuzzy import Fuzzy
 from sprinter.decode.accept.lenient import Lenient
 from sprinter.decode.accept.mentored import Mentored
+from sprinter.decode.accept.several import Batch, SeveralRule, SpecInfer, SpecTr
 from sprinter.decode.accept.slack import Opt, Uno
 
 __all__ = [
     "AcceptRule",
+    "Batch",
     "Bild",
     "Exact",
     "Fuzzy",
     "GreedyMatch",
+    "Judge",
     "Lenient",
     "Mentored",
     "Opt",
     "RandomAccept",
+    "SeveralRule",
+    "SpecInfer",
+    "SpecTr",
     "Typical",
     "Uno",
 ]

@@ -11,15 +11,11 @@ from torch import Tensor
 from sprinter.decode.draft import LawPair
 from sprinter.laws import tv_distance
 
-__all__ = ["AcceptRule", "best", "chances"]
+__all__ = ["AcceptRule", "Judge", "chances"]
 
 
-class AcceptRule(ABC):
-    """Keep x with chance b(x), else draw from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
-
-    All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
-    (``needs_raw = True``); None means p and q themselves.
-    """
+class Judge(ABC):
+    """What every accept rule says of itself."""
 
     needs_raw: ClassVar[bool] = False
 
@@ -32,6 +28,14 @@ class AcceptRule(ABC):
     def lossless_greedy(self) -> bool:
         """Whether π = p whenever p and q are one-hot (temperature 0)."""
         return self.lossless
+
+
+class AcceptRule(Judge):
+    """Keep x with chance b(x), else draw from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
+
+    All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
+    (``needs_raw = True``); None means p and q themselves.
+    """
 
     @abstractmethod
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
@@ -57,8 +61,3 @@ class AcceptRule(ABC):
 def chances(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), 1 where q = 0. ``[..., V]``; p may be any non-negative weights."""
     return torch.where(q > 0, p / q, torch.ones_like(p)).clamp(max=1)
-
-
-def best(p: Tensor) -> Tensor:
-    """All mass on the first largest entry. ``[..., V]`` -> ``[..., V]``."""
-    return torch.zeros_like(p).scatter_(-1, p.argmax(-1, keepdim=True), 1.0)

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule, best
+from sprinter.decode.accept.base import AcceptRule
 from sprinter.decode.checks import between
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
-from sprinter.laws import entropy
+from sprinter.laws import entropy, one_hot
 
 __all__ = ["Bild", "GreedyMatch", "RandomAccept", "Typical"]
 
@@ -58,11 +58,11 @@ class GreedyMatch(AcceptRule):
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """1 at argmax p, else 0."""
-        return best(p)
+        return one_hot(p)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """All mass on argmax p."""
-        return best(p)
+        return one_hot(p)
 
 
 @ACCEPT.rule("typical")
@@ -119,4 +119,4 @@ class Bild(AcceptRule):
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """All mass on argmax p."""
-        return best(p)
+        return one_hot(p)

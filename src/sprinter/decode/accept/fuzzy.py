@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule, best
+from sprinter.decode.accept.base import AcceptRule
 from sprinter.decode.checks import at_least, between
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT, did_you_mean
 from sprinter.errors import UserError
-from sprinter.laws import js_divergence, kl_divergence, tv_distance
+from sprinter.laws import js_divergence, kl_divergence, one_hot, tv_distance
 
 __all__ = ["DIVERGENCES", "Fuzzy"]
 
@@ -84,7 +84,7 @@ class Fuzzy(AcceptRule):
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """p, or all mass on argmax p."""
-        return best(p) if self.greedy_replacement else p
+        return one_hot(p) if self.greedy_replacement else p
 
 
 def _with_rest(laws: LawPair, k: int) -> LawPair:

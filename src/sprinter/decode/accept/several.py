@@ -1,0 +1,148 @@
+"""Rules that choose among several drafts of one position: batch, SpecInfer, SpecTr's k-SEQ."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import Judge
+from sprinter.decode.draft import Chain, Verdict
+from sprinter.decode.registry import ACCEPT
+from sprinter.laws import residual
+from sprinter.random import Draws, Purpose
+
+__all__ = ["Batch", "SeveralRule", "SpecInfer", "SpecTr"]
+
+Keep = Callable[[int, float], bool]
+"""(index of the candidate, its chance) -> kept?"""
+
+
+class SeveralRule(Judge):
+    """Walks down several chains drawn independently from q after one prefix. Lossless, each by its own theorem.
+
+    At each depth the candidates are the next tokens of the rows that agree with what was accepted so far; one is
+    picked, or all are refused and a replacement ends the walk.
+    """
+
+    @property
+    def lossless(self) -> bool:
+        """Always."""
+        return True
+
+    @abstractmethod
+    def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """Index of the accepted candidate, or None and the law of the replacement. ``p, q [V]``."""
+
+    @abstractmethod
+    def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
+        """Rows to go on with after candidate ``index`` was accepted at ``depth``."""
+
+    def judge(self, chains: Sequence[Chain], p: Tensor, draws: Draws, round: int, position: int) -> Verdict:
+        """Walk down; p is ``[rows, n + 1, V]``, entry [r, i] the target's law at ``position + i`` after row r's tokens."""
+        rows, n = list(range(len(chains))), len(chains[0].tokens)
+        for depth in range(n):
+            place, candidates = position + depth, [chains[row].tokens[depth] for row in rows]
+
+            def keep(index: int, chance: float, place: int = place, rows: list[int] = rows) -> bool:
+                return draws.keep([chance], round, place, rows[index])[0]
+
+            index, law = self.pick(p[rows[0], depth], chains[rows[0]].laws[depth], candidates, keep)
+            if index is None:
+                token = draws.token(law, round, place, Purpose.TARGET)
+                return Verdict(depth, token, [0.0] * (depth + 1), rows[0])
+            rows = self.follow(chains, rows, index, depth)
+        token = draws.token(p[rows[0], n], round, position + n, Purpose.TARGET)
+        return Verdict(n, token, [0.0] * (n + 1), rows[0])
+
+
+def _recursion(p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+    """Try each candidate with p^m, then p^{m+1} = [p^m − q]₊; p^1 = p."""
+    for index, x in enumerate(candidates):
+        if keep(index, float((p[x] / q[x]).clamp(max=1))):
+            return index, p
+        p = residual(p, q)
+    return None, p
+
+
+@ACCEPT.rule("batch")
+@dataclass(frozen=True, slots=True)
+class Batch(SeveralRule):
+    """M drafts are tried for the first token; the accepted draft alone is followed, by the exact rule (Yin et al. 2024,
+    Algorithm 4, corrected).
+
+    As printed its last branch fires after the first draft and subtracts q twice, which is biased: here all M first tokens
+    are tried in order with p^m, and only if all are refused a token is drawn from p^{M+1}.
+    """
+
+    def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """The recursion; with one candidate it is the exact rule."""
+        return _recursion(p, q, candidates, keep)
+
+    def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
+        """That draft only."""
+        return [rows[index]]
+
+
+@ACCEPT.rule("specinfer")
+@dataclass(frozen=True, slots=True)
+class SpecInfer(SeveralRule):
+    """The recursion at every depth, over all rows that share the accepted prefix (Miao et al. 2024, Algorithm 2)."""
+
+    def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """The recursion."""
+        return _recursion(p, q, candidates, keep)
+
+    def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
+        """All rows with the accepted token."""
+        return _same_token(chains, rows, index, depth)
+
+
+@ACCEPT.rule("spectr")
+@dataclass(frozen=True, slots=True)
+class SpecTr(SeveralRule):
+    """k-SEQ (Sun et al. 2023, Algorithm 3) at every depth: accept with chance min(1, p/(ρq)), ρ in [1, k].
+
+    ρ solves 1 − (1 − β)^k = ρβ with β = Σ min(q, p/ρ); after k refusals draw from p − min(q, p/ρ)·(1 − (1 − β)^k)/β.
+    """
+
+    def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """k-SEQ with k candidates."""
+        k = len(candidates)
+        rho, beta = _solve_rho(p.double(), q.double(), k)
+        for index, x in enumerate(candidates):
+            if keep(index, min(1.0, float(p[x]) / (rho * float(q[x])))):
+                return index, p
+        taken = torch.minimum(q.double(), p.double() / rho) * (
+            (1 - (1 - beta) ** k) / beta if beta > 0 else 0.0
+        )
+        left = (p.double() - taken).clamp(min=0)
+        total = left.sum()
+        return None, (left / total if total > 0 else p.double()).to(p.dtype)
+
+    def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
+        """All rows with the accepted token."""
+        return _same_token(chains, rows, index, depth)
+
+
+def _same_token(chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
+    accepted = chains[rows[index]].tokens[depth]
+    return [row for row in rows if chains[row].tokens[depth] == accepted]
+
+
+def _solve_rho(p: Tensor, q: Tensor, k: int) -> tuple[float, float]:
+    """(ρ, β_ρ) with 1 − (1 − β_ρ)^k = ρ·β_ρ, by bisection; ρ is rounded up, where the residual is a law for sure."""
+    if k == 1:
+        return 1.0, float(torch.minimum(p, q).sum())
+    low, high = 1.0, float(k)
+    for _ in range(60):
+        rho = (low + high) / 2
+        beta = float(torch.minimum(q, p / rho).sum())
+        if 1 - (1 - beta) ** k > rho * beta:
+            low = rho
+        else:
+            high = rho
+    return high, float(torch.minimum(q, p / high).sum())

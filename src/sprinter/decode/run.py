@@ -1,0 +1,185 @@
+"""A draft run: ask for draft tokens until a rule, the cap or the end of the text stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.draft import AskDraft, AskScore, Chain, Draft, Origin, Record, Scores, Token
+from sprinter.decode.meter import Meter
+from sprinter.decode.methods import Method
+from sprinter.decode.trust import State
+from sprinter.random import Draws, Purpose
+
+__all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
+
+METER_CHUNK = 64  # a complete meter asks for a pass of its own after so many unscored tokens
+Answer = Draft | tuple[Draft, ...] | Scores
+Asking = Generator[AskDraft | AskScore, Answer, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(text so far, prompt first)`` gives a reason."""
+
+    max_new_tokens: int
+    ends: Callable[[Sequence[int]], str | None] = lambda text: None
+
+
+@dataclass(slots=True)
+class Row:
+    """The state of one decoding.
+
+    Attributes:
+        text: the prompt, final tokens, and the untrusted draft under way.
+        final: text[:final] is settled. known: the drafter has text[:known].
+        scored: the target has read text[:scored], always at least one token short of the text.
+        follows: of several drafts of the last round, the text follows this one.
+        chains: untrusted drafts of this round, text[final:] in the one case of a single draft.
+        drafted: tokens drafted in this round.
+    """
+
+    method: Method
+    limits: Limits
+    draws: Draws
+    record: Record
+    complete: bool
+    text: list[int]
+    end: int
+    final: int
+    known: int
+    scored: int
+    trust_state: State
+    stop_state: State
+    follows: int = 0
+    drafted: int = 0
+    chains: list[Chain] = field(default_factory=list)
+    meter: Meter = field(default_factory=Meter)
+
+    @classmethod
+    def begin(
+        cls,
+        prompt: Sequence[int],
+        method: Method,
+        limits: Limits,
+        draws: Draws,
+        record: Record,
+        complete: bool,
+    ) -> Row:
+        """A row that holds the prompt."""
+        n = len(prompt)
+        states = method.trust.start(), method.stop.start()
+        return cls(
+            method,
+            limits,
+            draws,
+            record,
+            complete,
+            list(prompt),
+            n + limits.max_new_tokens,
+            n,
+            n,
+            n - 1,
+            *states,
+        )
+
+    def settle(self, position: int, token: Token) -> bool:
+        """Make a token final; False if it ends the text."""
+        self.record.tokens.append(token)
+        over = "length" if position + 1 == self.end else None
+        self.record.finish = self.limits.ends(self.text[: position + 1]) or over
+        return self.record.finish is None
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be drafted in this round."""
+        method = self.method
+        # Where nothing can be trusted the last place is left to the call, which draws a token anyway.
+        left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
+        return left if method.cap is None else min(left, method.cap - self.drafted)
+
+
+def draft_run(row: Row) -> Asking:
+    """Trusted tokens are final at once; from the first untrusted one on they wait in ``row.chains[0]``."""
+    method, text, round = row.method, row.text, row.record.stats.rounds
+    tokens: list[int] = []
+    laws: list[Tensor] = []
+    raws: list[Tensor] = []
+    row.chains = [Chain(tokens, laws, raws)]
+    stopped = False
+    while not stopped and row.room >= 1:
+        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room, row=row.follows)
+        assert isinstance(answer, Draft)
+        stopped = not answer.tokens
+        for i, x in enumerate(answer.tokens):
+            position, row.drafted = len(text), row.drafted + 1
+            trusted, stop = _ask_rules(row, answer, i, position)
+            if stop and method.stop.discards:
+                stopped = True
+                break
+            text.append(x)
+            ended = len(text) == row.end or row.limits.ends(text) is not None
+            forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
+            stopped = forced or ended
+            if row.final == position and trusted and (ended or not forced):
+                row.final += 1
+                token = Token(x, Origin.TRUSTED, round)
+                if row.complete or method.needs_target:
+                    spared = forced and len(text) < row.end  # by being a token that ends the text
+                    row.meter.wait(position, token, answer.laws[i], saw_token=method.sees_token or spared)
+                row.settle(position, token)
+            else:
+                tokens.append(x)
+                laws.append(answer.laws[i])
+                raws += [] if answer.raw is None else [answer.raw[i]]
+            if stopped:
+                break
+        row.known = len(text)
+        if row.complete and row.meter.waiting >= METER_CHUNK:
+            yield from closing_pass(row)
+
+
+def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
+    """(trusted, stop) for token i of an answer."""
+    method = row.method
+    signals = {name: values[i] for name, values in answer.signals.items()}
+    signals["drafted"] = torch.tensor(row.drafted)
+    if "uniform" in method.needs:
+        number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
+        signals["uniform"] = torch.tensor(number, dtype=torch.float64)
+    trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
+    stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
+    return bool(trusted), bool(stop)
+
+
+def draft_several(row: Row) -> Asking:
+    """Independent drafts of one length, none trusted."""
+    assert row.method.length is not None
+    at_most, width = min(row.room, row.method.length), row.method.drafter.drafts
+    row.chains = [Chain((), ())]
+    if at_most < 1:
+        return
+    ask = AskDraft(
+        row.known, tuple(row.text[row.known :]), row.record.stats.rounds, at_most, width, row.follows
+    )
+    answer = yield ask
+    assert isinstance(answer, tuple)
+    row.drafted, row.known = at_most, len(row.text)
+    row.chains = [
+        Chain(one.tokens, list(one.laws), [] if one.raw is None else list(one.raw)) for one in answer
+    ]
+
+
+def closing_pass(row: Row) -> Asking:
+    """A target pass for the meter alone."""
+    text = row.text[: row.final]
+    scores = yield AskScore(
+        row.scored, tuple(text[row.scored : -1]), row.record.stats.rounds, True, row=row.follows
+    )
+    assert isinstance(scores, Scores)
+    row.record.stats.closing_passes += 1
+    row.meter.score(row.scored, scores)
+    row.scored = len(text) - 1
