@@ -115,12 +115,13 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown."""
     head = "| T | arm | method | tokens/s | ÷ autoregressive | ÷ speculative | target calls/token | drift | trusted |"
     lines = [head, "| --- " * 9 + "|"]
-    for row in rows:
-        lines.append(
-            f"| {row['temperature']} | {row['arm']} | `{row['method']}` | {row['tokens_per_s']:.0f} "
-            f"| {cells(row['speed_over_autoregressive'])} | {cells(row['speed_over_speculative'])} "
-            f"| {cells(row['target_calls_per_token'], 3)} | {cells(row['mean_drift'], 3)} | {row['trusted_share']:.2f} |"
-        )
+    lines += [
+        f"| {row['temperature']} | {row['arm']} | `{row['method']}` | {row['tokens_per_s']:.0f} "
+        f"| {cells(row['speed_over_autoregressive'])} | {cells(row['speed_over_speculative'])} "
+        f"| {cells(row['target_calls_per_token'], 3)} | {cells(row['mean_drift'], 3)} "
+        f"| {row['trusted_share']:.2f} |"
+        for row in rows
+    ]
     return "\n".join(lines)
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pair_data import Document, UsageError, missing_files, read_documents
 from rich.progress import track
 from torch import Tensor
 
 import sprinter
+from pair_data import Document, UsageError, missing_files, read_documents
 from sprinter.heads.gate import Gate, GateConfig, save_gate, weights_fingerprint
 from sprinter.laws import entropy, overlap, raw_law
 
@@ -55,7 +55,7 @@ class Positions:
 
 def complete(pair: Any, document: Document, kind: str, seed: int) -> list[int]:
     """Token ids of the document's beginning and 64 more, written by whoever the class says."""
-    ids = pair.tokenizer(document.text)["input_ids"][: SEEN_TOKENS + NEW_TOKENS]
+    ids = pair.tokenizer(document.text, verbose=False)["input_ids"][: SEEN_TOKENS + NEW_TOKENS]
     method = PREFIX_CLASSES[kind]
     if method is None:
         return list(ids)
@@ -179,26 +179,27 @@ def judge(gate: Gate, test: Positions) -> dict[str, Any]:
 
 def card(facts: dict[str, Any]) -> str:
     """The model card."""
+    test = facts["test"]
     lines = [
         "---", "license: cc-by-sa-3.0", "tags: [speculative-decoding, sprinter, gate]", "---", "",
         "# Built-in gate of Sprinter", "",
-        "One linear layer and a sigmoid on the built-in draft's last hidden state (the state that produced q). The score",
+        "One linear layer and a sigmoid on the built-in draft's last hidden state (the one that produced q). The score",
         "estimates the overlap β = Σ min(p, q) at temperature 1, the chance that exact acceptance keeps a draft token.",
         "It sees the prefix, not the token.", "",
-        f"Made by `{facts['command']}` from {facts['train_positions']:,} positions of the pair's training documents, judged",
-        f"on {facts['test']['positions']:,} positions of documents that neither the pair nor the gate was trained on.",
-        f"R² for β: {facts['test']['r2']:.3f}; mean β {facts['test']['mean_overlap']:.3f}, mean score {facts['test']['mean_score']:.3f}.", "",
+        f"Made by `{facts['command']}` from {facts['train_positions']:,} positions of the pair's training",
+        f"documents, judged on {test['positions']:,} positions of documents that neither pair nor gate was trained on.",
+        f"R² for β {test['r2']:.3f}; mean β {test['mean_overlap']:.3f}, mean score {test['mean_score']:.3f}.", "",
         "AU-ROC with 95 % bootstrap intervals, held-out documents, four prefix classes in equal parts:", "",
         "| label | gate | entropy of q | max q |", "| --- | --- | --- | --- |",
     ]  # fmt: skip
-    for label, row in facts["test"]["auc"].items():
+    for label, row in test["auc"].items():
         cells = [
             f"{row[name][0]:.3f} [{row[name][1]:.3f}, {row[name][2]:.3f}]"
             for name in ("gate", "entropy", "max_prob")
         ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
     lines += ["", "| τ | share of positions trusted | mean β where trusted |", "| --- | --- | --- |"]
-    for tau, row in facts["test"]["tau"].items():
+    for tau, row in test["tau"].items():
         kept = row["overlap_if_trusted"]
         lines.append(f"| {tau} | {row['trusted_share']:.3f} | {'-' if kept is None else f'{kept:.3f}'} |")
     lines += ["", "Data and licences: see the card of the built-in target.", ""]

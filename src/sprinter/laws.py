@@ -119,7 +119,8 @@ def one_hot(weights: Tensor) -> Tensor:
 
 def entropy(law: Tensor) -> Tensor:
     """Shannon entropy in nats. ``[..., V]`` -> ``[...]``."""
-    return torch.special.entr(law).sum(-1)
+    terms: Tensor = torch.special.entr(law)
+    return terms.sum(-1)
 
 
 def tv_distance(p: Tensor, q: Tensor) -> Tensor:

@@ -162,9 +162,9 @@ def test_the_table_has_one_row_a_method() -> None:
     assert [row["name"] for row in rows] == METHODS.names()
     assert len({row["name"] for row in rows}) == len(rows)
     by_name = {row["name"]: row for row in rows}
-    assert by_name["sprinter"]["trust"] == "Gate(tau=0.5)"
+    assert by_name["sprinter"]["trust"] == "gate(tau=0.5)"
     assert by_name["sprinter"]["lossless"] is False
-    assert by_name["coin"]["trust"] == "Coin(rate=0.5)"
+    assert by_name["coin"]["trust"] == "coin(rate=0.5)"
     assert by_name["draft-only"]["lossless"] is False
     assert by_name["autoregressive"]["lossless"] is True
     assert by_name["speculative"] | {"trust": "", "accept": ""} == {

@@ -26,11 +26,11 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     out = console()
     narrow = out.width < 140  # then the paper stands under the method
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("method", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",))):
+    for name in ("method", "drafter", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",))):
         table.add_column(name, overflow="fold")
     for row in rows:
         # The method's own parameters say what its rules are given; --json has both.
-        rules = (row[part].partition("(")[0].lower() for part in ("trust", "stop", "accept"))
+        rules = ((row[part] or "–").partition("(")[0] for part in ("drafter", "trust", "stop", "accept"))
         name, paper = Text(row["spec"]), Text(row["paper"], "dim")
         if narrow:
             name.append("\n").append_text(paper)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule
+from sprinter.decode.accept import AcceptRule, Judge, SeveralRule
+from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
 from sprinter.decode.methods import Method
 from sprinter.decode.stop import Fixed, StopRule, Untrusted
@@ -67,8 +68,17 @@ def check_same_law(
     )
 
 
-def check_accept(rule: AcceptRule, count: int = 1000, seed: int = 0) -> None:
-    """b is a chance, r is a law, π = q·b + (1 − Σ q·b)·r to 1e-12; the lossless claims are true; joint law if lossless."""
+def check_accept(rule: Judge, count: int = 1000, seed: int = 0) -> None:
+    """b is a chance, r is a law, π = q·b + (1 − Σ q·b)·r to 1e-12; what the rule claims is true; the joint law of
+    texts is the target's if the rule is lossless, and else the one that b and r declare.
+
+    A rule for several drafts has no b of one position: its joint law is checked with two drafts.
+    """
+    if isinstance(rule, SeveralRule):
+        assert rule.lossless, f"{rule}: a lossy rule for several drafts needs a law to be checked against"
+        _check_lossless(Method(accept=rule, stop=Fixed(2), drafter=Model(drafts=2)), f"{rule}", longest=3)
+        return
+    assert isinstance(rule, AcceptRule), f"{rule}: an accept rule is an AcceptRule or a SeveralRule"
     pairs = list(law_pairs(count, seed=seed))
     p, q = torch.stack([p for p, _ in pairs]), torch.stack([q for _, q in pairs])
     b, r, law = rule.keep(p, q), rule.replacement(p, q), rule.law(p, q)
@@ -97,6 +107,40 @@ def check_accept(rule: AcceptRule, count: int = 1000, seed: int = 0) -> None:
             f"{rule}: keeps more than any lossless rule can"
         )
         _check_lossless(Method(accept=rule, stop=Fixed(2)), f"{rule}")
+    else:
+        pair = MarkovPair(seed=6)
+        found = joint_law(Method(accept=rule, stop=Fixed(2)), pair, 3)
+        check_same_law(found, _declared_law(rule, pair, 2, 3), f"{rule} against its own b and r")
+
+
+def _declared_law(
+    rule: AcceptRule, pair: MarkovPair, gamma: int, length: int
+) -> dict[tuple[int, ...], float]:
+    """The law of texts that b and r imply for fixed drafts, by recursion over positions, without the loop."""
+    law: dict[tuple[int, ...], float] = {}
+
+    def begin(text: tuple[int, ...], chance: float) -> None:
+        go(text, chance, min(gamma, length - len(text) - 1))
+
+    def go(text: tuple[int, ...], chance: float, drafts: int) -> None:
+        if chance == 0:
+            return
+        if len(text) == length:
+            law[text] = law.get(text, 0.0) + chance
+            return
+        p, q = pair.p((0, *text)), pair.q((0, *text))
+        if drafts == 0:  # the target's own token ends the round
+            for x, one in enumerate(p.tolist()):
+                begin((*text, x), chance * one)
+            return
+        kept = q * rule.keep(p, q)
+        refused = (1 - float(kept.sum())) * rule.replacement(p, q)
+        for x in range(pair.vocab):
+            go((*text, x), chance * float(kept[x]), drafts - 1)
+            begin((*text, x), chance * float(refused[x]))
+
+    begin((), 1.0)
+    return law
 
 
 def _check_claim(rule: AcceptRule, name: str, claimed: bool, drift: Tensor) -> None:
@@ -107,10 +151,10 @@ def _check_claim(rule: AcceptRule, name: str, claimed: bool, drift: Tensor) -> N
         assert worst > IDENTITY, f"{rule}: does not claim {name}, but never differs from p"
 
 
-def _check_lossless(method: Method, what: str, ahead: int = 1) -> None:
-    for pair in (MarkovPair(seed=1), MarkovPair(seed=2, sharp=2.0, zeros=0.3)):
-        found = joint_law(method, pair, 4 if pair.seed == 1 else 3, ahead=ahead)
-        wanted = target_joint_law(pair, 4 if pair.seed == 1 else 3)
+def _check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4) -> None:
+    for pair, length in ((MarkovPair(seed=1), longest), (MarkovPair(seed=2, sharp=2.0, zeros=0.3), 3)):
+        found = joint_law(method, pair, length, ahead=ahead)
+        wanted = target_joint_law(pair, length)
         check_same_law(found, wanted, f"{what} on {pair}")
 
 

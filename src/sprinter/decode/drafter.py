@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,7 @@ from sprinter.errors import UserError
 __all__ = ["Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
 
 
-class Drafter(ABC):
+class Drafter:
     """Who proposes. A driver knows how to serve each kind.
 
     Attributes:

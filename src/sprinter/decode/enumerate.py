@@ -86,7 +86,7 @@ class ChainDriver:
         draws: Draws,
         ahead: int = 1,
         needs_raw: bool = False,
-        drafter: Drafter = Model(),  # noqa: B008 (frozen)
+        drafter: Drafter = Model(),
     ) -> None:
         self._pair, self._draws, self._ahead, self._needs_raw, self._drafter = (
             pair,

@@ -26,8 +26,8 @@ def judge(
     """The verdict on one chain, or on several that were drafted after one prefix.
 
     Args:
-        p: ``[n + 1, V]`` for a chain of n tokens, ``[rows, n + 1, V]`` for several; entry i of a row is the target's law
-            at ``position + i``. ``raw_p`` likewise, or None.
+        p: ``[n + 1, V]`` for a chain of n tokens, ``[rows, n + 1, V]`` for several; entry i of a row is the target's
+            law at ``position + i``. ``raw_p`` likewise, or None.
     """
     if isinstance(rule, SeveralRule):
         return rule.judge(chains, p if p.dim() == 3 else p.unsqueeze(0), draws, round, position)

@@ -22,7 +22,6 @@ from sprinter.decode.accept import (
     Mentored,
     Opt,
     RandomAccept,
-    SeveralRule,
     SpecInfer,
     SpecTr,
     Typical,
@@ -258,14 +257,42 @@ def lookup(*, n: int = 3, gamma: int = 5) -> Method:
     return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))
 
 
+def spell(rule: object) -> str:
+    """A rule as a spec writes it, without the parameters that stand at their defaults of None: ``gate(tau=0.5)``."""
+    for registry in (TRUST, STOP, ACCEPT, DRAFTER):
+        for name in registry.names():
+            if registry.get(name) is type(rule):
+                values = [(f.name, getattr(rule, f.name)) for f in dataclasses.fields(rule)]  # type: ignore[arg-type]
+                inside = ", ".join(f"{key}={value}" for key, value in values if value is not None)
+                return f"{name}({inside})" if inside else name
+    return repr(rule)
+
+
 def method_table() -> list[dict[str, Any]]:
-    """One row a method at its defaults: name, trust, stop, accept, lossless, paper, parameters."""
+    """One row a method at its defaults: name, spec, drafter, trust, stop, accept, lossless, paper.
+
+    Parts that a method never uses are None: plain decoding asks no rule, the draft alone no accept rule.
+    """
     rows = []
     for name in METHODS.names():
-        method = METHODS.get(name)()
-        parts = {part: repr(getattr(method, part)) for part in ("trust", "stop", "accept")}
+        method: Method = METHODS.get(name)()
+        parts = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
+        unused = (
+            ("trust", "stop", "accept")
+            if not method.drafter.proposes
+            else ()
+            if method.needs_target
+            else ("accept",)
+        )
         rows.append(
-            {"name": name, "spec": method.name, **parts, "lossless": method.lossless(), "paper": method.paper}
+            {
+                "name": name,
+                "spec": method.name,
+                **parts,
+                **dict.fromkeys(unused),
+                "lossless": method.lossless(),
+            }
+            | {"paper": method.paper}
         )
     return rows
 

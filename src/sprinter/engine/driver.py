@@ -123,7 +123,7 @@ class RowDriver:
         draws: Draws,
         vocab: int,
         stats: Stats,
-        costs: Costs = Costs(),  # noqa: B008 (frozen)
+        costs: Costs = Costs(),
         ahead: int = 1,
     ) -> None:
         self._target = _Side(target, prompt, vocab, "target") if target else None

@@ -185,7 +185,7 @@ def load_gate(source: str | Path) -> Gate:
 
 def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise UserError(f"there is no gate directory '{name}': give a directory or a hub id such as org/name")

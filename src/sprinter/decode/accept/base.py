@@ -14,7 +14,7 @@ from sprinter.laws import tv_distance
 __all__ = ["AcceptRule", "Judge", "chances"]
 
 
-class Judge(ABC):
+class Judge(ABC):  # noqa: B024 (what to implement differs between rules for one draft and for several)
     """What every accept rule says of itself."""
 
     needs_raw: ClassVar[bool] = False

@@ -25,8 +25,8 @@ _STEPS = 60  # of a bisection; each halves the bracket, so the result is exact t
 class Mentored(AcceptRule):
     """Maximise Σ q·b subject to KL(p‖π) <= D (Tran-Thien 2024, "An optimal lossy variant of speculative decoding").
 
-    b = min(p/(αq), 1) and r = [p/λ − q]₊/(1 − R), R = Σ q·b, λ such that r is a law; then p/π = clip(p/q, α, λ), and α is
-    the least that keeps the budget. Where p has zeros the budget may be out of reach even as α → 0; then b = 1 where
+    b = min(p/(αq), 1) and r = [p/λ − q]₊/(1 − R), R = Σ q·b, λ such that r is a law; then p/π = clip(p/q, α, λ), and α
+    is the least that keeps the budget. Where p has zeros the budget may be out of reach even as α → 0; then b = 1 where
     p > 0 and b = c where p = 0, c the largest that keeps the budget. If KL(p‖q) <= D everything is kept.
 
     The author's notebook stops its search at 20 % of D and shifts an index in λ; here both are solved to rounding.

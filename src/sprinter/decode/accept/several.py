@@ -42,7 +42,7 @@ class SeveralRule(Judge):
         """Rows to go on with after candidate ``index`` was accepted at ``depth``."""
 
     def judge(self, chains: Sequence[Chain], p: Tensor, draws: Draws, round: int, position: int) -> Verdict:
-        """Walk down; p is ``[rows, n + 1, V]``, entry [r, i] the target's law at ``position + i`` after row r's tokens."""
+        """Walk down. p is ``[rows, n + 1, V]``: entry [r, i] is the target's law at ``position + i`` on row r."""
         rows, n = list(range(len(chains))), len(chains[0].tokens)
         for depth in range(n):
             place, candidates = position + depth, [chains[row].tokens[depth] for row in rows]
@@ -74,8 +74,8 @@ class Batch(SeveralRule):
     """M drafts are tried for the first token; the accepted draft alone is followed, by the exact rule (Yin et al. 2024,
     Algorithm 4, corrected).
 
-    As printed its last branch fires after the first draft and subtracts q twice, which is biased: here all M first tokens
-    are tried in order with p^m, and only if all are refused a token is drawn from p^{M+1}.
+    As printed its last branch fires after the first draft and subtracts q twice, which is biased: here all M first
+    tokens are tried in order with p^m, and only if all are refused a token is drawn from p^{M+1}.
     """
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:

@@ -50,7 +50,8 @@ class Opt(AcceptRule):
 class Uno(AcceptRule):
     """b as OPT's, r = p (Yin et al. 2024, baseline Decoding-UNO).
 
-    The listing in the paper's Appendix G draws the replacement from the draft's law; the text says the target's, as here.
+    The listing in the paper's Appendix G draws the replacement from the draft's law; the text says the target's, as is
+    done here.
 
     Args:
         epsilon: slack, in probability.
