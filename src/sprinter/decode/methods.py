@@ -167,7 +167,7 @@ def confidence(*, c: float = 0.4) -> Method:
     return Method(stop=Confidence(c), cap=40)
 
 
-@preset("svip", "SVIP (Zhang et al. 2024), equation 8")
+@preset("svip", "SVIP (Zhang et al. 2024), equation 6")
 def svip(*, h: float = 0.3, c: float = 0.15) -> Method:
     """Exact speculative decoding that stops where the draft's entropy is high."""
     return Method(stop=Svip(h, c), cap=40)
@@ -197,7 +197,7 @@ def uno(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
     return Method(stop=Fixed(gamma), accept=Uno(epsilon))
 
 
-@preset("fuzzy", "Fuzzy Speculative Decoding (Holsman et al. 2025), Algorithm 1")
+@preset("fuzzy", "Fuzzy Speculative Decoding (Holsman et al. 2025)")
 def fuzzy(*, divergence: str = "js_reference", threshold: float = 0.3, gamma: int = 5) -> Method:
     """Keep all tokens where the two laws are close."""
     return Method(stop=Fixed(gamma), accept=Fuzzy(divergence, threshold))

@@ -80,7 +80,7 @@ class BildFallback(StopRule):
 @STOP.rule("svip")
 @dataclass(frozen=True, slots=True)
 class Svip(StopRule):
-    """Stop when sqrt(c·H(q)) > h (SVIP, Zhang et al. 2024, equation 8): 1 − sqrt(cH) bounds the acceptance from below.
+    """Stop when sqrt(c·H(q)) > h (SVIP, Zhang et al. 2024, equation 6): 1 − sqrt(cH) bounds the acceptance from below.
 
     Args:
         h: threshold. c: the constant that the paper absorbs into its reported h.
