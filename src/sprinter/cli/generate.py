@@ -9,7 +9,7 @@ import typer
 
 from sprinter.cli.loading import load
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
-from sprinter.cli.prompts import check_length, read_prompt
+from sprinter.cli.prompts import read_prompt
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def generate(
     if target is not None:
         _check_models(request if method else None, draft, gate)
     pair = load(target, draft, gate, tokenizer=tokenizer, device=device, dtype=dtype)
-    check_length(text, pair)
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
     page = _page(json, request.stop)
     status = 0

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from sprinter.errors import UserError
 
-if TYPE_CHECKING:
-    from sprinter.engine.pair import Pair
-
-__all__ = ["check_length", "read_prompt"]
+__all__ = ["read_prompt"]
 
 _MOST_BYTES = 16 * 2**20  # an endless stream must not fill the memory
-_CHARS_PER_TOKEN = 32  # hardly any text has more
 
 
 def read_prompt(prompt: str) -> str:
@@ -35,23 +30,6 @@ def read_prompt(prompt: str) -> str:
     if not text:
         raise UserError("the prompt is empty: give at least one word to go on from")
     return text
-
-
-def check_length(prompt: str, pair: Pair) -> None:
-    """Refuse a prompt far beyond the context by its first part, where encoding the whole would take long.
-
-    Raises:
-        UserError: even the first part does not fit.
-    """
-    context = pair.models.context
-    part = prompt[: _CHARS_PER_TOKEN * context]
-    if len(part) == len(prompt):
-        return
-    if len(pair.tokenizer(part, verbose=False)["input_ids"]) > context:
-        raise UserError(
-            f"the prompt has {len(prompt)} characters, and the first {len(part)} of them alone exceed the context of "
-            f"the pair, {context} tokens: shorten the prompt"
-        )
 
 
 def _from_stdin() -> str:

@@ -80,6 +80,20 @@ class Method:
             raise UserError(
                 f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
             )
+        if isinstance(self.drafter, Lookup) and "gate" in self.needs:
+            raise UserError(
+                "a gate reads the draft model's states, and looked-up tokens have none: give another rule"
+            )
+        if self.drafter.drafts > 1:
+            self._check_several()
+
+    def _check_several(self) -> None:
+        if not isinstance(self.accept, SeveralRule):
+            raise UserError(
+                f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
+            )
+        if not self.trust.never or not isinstance(self.stop, Fixed):
+            raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
 
     @property
     def length(self) -> int | None:

@@ -16,6 +16,7 @@ from sprinter.engine.driver import Costs, RowDriver
 from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.pool import RunnerPool
+from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
 from sprinter.heads.gate import Gate, load_gate
 from sprinter.models.flops import forward_flops
@@ -172,7 +173,7 @@ class _Run:
     def __init__(self, pair: Pair, prompt: str | Sequence[int], request: Request) -> None:
         self._pair, self._request = pair, request
         self.record = Record()
-        self._ids = self._encode(prompt)
+        self._ids = encode(prompt, pair.models)
         self._check()
         ending = Ending(len(self._ids), pair.models.target.eos_ids, request.stop, pair.tokenizer)
         self._limits = Limits(request.max_new_tokens, ending)
@@ -218,26 +219,8 @@ class _Run:
             text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
         return Generation.from_record(self.record, text, self._request.method, len(self._ids))
 
-    def _encode(self, prompt: str | Sequence[int]) -> list[int]:
-        tokenizer = self._pair.tokenizer
-        if isinstance(prompt, str):
-            if not prompt:
-                raise UserError("the prompt is empty: give at least one word to go on from")
-            if tokenizer is None:
-                raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
-            return list(tokenizer(prompt, verbose=False)["input_ids"])
-        return [int(id) for id in prompt]
-
     def _check(self) -> None:
         pair, method = self._pair, self._request.method
-        vocab = pair.models.vocab_size
-        if not self._ids:
-            raise UserError("the prompt is empty: give at least one token")
-        if not all(0 <= id < vocab for id in self._ids):
-            bad = next(id for id in self._ids if not 0 <= id < vocab)
-            raise UserError(
-                f"token id {bad} in the prompt is out of range: the vocabulary has {vocab} tokens"
-            )
         if method.drafter.uses_model and pair.models.draft is None:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."

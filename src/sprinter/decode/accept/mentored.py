@@ -9,10 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule
+from sprinter.decode.accept.base import AcceptRule, chances
 from sprinter.decode.checks import between
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
+from sprinter.laws import residual
 
 __all__ = ["Mentored"]
 
@@ -47,10 +48,14 @@ class Mentored(AcceptRule):
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """min(p/(αq), 1), with the cases above."""
+        if self.lossless:  # KL is flat at α = 1, and a search would stop short of it
+            return chances(p, q)
         return self._solve(p, q)[0].to(p.dtype)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """[p/λ − q]₊, normalised; p where nothing is ever refused."""
+        if self.lossless:
+            return residual(p, q)
         _, slope = self._solve(p, q)
         excess = (p * slope.unsqueeze(-1) - q).clamp(min=0).double()
         total = excess.sum(-1, keepdim=True)

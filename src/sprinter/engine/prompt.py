@@ -1,0 +1,47 @@
+"""From a prompt to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sprinter.errors import UserError
+from sprinter.models.pair import LoadedPair
+
+__all__ = ["encode"]
+
+_CHARS_PER_TOKEN = 32  # hardly any text has more
+
+
+def encode(prompt: str | Sequence[int], pair: LoadedPair) -> list[int]:
+    """Token ids of a prompt, checked against the vocabulary.
+
+    Raises:
+        UserError: empty, without a tokenizer, ids out of range, or so long that even its first part does not fit.
+    """
+    ids = _from_text(prompt, pair) if isinstance(prompt, str) else [int(id) for id in prompt]
+    if not ids:
+        raise UserError("the prompt is empty: give at least one token")
+    outside = next((id for id in ids if not 0 <= id < pair.vocab_size), None)
+    if outside is not None:
+        raise UserError(
+            f"token id {outside} in the prompt is out of range: the vocabulary has {pair.vocab_size} tokens"
+        )
+    return ids
+
+
+def _from_text(prompt: str, pair: LoadedPair) -> list[int]:
+    if not prompt:
+        raise UserError("the prompt is empty: give at least one word to go on from")
+    if pair.tokenizer is None:
+        raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
+    # Encoding megabytes takes long: a prompt far beyond the context is refused by its first part.
+    part = prompt[: _CHARS_PER_TOKEN * pair.context]
+    ids = list(pair.tokenizer(part, verbose=False)["input_ids"])
+    if len(part) == len(prompt):
+        return ids
+    if len(ids) > pair.context:
+        raise UserError(
+            f"the prompt has {len(prompt)} characters, and the first {len(part)} of them alone exceed the context of "
+            f"the pair, {pair.context} tokens: shorten the prompt"
+        )
+    return list(pair.tokenizer(prompt, verbose=False)["input_ids"])
