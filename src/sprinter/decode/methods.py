@@ -22,6 +22,7 @@ from sprinter.decode.accept import (
     Mentored,
     Opt,
     RandomAccept,
+    SeveralRule,
     SpecInfer,
     SpecTr,
     Typical,
