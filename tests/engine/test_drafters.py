@@ -1,0 +1,135 @@
+"""Drafters on real models: several drafts, prompt lookup, greedy drafts."""
+
+import dataclasses
+
+import pytest
+
+import sprinter
+from sprinter.decode.draft import Origin
+from sprinter.decode.drafter import Lookup, look_up
+from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.stop import Fixed
+from sprinter.decode.trust import Gate
+from sprinter.errors import UserError
+
+PROMPT = [3, 7, 1, 12, 5]
+SEVERAL = ("batch", "specinfer", "spectr")
+LOSSLESS = (
+    *(f"{name}(drafts={drafts}, gamma={gamma})" for name in SEVERAL for drafts, gamma in ((1, 3), (3, 4), (8, 1))),
+    "lookup(n=3, gamma=5)", "lookup(n=1, gamma=2)", "drafter=lookup(n=2,least=1,otherwise=model),stop=fixed(gamma=3)",
+    "drafter=model(greedy=true),stop=fixed(gamma=3)", "heuristic", "confidence(c=0.5)", "svip(h=0.4)", "adaedl",
+)  # fmt: skip
+
+
+def ids(out: sprinter.Generation) -> list[int]:
+    return [token.id for token in out.tokens]
+
+
+@pytest.mark.parametrize("method", LOSSLESS)
+def test_greedy_text_is_the_targets_own(tiny_pair: sprinter.Pair, method: str) -> None:
+    plain = tiny_pair.generate(PROMPT, method="autoregressive", temperature=0, max_new_tokens=30)
+    for prompt, length in ((PROMPT, 30), ([2], 7)):
+        plain = tiny_pair.generate(prompt, method="autoregressive", temperature=0, max_new_tokens=length)
+        out = tiny_pair.generate(prompt, method=method, temperature=0, max_new_tokens=length)
+        assert ids(out) == ids(plain)
+        assert out.stats.lossless and out.stats.mean_drift == 0
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_drafts_keep_a_text_that_ends_early(tiny_pair: sprinter.Pair, name: str) -> None:
+    plain = ids(tiny_pair.generate(PROMPT, method="autoregressive", temperature=0, max_new_tokens=16))
+    for end in [i for i, x in enumerate(plain) if x not in plain[:i]]:
+        target = dataclasses.replace(tiny_pair.models.target, eos_ids=(plain[end],))
+        pair = sprinter.Pair(dataclasses.replace(tiny_pair.models, target=target))
+        out = pair.generate(PROMPT, method=f"{name}(drafts=3, gamma=4)", temperature=0, max_new_tokens=16)
+        assert ids(out) == plain[: end + 1] and out.finish_reason == "eos"
+
+
+def test_the_first_draft_of_several_is_the_single_draft(tiny_pair: sprinter.Pair) -> None:
+    """With one draft all rules are exact speculative decoding, draw for draw."""
+    single = ids(tiny_pair.generate(PROMPT, method="speculative(gamma=4)", seed=3, max_new_tokens=30))
+    for name in SEVERAL:
+        assert (
+            ids(tiny_pair.generate(PROMPT, method=f"{name}(drafts=1, gamma=4)", seed=3, max_new_tokens=30))
+            == single
+        )
+
+
+def test_more_drafts_need_fewer_calls(tiny_pair: sprinter.Pair) -> None:
+    def calls(drafts: int) -> int:
+        method = f"specinfer(drafts={drafts}, gamma=3)"
+        return sum(
+            tiny_pair.generate(PROMPT, method=method, seed=s, max_new_tokens=40).stats.target_calls
+            for s in range(8)
+        )
+
+    assert calls(8) < 0.95 * calls(1)
+
+
+def test_several_drafts_are_counted_by_row(tiny_pair: sprinter.Pair) -> None:
+    stats = tiny_pair.generate(PROMPT, method="batch(drafts=3, gamma=2)", max_new_tokens=20, seed=1).stats
+    assert stats.draft_tokens >= 3 * stats.draft_steps
+    assert stats.target_tokens >= 3 * stats.target_calls
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "least", "at_most", "found"),
+    [
+        ([1, 2, 3, 4, 1, 2], 2, 1, 2, [3, 4]),
+        ([1, 2, 3, 1, 2, 4, 1, 2], 2, 1, 1, [4]),  # the latest occurrence
+        ([9, 1, 2, 3, 8, 2, 5, 1, 2], 2, 1, 1, [3]),  # the longer ending first
+        ([9, 1, 2, 3, 8, 2, 5, 7, 2], 2, 1, 1, [5]),  # then the shorter one
+        ([9, 1, 2, 3, 8, 2, 5, 7, 2], 2, 2, 1, []),
+        ([1, 2, 1, 2], 2, 1, 5, [1, 2, 1, 2, 1]),  # the copy runs into itself
+        ([4, 4], 3, 1, 3, [4, 4, 4]),
+        ([1, 2, 3], 3, 1, 3, []),
+        ([1], 3, 1, 3, []),
+    ],
+)
+def test_look_up(text: list[int], n: int, least: int, at_most: int, found: list[int]) -> None:
+    assert look_up(text, n, least, at_most) == found
+
+
+def test_lookup_runs_no_draft_model(tiny_pair: sprinter.Pair) -> None:
+    alone = sprinter.Pair(dataclasses.replace(tiny_pair.models, draft=None))
+    cycle = [1, 2, 3] * 4
+    out = alone.generate(cycle, method="lookup(n=3, gamma=4)", max_new_tokens=12, seed=1)
+    assert out.stats.draft_steps == 0 and out.stats.checked > 0
+    origins = {token.origin for token in out.tokens}
+    assert origins <= {Origin.ACCEPTED, Origin.REPLACEMENT, Origin.BONUS, Origin.TARGET}
+
+
+def test_lookup_needs_fewer_calls_on_text_that_repeats(builtin_pair: sprinter.Pair) -> None:
+    def calls(method: str) -> int:
+        return builtin_pair.generate(
+            "a b c a b c a b c a b c", method=method, temperature=0
+        ).stats.target_calls
+
+    assert calls("lookup") < 0.8 * calls("autoregressive")
+
+
+def test_a_gate_has_nothing_to_read_in_a_looked_up_token() -> None:
+    with pytest.raises(UserError, match="looked-up tokens have none"):
+        Method(trust=Gate(), drafter=Lookup())
+
+
+def test_nested_and_composed_specs() -> None:
+    method = parse_method(
+        "trust=gate(tau=0.4), stop=untrusted(tail=2, under=svip(h=0.2)), accept=exact, cap=9"
+    )
+    assert method.stop.under.h == 0.2 and method.cap == 9  # type: ignore[attr-defined]
+    assert parse_method("drafter=lookup(n=4)").drafter == Lookup(4)
+    assert parse_method("batch(drafts=3)").length == 5
+    assert parse_method("trust=nobody,stop=fixed(gamma=9),cap=4").length == 4
+    assert parse_method("svip").length is None
+    assert Fixed(5) == parse_method("opt").stop
+    for bad, message in (
+        ("drafter=lookup(n=0)", "n=0"),
+        ("drafter=lookup(n=1,least=2)", "least=2"),
+        ("drafter=lookup(otherwise=models)", "did you mean 'model'"),
+        ("drafter=model(drafts=2)", "judges one draft"),
+        ("batch(drafts=9)", "drafts=9"),
+        ("stop=untrusted(tail=1,under=svipp(h=1))", "did you mean 'svip'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            parse_method(bad)
