@@ -26,6 +26,9 @@ from pair_data import missing_files, read_documents  # noqa: E402
 
 PROMPT_SHARE = 0.3  # of a paragraph's words, the prompt rule of the SPRINTER paper
 PROMPT_WORDS = 200
+NEW_TOKENS = 64
+TEMPERATURES = (0.0, 0.7, 1.0)
+GAMMAS = (1, 2, 3, 4, 5, 6)
 
 
 def heldout_prompts(data: Path, count: int, skip: int = 0, longest: int = PROMPT_WORDS) -> list[str]:
@@ -124,6 +127,87 @@ def speed_ratio(arm: Arm, base: Arm, repeats: int = 2000, seed: int = 0) -> tupl
     all_rows = np.arange(len(arm.outs))
     value = float(speed(arm, all_rows) / speed(base, all_rows))
     return value, float(ratios[int(0.025 * repeats)]), float(ratios[int(0.975 * repeats)])
+
+
+def method_arm(pair: sprinter.Pair, method: str, temperature: float, name: str = "") -> Arm:
+    """An arm that generates with a method, meter complete; named after it unless told otherwise."""
+
+    def run(prompt: str, seed: int) -> Generation:
+        return pair.generate(
+            prompt,
+            method=method,
+            max_new_tokens=NEW_TOKENS,
+            temperature=temperature,
+            seed=seed,
+            meter="complete",
+        )
+
+    return Arm(name or method, run)
+
+
+def measured(
+    pair: sprinter.Pair, method: str, prompts: Sequence[str], temperature: float, what: str
+) -> float:
+    """ "drift" (mean over tokens) or "trusted" (share of tokens) of a method on the prompts."""
+    arm = method_arm(pair, method, temperature)
+    interleave([arm], prompts, note=f"T={temperature} {method}")
+    if what == "drift":
+        return float(arm.drift.sum() / arm.tokens.sum())
+    return arm.total(what) / arm.total("new_tokens")
+
+
+def solve(
+    measure: Callable[[float], float],
+    wanted: float,
+    low: float,
+    high: float,
+    steps: int = 7,
+    log: bool = False,
+) -> float:
+    """Where an increasing, noisy function reaches ``wanted``, by bisection, on a log scale if asked."""
+    for _ in range(steps):
+        middle = (low * high) ** 0.5 if log else (low + high) / 2
+        low, high = (middle, high) if measure(middle) < wanted else (low, middle)
+    return (low * high) ** 0.5 if log else (low + high) / 2
+
+
+def fastest(
+    pair: sprinter.Pair, methods: Sequence[str], prompts: Sequence[str], temperature: float
+) -> dict[str, float]:
+    """Tokens/s of each method, interleaved, fastest first."""
+    arms = [method_arm(pair, method, temperature) for method in methods]
+    interleave(arms, prompts, note=f"T={temperature} tuning")
+    speeds = {arm.name: float(arm.tokens.sum() / arm.busy_s.sum()) for arm in arms}
+    return dict(sorted(speeds.items(), key=lambda item: -item[1]))
+
+
+def best_gamma(
+    pair: sprinter.Pair, prompts: Sequence[str], temperature: float
+) -> tuple[int, dict[str, float]]:
+    """The fastest γ of exact speculative decoding, and the speeds of all that were tried."""
+    speeds = fastest(pair, [f"speculative(gamma={g})" for g in GAMMAS], prompts, temperature)
+    return int(next(iter(speeds)).split("=")[1].rstrip(")")), speeds
+
+
+def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
+    """What the tables and the JSON say of an arm."""
+    new = arm.total("new_tokens")
+    parts = ("prefill_s", "draft_s", "gate_s", "target_s", "other_s")
+    return {
+        "temperature": temperature,
+        "arm": arm.name,
+        "method": arm.outs[0].method,
+        "lossless": arm.outs[0].stats.lossless,
+        "tokens_per_s": float(arm.tokens.sum() / arm.busy_s.sum()),
+        "speed_over_autoregressive": speed_ratio(arm, plain),
+        "speed_over_speculative": speed_ratio(arm, exact),
+        "target_calls_per_token": interval(arm.calls, arm.tokens),
+        "draft_steps_per_token": arm.total("draft_steps") / new,
+        "mean_drift": interval(arm.drift, arm.tokens),
+        "trusted_share": arm.total("trusted") / new,
+        "accepted_of_checked": arm.total("accepted") / max(1.0, arm.total("checked")),
+        "share_of_time": {part: arm.total(part) / float(arm.busy_s.sum()) for part in parts},
+    }
 
 
 def environment() -> dict[str, Any]:

@@ -12,69 +12,42 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import Arm, cells, environment, heldout_prompts, interleave, interval, speed_ratio, write_results
+from common import (
+    NEW_TOKENS,
+    TEMPERATURES,
+    best_gamma,
+    cells,
+    environment,
+    heldout_prompts,
+    interleave,
+    measured,
+    method_arm,
+    row,
+    solve,
+    write_results,
+)  # fmt: skip
 
 import sprinter
 
-NEW_TOKENS = 64
 DRIFTS = (0.05, 0.10, 0.15)
-TEMPERATURES = (0.0, 0.7, 1.0)
-GAMMAS = (1, 2, 3, 4, 5, 6)
-
-
-def runner(pair: sprinter.Pair, method: str, temperature: float) -> Callable[[str, int], sprinter.Generation]:
-    """What an arm does with a prompt and a seed."""
-
-    def run(prompt: str, seed: int) -> sprinter.Generation:
-        return pair.generate(
-            prompt,
-            method=method,
-            max_new_tokens=NEW_TOKENS,
-            temperature=temperature,
-            seed=seed,
-            meter="complete",
-        )
-
-    return run
-
-
-def arm(pair: sprinter.Pair, method: str, temperature: float, name: str = "") -> Arm:
-    """An arm named after its method."""
-    return Arm(name or method, runner(pair, method, temperature))
-
-
-def solve(measure: Callable[[float], float], wanted: float, low: float, high: float, steps: int = 7) -> float:
-    """Where an increasing, noisy function reaches ``wanted``; the same seeds make it a function."""
-    for _ in range(steps):
-        middle = (low + high) / 2
-        low, high = (middle, high) if measure(middle) < wanted else (low, middle)
-    return (low + high) / 2
 
 
 def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[str, Any]:
     """γ, τ for each drift, and the coin's rates, on prompts that are not measured later."""
-    candidates = [arm(pair, f"speculative(gamma={g})", temperature) for g in GAMMAS]
-    interleave(candidates, prompts[:15], note=f"T={temperature} gamma")
-    speeds = {g: float(a.tokens.sum() / a.busy_s.sum()) for g, a in zip(GAMMAS, candidates, strict=True)}
-    gamma = max(speeds, key=lambda g: speeds[g])
+    gamma, speeds = best_gamma(pair, prompts, temperature)
 
-    def measured(method: str, what: str) -> float:
-        one = arm(pair, method, temperature)
-        interleave([one], prompts, note=f"T={temperature} {method}")
-        if what == "drift":
-            return float(one.drift.sum() / one.tokens.sum())
-        return one.total("trusted") / one.total("new_tokens")
+    def read(method: str, what: str) -> float:
+        return measured(pair, method, prompts, temperature, what)
 
     taus, rates = {}, {}
     for drift in DRIFTS:
-        distrust = solve(lambda d: measured(f"sprinter(tau={1 - d})", "drift"), drift, 0.0, 1.0)
+        distrust = solve(lambda d: read(f"sprinter(tau={1 - d})", "drift"), drift, 0.0, 1.0)
         taus[drift] = round(1 - distrust, 4)
-        share = measured(f"sprinter(tau={taus[drift]})", "trusted")
-        rates[drift] = round(solve(lambda r: measured(f"coin(rate={r})", "trusted"), share, 0.0, 1.0, 6), 4)
+        share = read(f"sprinter(tau={taus[drift]})", "trusted")
+        rates[drift] = round(solve(lambda r: read(f"coin(rate={r})", "trusted"), share, 0.0, 1.0, 6), 4)
     return {"gamma": gamma, "gamma_speeds": speeds, "tau": taus, "rate": rates}
 
 
@@ -86,29 +59,9 @@ def measure(
     for drift in DRIFTS:
         methods[f"sprinter @ {drift:.2f}"] = f"sprinter(tau={tuned['tau'][drift]})"
         methods[f"coin @ {drift:.2f}"] = f"coin(rate={tuned['rate'][drift]})"
-    arms = [arm(pair, method, temperature, name) for name, method in methods.items()]
+    arms = [method_arm(pair, method, temperature, name) for name, method in methods.items()]
     interleave(arms, prompts, repeats, note=f"T={temperature}")
-    plain, exact = arms[0], arms[1]
-    return [
-        {
-            "temperature": temperature,
-            "arm": one.name,
-            "method": one.outs[0].method,
-            "tokens_per_s": float(one.tokens.sum() / one.busy_s.sum()),
-            "speed_over_autoregressive": speed_ratio(one, plain),
-            "speed_over_speculative": speed_ratio(one, exact),
-            "target_calls_per_token": interval(one.calls, one.tokens),
-            "draft_steps_per_token": one.total("draft_steps") / one.total("new_tokens"),
-            "mean_drift": interval(one.drift, one.tokens),
-            "trusted_share": one.total("trusted") / one.total("new_tokens"),
-            "accepted_of_checked": one.total("accepted") / max(1.0, one.total("checked")),
-            "share_of_time": {
-                part: one.total(part) / float(one.busy_s.sum())
-                for part in ("prefill_s", "draft_s", "gate_s", "target_s", "other_s")
-            },
-        }
-        for one in arms
-    ]
+    return [row(one, temperature, plain=arms[0], exact=arms[1]) for one in arms]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -32,6 +32,11 @@ LOSSLESS = [name for name in METHODS.names() if METHODS.get(name)().lossless()]
 AHEAD = [1, 2, 3, 16]
 
 
+def several(name: str) -> bool:
+    """Several drafts at once, of one length whatever is drafted ahead: many more paths."""
+    return parse_method(name).drafter.drafts > 1
+
+
 def check_lossless(
     method: Method,
     pair: MarkovPair,
@@ -54,12 +59,17 @@ def test_supports_differ_where_zeros_are_asked_for() -> None:
     assert any(bool((b & ~a).any()) for a, b in zip(p, q, strict=True))
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-@pytest.mark.parametrize("ahead", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "ahead"),
+    [(name, ahead) for name in LOSSLESS for ahead in (1, 3) if ahead == 1 or not several(name)],
+)
 def test_lossless_presets_write_the_targets_texts(name: str, ahead: int) -> None:
-    method = parse_method(name)
-    check_lossless(method, DENSE, 3, ahead)
-    check_lossless(method, ZEROS, 4, ahead, ends_at_eos, prompt=(1, EOS, 0))
+    if several(name):
+        check_lossless(parse_method(name), SMALL, 3)
+        check_lossless(parse_method(f"{name}(cap=1)"), ZEROS, 3, 1, ends_at_eos, prompt=(1, EOS, 0))
+        return
+    check_lossless(parse_method(name), DENSE, 3, ahead)
+    check_lossless(parse_method(name), ZEROS, 4, ahead, ends_at_eos, prompt=(1, EOS, 0))
     check_lossless(parse_method(f"{name}(cap=2)"), SMALL, 4, ahead)
 
 

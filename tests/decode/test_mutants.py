@@ -76,7 +76,7 @@ def check_mutated_rule(mutant: AcceptRule, message: str) -> None:
 
 
 def test_mutant_always_accept() -> None:
-    check_mutated_rule(AlwaysAccepts(), "claims lossless, but")
+    check_mutated_rule(AlwaysAccepts(), r"drift is not TV\(π, p\)")
 
 
 def test_mutant_always_accept_that_tells_the_targets_law() -> None:
@@ -84,7 +84,7 @@ def test_mutant_always_accept_that_tells_the_targets_law() -> None:
 
 
 def test_mutant_residual_is_p() -> None:
-    check_mutated_rule(ResidualIsP(), "claims lossless, but")
+    check_mutated_rule(ResidualIsP(), r"drift is not TV\(π, p\)")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -242,14 +242,14 @@ class WithoutRound:
 @pytest.mark.parametrize("stop", [Fixed(3), Remembers(), Unsure()], ids=str)
 def test_mutant_number_reused_across_rounds(stop: StopRule) -> None:
     """A position that is drafted again after a refusal gets its old number; the address-reuse test sees it."""
-    reused = 0
-    for seed in range(10):
+    caught = 0
+    for seed in range(20):
         sound, recorded = RecordingDraws(AddressedDraws(seed)), RecordingDraws(AddressedDraws(seed))
         listen(Method(stop=stop), PAIR, Limits(12), sound)
         assert sound.reused == {}
         listen(Method(stop=stop), PAIR, Limits(12), WithoutRound(recorded))
-        reused += bool(recorded.reused)
-    assert reused == (0 if isinstance(stop, Unsure) else 10) or (isinstance(stop, Unsure) and reused > 0)
+        caught += bool(recorded.reused)
+    assert caught >= 10
 
 
 @pytest.mark.statistical
@@ -322,14 +322,13 @@ def test_mutant_discarding_by_x() -> None:
 
 
 # --- the end of the text ---------------------------------------------------------------------------------------------
-def test_mutant_end_seen_one_token_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutant_end_seen_one_token_late() -> None:
     """The end is looked for before the newest token: greedy texts run past EOS."""
-    pair = TablePair(
-        lambda text: one_hot(EOS if len(text) == 3 else 0), lambda text: one_hot(EOS if len(text) == 3 else 0)
-    )
+    chain = [0, 0, EOS, 0, 0, 0, 0]
+    pair = TablePair(lambda text: one_hot(chain[len(text) - 1]), lambda text: one_hot(chain[len(text) - 1]))
 
     def write(ends: Callable[[Sequence[int]], str | None]) -> Text:
         return ids(listen(Method(stop=Fixed(4)), pair, Limits(6, ends))[0])
 
     assert write(lambda text: "eos" if text[-1] == EOS else None) == (0, 0, EOS)
-    assert write(lambda text: "eos" if text[-2] == EOS else None) != (0, 0, EOS)
+    assert write(lambda text: "eos" if text[-2:-1] == [EOS] else None) == (0, 0, EOS, 0)

@@ -8,7 +8,7 @@ import torch
 import sprinter
 from sprinter.laws import Sampling, process
 
-PROMPT, TOP_K, RUNS = "The city was founded in the year", 4, 700
+PROMPT, TOP_K, RUNS = "The city was founded in the year", 4, 500
 SAMPLING = Sampling(temperature=0.9, top_k=TOP_K)
 
 

@@ -213,8 +213,8 @@ def check_stop(rule: StopRule) -> None:
     when the rule stops a run of trusted tokens."""
     _check_decision(rule, "stop")
     assert not (rule.discards and rule.sees_token), f"{rule}: discards a token that it looks at"
-    for ahead in (1, 3):
-        _check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead)
+    for ahead, longest in ((1, 4), (3, 3)):  # what is drafted ahead and discarded multiplies the paths
+        _check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead, longest)
     pair = MarkovPair(seed=5, distance=0.0)
     trusting = Method(trust=Gate(0.5), stop=rule, cap=3)
     check_same_law(joint_law(trusting, pair, 3), target_joint_law(pair, 3), f"{rule} under a gate with p = q")

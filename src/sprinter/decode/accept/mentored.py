@@ -18,7 +18,7 @@ from sprinter.laws import residual
 __all__ = ["Mentored"]
 
 _LEAST = 1e-9  # refusal mass that arithmetic can still carry
-_STEPS = 60  # of a bisection; each halves the bracket, so the result is exact to rounding
+_STEPS = 45  # of a bisection; each halves the bracket, so α is good to 1e-13
 
 
 @ACCEPT.rule("mentored")
@@ -65,10 +65,13 @@ class Mentored(AcceptRule):
         """b ``[..., V]`` and μ = 1/λ ``[...]``, float64."""
         sums = _Sums.of(p.double(), q.double())
         zero, one = torch.zeros_like(sums.kl_all), torch.ones_like(sums.kl_all)
-        alpha = _edge(lambda tried: sums.kl(sums.refused(tried), tried) <= self.kl, one, zero)
         slack = sums.kl(sums.refused_at_zero(zero), zero) <= self.kl
-        share = _edge(lambda tried: sums.kl(sums.refused_at_zero(tried), zero) <= self.kl, zero, one)
         everything = sums.kl_all <= self.kl
+        alpha, share = one, zero
+        if not bool((slack | everything).all()):
+            alpha = _edge(lambda tried: sums.kl(sums.refused(tried), tried) <= self.kl, one, zero)
+        if bool((slack & ~everything).any()):
+            share = _edge(lambda tried: sums.kl(sums.refused_at_zero(tried), zero) <= self.kl, zero, one)
         share = torch.where(everything, one, share)
         b_alpha = torch.where(q > 0, p / (alpha.unsqueeze(-1) * q), 1.0).clamp(max=1)
         b_slack = torch.where(p > 0, 1.0, share.unsqueeze(-1)).to(torch.float64)
