@@ -18,7 +18,7 @@ from sprinter.laws import residual
 __all__ = ["Mentored"]
 
 _LEAST = 1e-9  # refusal mass that arithmetic can still carry
-_STEPS = 45  # of a bisection; each halves the bracket, so α is good to 1e-13
+_STEPS = 60  # of a bisection; a tiny α needs its relative precision
 
 
 @ACCEPT.rule("mentored")
