@@ -184,7 +184,7 @@ def card(role: str, report: dict[str, Any], training: dict[str, Any]) -> str:
     cost = report["pass_cost_ms"]["bfloat16"]
     method = "Muon and AdamW on cross entropy"
     if record.get("distil"):
-        method += ", then on 0.8 KL(target || draft) + 0.2 cross entropy"
+        method += ", then on KL(target || draft) / 2 + total variation"
     return f"""---
 language: en
 pipeline_tag: text-generation

@@ -46,8 +46,8 @@ class Preset:
     def __post_init__(self) -> None:
         if not 300 <= self.vocab_size <= 65535:
             raise ValueError(f"vocabulary must lie in 300..65535 (uint16 stream), got {self.vocab_size}")
-        if self.batch_tokens % CONTEXT:
-            raise ValueError(f"batch_tokens must be a multiple of {CONTEXT}, got {self.batch_tokens}")
+        if self.batch_tokens % (2 * CONTEXT):
+            raise ValueError(f"batch_tokens must be a multiple of {2 * CONTEXT}, got {self.batch_tokens}")
         if self.matrix_lr <= 0 or self.vector_lr <= 0:
             raise ValueError("learning rates must be positive")
 
@@ -58,7 +58,7 @@ PRESETS: dict[str, Preset] = {
     "cpu-3m": Preset(3072, Shape(12, 128, 2, 384), Shape(1, 192, 3, 768), 4096, 0.02, 0.004),
     "cpu-6m": Preset(4096, Shape(12, 192, 3, 512), Shape(1, 192, 3, 768), 4096, 0.02, 0.004),
     "gpu-14m": Preset(4096, Shape(14, 256, 4, 768), Shape(1, 256, 4, 1024), 32768, 0.02, 0.004),
-    "tiny": Preset(512, Shape(3, 32, 2, 64), Shape(1, 32, 2, 64), 1024, 0.02, 0.004),
+    "tiny": Preset(512, Shape(3, 32, 2, 64), Shape(1, 32, 2, 64), 2048, 0.02, 0.004),
 }
 
 

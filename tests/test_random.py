@@ -150,14 +150,14 @@ def test_tokens_with_like_words_race_independently(monkeypatch: pytest.MonkeyPat
 @pytest.mark.statistical
 @pytest.mark.parametrize("purpose", [Purpose.DRAFT, Purpose.TARGET])
 def test_tokens_follow_their_law(axis: Axis, purpose: Purpose) -> None:
-    counts = np.bincount(tokens(axis, LAW, 5000, purpose), minlength=len(LAW))
+    counts = np.bincount(tokens(axis, LAW, 4000, purpose), minlength=len(LAW))
     assert chi_square_p(counts.tolist(), LAW.double().tolist()) > FALSE_ALARM
 
 
 @pytest.mark.statistical
 def test_neighbouring_addresses_draw_independently(axis: Axis) -> None:
     law = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    drawn = np.array(tokens(axis, law, 6000))
+    drawn = np.array(tokens(axis, law, 4000))
     pairs = np.bincount(3 * drawn[::2] + drawn[1::2], minlength=9)
     assert chi_square_p(pairs.tolist(), torch.outer(law, law).flatten().tolist()) > FALSE_ALARM
 
@@ -165,7 +165,7 @@ def test_neighbouring_addresses_draw_independently(axis: Axis) -> None:
 @pytest.mark.statistical
 @pytest.mark.parametrize("other", [Purpose.TRUST, Purpose.ACCEPT, Purpose.TARGET])
 def test_purposes_draw_independently_at_one_address(axis: Axis, other: Purpose) -> None:
-    law, n = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 4000
+    law, n = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), 2500
     drafted = np.array(tokens(axis, law, n))
     if other == Purpose.TARGET:
         second, chances = np.array(tokens(axis, law, n, other)), law
@@ -213,7 +213,7 @@ def test_rare_tokens_of_a_large_vocabulary() -> None:
     """Float32, 50,000 tokens: ten share 0.9, the others 2e-6 each; rare blocks of ids come at their own rate."""
     law = torch.full((50_000,), 0.1 / 49_990)
     law[:10] = 0.09
-    drawn = np.array(tokens(AXES["position"], law, 3000))
+    drawn = np.array(tokens(AXES["position"], law, 2000))
     edges = [10, 12_500, 25_000, 37_500, 50_000]
     blocks = [int(((drawn >= low) & (drawn < high)).sum()) for low, high in itertools.pairwise(edges)]
     counts = [int((drawn == token).sum()) for token in range(10)] + blocks

@@ -7,6 +7,7 @@ last axis, on tensors of shape ``[..., V]``, and keeps the dtype of its input (t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -46,6 +47,10 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
         if 0.0 < self.temperature < 1e-30:

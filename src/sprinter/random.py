@@ -61,7 +61,10 @@ class AddressedDraws:
     """
 
     def __init__(self, seed: int = 0, request: int = 0) -> None:
-        self._key = _mix64(_mix64(seed & _MASK) ^ (request & _MASK))
+        key = 0
+        for word in range(seed.bit_length() // 64 + 1):  # two's complement, all of it: no two seeds are one
+            key = _mix64(key ^ (seed >> 64 * word & _MASK))
+        self._key = _mix64(key ^ (request & _MASK))
 
     def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
         """One token id from ``law [V]`` (any non-negative weights)."""

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sprinter.decode.accept import AcceptRule
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits, decode
@@ -137,12 +138,13 @@ def oracle(
     *,
     ends: Ends = never_ends,
     prompt: Text = (0,),
+    accept: AcceptRule | None = None,
 ) -> tuple[dict[Text, float], float]:
     """SPRINTER by recursion over texts: the law of the texts, and the expected sum of the drifts.
 
     A run drafts x ~ q. x is trusted with chance ``trust(prefix, x)``, unless it is the ``cap``-th of its run and does
     not end the text; then the run goes on. Else it is checked: kept with min(1, p/q), and a bonus follows from p; or a
-    replacement comes from [p - q]+. Then the next run begins.
+    replacement comes from [p - q]+. Then the next run begins. ``accept``: another rule's chances and replacement.
     """
     end = len(prompt) + length
     law: defaultdict[Text, float] = defaultdict(float)
@@ -164,9 +166,15 @@ def oracle(
         p, q = pair.p(text).tolist(), pair.q(text).tolist()
         excess = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
         t = [trust(text, x) if drafted + 1 != cap or over((*text, x)) else 0.0 for x in range(len(p))]
-        kept = [(1 - t[x]) * min(p[x], q[x]) for x in range(len(p))]
-        refused = sum((1 - t[x]) * max(0.0, q[x] - p[x]) for x in range(len(p)))
-        replaced = [refused * e / sum(excess) if sum(excess) > 0 else 0.0 for e in excess]
+        if accept is None:
+            kept = [(1 - t[x]) * min(p[x], q[x]) for x in range(len(p))]
+            refused = sum((1 - t[x]) * max(0.0, q[x] - p[x]) for x in range(len(p)))
+            replaced = [refused * e / sum(excess) if sum(excess) > 0 else 0.0 for e in excess]
+        else:
+            b, r = (f(pair.p(text), pair.q(text)).tolist() for f in (accept.keep, accept.replacement))
+            kept = [(1 - t[x]) * q[x] * b[x] for x in range(len(p))]
+            refused = sum((1 - t[x]) * q[x] * (1 - b[x]) for x in range(len(p)))
+            replaced = [refused * chance for chance in r]
         own = [q[x] * t[x] + kept[x] + replaced[x] for x in range(len(p))]
         drift += weight * sum(abs(a - b) for a, b in zip(own, p, strict=True)) / 2
         for x in range(len(p)):

@@ -19,6 +19,7 @@ from tests.decode.chains import (
     paths,
 )
 
+from sprinter.decode.accept import AcceptRule, Opt, RandomAccept, Typical
 from sprinter.decode.draft import Origin, Scores, Token
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.decode.loop import METER_CHUNK, Limits
@@ -92,6 +93,20 @@ def test_the_mean_is_the_expected_total_variation(tau: float, cap: int, ends: En
             pair, length, lambda text, x, pair=pair: float(pair.gate(text) >= tau), cap, ends=ends
         )
         assert expected_drift(method, pair, length, ends) == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("accept", [Opt(0.2), RandomAccept(0.3), Typical()], ids=str)
+def test_the_mean_of_a_lossy_rule(accept: AcceptRule) -> None:
+    """TV(π, p) of the rule where it judged, TV(q, p) where the gate trusted, 0 for a bonus."""
+    method = Method(trust=Gate(0.5), stop=Untrusted(), accept=accept, cap=3)
+    for pair in (DENSE, ZEROS):
+
+        def trust(text: Text, x: int, pair: MarkovPair = pair) -> float:
+            return float(pair.gate(text) >= 0.5)
+
+        _, wanted = oracle(pair, 3, trust, 3, accept=accept)
+        assert wanted > 0.05
+        assert expected_drift(method, pair, 3, never_ends) == pytest.approx(wanted, abs=1e-9)
 
 
 def test_the_mean_of_a_coin() -> None:

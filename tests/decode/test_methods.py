@@ -167,15 +167,9 @@ def test_the_table_has_one_row_a_method() -> None:
     assert by_name["coin"]["trust"] == "coin(rate=0.5)"
     assert by_name["draft-only"]["lossless"] is False
     assert by_name["autoregressive"]["lossless"] is True
-    assert by_name["speculative"] | {"trust": "", "accept": ""} == {
-        "name": "speculative",
-        "spec": "speculative(gamma=5)",
-        "trust": "",
-        "stop": "Fixed(gamma=5)",
-        "accept": "",
-        "lossless": True,
-        "paper": "Leviathan et al. 2023; Chen et al. 2023",
-    }
+    wanted = {"spec": "speculative(gamma=5)", "stop": "fixed(gamma=5)", "accept": "exact", "lossless": True}
+    assert wanted.items() <= by_name["speculative"].items()
+    assert by_name["speculative"]["paper"].startswith("Leviathan et al. 2023")
 
 
 class Greedy(Exact):

@@ -29,6 +29,24 @@ def test_heuristic_follows_success():
     assert bool(rule.stop(signal(drafted=3), state)[0])
 
 
+def test_heuristic_stays_within_its_bound_and_ignores_rounds_without_a_check():
+    rule = Heuristic(4, longest=6)
+    state = rule.end_round(rule.start(), 4, 4, 4)
+    state = rule.end_round(state, 6, 6, 6)
+    assert int(state[0]) == 6
+    assert int(rule.end_round(state, 3, 0, 0)[0]) == 6
+
+
+def test_the_rule_of_a_tail_counts_the_tail():
+    rule = Untrusted(tail=9, under=Fixed(2))
+    state, stops = rule.begin_round(rule.start()), []
+    for drafted, trusted in enumerate((True, True, False, False), start=1):
+        signals = {"trusted": torch.tensor(trusted), "drafted": torch.tensor(drafted)}
+        stop, state = rule.stop(signals, state)
+        stops.append(bool(stop))
+    assert stops == [False, False, False, True]
+
+
 def test_adaedl_follows_the_acceptance_rate():
     """g = 0.2, α = 0.9, β1 = 0.5, β2 = 0.9, ε = 0.01, λ0 = 0.5, γ_max = 4, computed by hand.
 

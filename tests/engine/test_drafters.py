@@ -108,6 +108,29 @@ def test_lookup_needs_fewer_calls_on_text_that_repeats(builtin_pair: sprinter.Pa
     assert calls("lookup") < 0.8 * calls("autoregressive")
 
 
+@pytest.mark.parametrize("ahead", [1, 4, 16])
+@pytest.mark.parametrize("rest", ["accept=random(rate=0.5)", "stop=fallback(f=0.3)", "stop=fixed(gamma=2)"])
+def test_lookup_with_a_model_behind_it(tiny_pair: sprinter.Pair, rest: str, ahead: int) -> None:
+    """The model reads on from what was looked up and refused, also where the same token comes back."""
+    method = f"drafter=lookup(least=1,otherwise=model),{rest}"
+    for temperature in (0.0, 0.7):
+        texts = [
+            ids(
+                tiny_pair.generate(
+                    PROMPT, method=method, temperature=temperature, seed=1, max_new_tokens=40, ahead=k
+                )
+            )
+            for k in (1, ahead)
+        ]
+        assert texts[0] == texts[1] and len(texts[0]) == 40
+
+
+def test_trusting_all_that_is_looked_up_still_needs_the_target(tiny_pair: sprinter.Pair) -> None:
+    method = parse_method("drafter=lookup,trust=everyone,stop=never,cap=none")
+    assert method.needs_target
+    assert len(tiny_pair.generate(PROMPT, method=method, max_new_tokens=12).tokens) == 12
+
+
 def test_a_gate_has_nothing_to_read_in_a_looked_up_token() -> None:
     with pytest.raises(UserError, match="looked-up tokens have none"):
         Method(trust=Gate(), drafter=Lookup())
@@ -122,6 +145,9 @@ def test_nested_and_composed_specs() -> None:
     assert parse_method("batch(drafts=3)").length == 5
     assert parse_method("trust=nobody,stop=fixed(gamma=9),cap=4").length == 4
     assert parse_method("svip").length is None
+    assert parse_method("svip").cap == 40
+    assert parse_method("svip(cap=none)").cap is None
+    assert parse_method("svip(cap=7)").cap == 7
     assert Fixed(5) == parse_method("opt").stop
     for bad, message in (
         ("drafter=lookup(n=0)", "n=0"),

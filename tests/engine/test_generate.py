@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from sprinter.decode.draft import Origin
 from sprinter.engine.ending import Detokenizer, cut_at_stop
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, tv_distance
+from sprinter.random import AddressedDraws, Purpose
 
 PROMPT = [3, 7, 1, 12, 5]
 METHODS = ("autoregressive", "draft-only", "speculative(gamma=3)", "sprinter(tau=0.5)", "coin(rate=0.5)")
@@ -268,6 +271,13 @@ def test_broken_logits_name_model_and_position(which: str, value: float, tiny_pa
         (PROMPT, {"top_k": -1}, "top_k=-1"),
         (PROMPT, {"min_p": 1.5}, "min_p=1.5"),
         (PROMPT, {"seed": 1.5}, "seed=1.5"),
+        (b"bytes", {}, "prompt is bytes"),
+        ([3.7], {}, "neither text nor a flat sequence"),
+        (["hello"], {}, "neither text nor a flat sequence"),
+        (None, {}, "neither text nor a flat sequence"),
+        (PROMPT, {"temperature": "1"}, "temperature='1' is not a number"),
+        (PROMPT, {"method": ""}, "the method is empty"),
+        (PROMPT, {"method": 5}, "the method is 5"),
         (PROMPT, {"meter": "some"}, "meter='some'"),
         (PROMPT, {"ahead": 0}, "ahead=0"),
         (PROMPT, {"stop": ["x"]}, "stop strings need a tokenizer"),
@@ -280,6 +290,47 @@ def test_bad_requests(tiny_pair: sprinter.Pair, prompt: Any, options: dict[str, 
         with pytest.raises(UserError, match=message) as caught:
             call(prompt, **options)
         assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_numpy_are_numbers(tiny_pair: sprinter.Pair) -> None:
+    plain = tiny_pair.generate(PROMPT, seed=3, max_new_tokens=5, top_k=4)
+    other = tiny_pair.generate(
+        np.asarray(PROMPT),
+        seed=np.int64(3),
+        max_new_tokens=np.int32(5),
+        top_k=np.int64(4),
+        temperature=np.float32(1),
+    )
+    assert ids(other) == ids(plain)
+
+
+def test_every_seed_is_its_own() -> None:
+    seeds = (0, 1, -1, 2**63, 2**64 - 1, 2**64, 2**70, -(2**70))
+    numbers = {AddressedDraws(seed).uniform(1, 1, Purpose.DRAFT) for seed in seeds}
+    assert len(numbers) == len(seeds)
+
+
+@pytest.mark.parametrize("method", ["sprinter(tau=0.5)", "speculative(gamma=3)"])
+def test_threads_on_one_pair_do_not_disturb_each_other(tiny_pair: sprinter.Pair, method: str) -> None:
+    def text(seed: int) -> list[int]:
+        return ids(tiny_pair.generate(PROMPT * 8, method=method, seed=seed, max_new_tokens=30))
+
+    alone = [text(seed) for seed in range(6)]
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as threads:
+            assert list(threads.map(text, range(6))) == alone
+
+
+def test_a_stream_tells_how_far_it_is(tiny_pair: sprinter.Pair) -> None:
+    stream = tiny_pair.stream(PROMPT, method="sprinter(tau=0.5)", max_new_tokens=30, seed=2)
+    for _ in range(7):
+        next(stream)
+    now = stream.generation
+    count = len(now.tokens)
+    assert now.stats.new_tokens == count >= 7 and now.finish_reason == "cancelled"
+    list(stream)
+    assert len(now.tokens) == now.stats.new_tokens == count, "an earlier result must not change"
+    assert stream.generation.stats.new_tokens == 30
 
 
 def test_methods_need_their_parts(tiny_pair: sprinter.Pair) -> None:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Integral, Real
 
 from sprinter.errors import UserError
 
-__all__ = ["at_least", "between"]
+__all__ = ["at_least", "between", "whole"]
 
 
-def between(name: str, value: float, low: float, high: float) -> None:
+def between(name: str, value: object, low: float, high: float) -> None:
     """``low <= value <= high``, else a UserError that names the range."""
-    if not _is_number(value) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
         raise UserError(f"{name}={value} is out of range: give a number in [{low:g}, {high:g}]")
 
 
-def at_least(name: str, value: int, low: int) -> None:
+def at_least(name: str, value: object, low: int) -> None:
     """A whole number >= low, else a UserError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise UserError(f"{name}={value} is out of range: give a whole number >= {low}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+def whole(name: str, value: object) -> int:
+    """Any kind of whole number (numpy's too) as an int, else a UserError."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{name}={value} is not a whole number: give an integer")
+    return int(value)

@@ -123,10 +123,16 @@ def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
     return []
 
 
-def copied(tokens: Sequence[int], vocab: int, dtype: torch.dtype = torch.float32, raw: bool = False) -> Draft:
+def copied(
+    tokens: Sequence[int],
+    vocab: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+    raw: bool = False,
+) -> Draft:
     """Looked-up tokens as a proposal: one-hot laws ``[n, vocab]``, and the signals that such laws have."""
     n = len(tokens)
-    laws = torch.zeros(n, vocab, dtype=dtype)
+    laws = torch.zeros(n, vocab, dtype=dtype, device=device)
     if n:
         laws[range(n), list(tokens)] = 1.0
     sure, none = torch.ones(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)

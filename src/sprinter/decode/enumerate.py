@@ -96,6 +96,7 @@ class ChainDriver:
             drafter,
         )
         self._draft_rows, self._target_rows = [list(prompt)], [list(prompt[:-1])]
+        self._model_round = 0
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
         """One answer."""
@@ -107,11 +108,12 @@ class ChainDriver:
             return tuple(
                 self._propose(row, request, request.at_most, n) for n, row in enumerate(self._draft_rows)
             )
-        if isinstance(self._drafter, Lookup):
+        if isinstance(self._drafter, Lookup) and request.round != self._model_round:
             found = look_up(text, self._drafter.n, self._drafter.least, request.at_most)
             if found or not self._drafter.uses_model:
                 self._draft_rows[0].extend(found)
-                return copied(found, self._pair.vocab, torch.float64, self._needs_raw)
+                return copied(found, self._pair.vocab, torch.float64, raw=self._needs_raw)
+            self._model_round = request.round
         return self._propose(self._draft_rows[0], request, min(self._ahead, request.at_most), 0)
 
     @staticmethod

@@ -81,6 +81,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
         accepted += 1
         if not row.settle(row.final + accepted - 1, Token(x, Origin.ACCEPTED, round, drift)):
             break
+    record.stats.checked += accepted if record.finish else min(accepted + 1, len(tokens))
     row.known = row.final + accepted if several else min(row.known, row.final + accepted)
     row.follows = verdict.row
     text[row.final + accepted :] = []
@@ -90,5 +91,4 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
         origin = Origin.REPLACEMENT if refused else Origin.BONUS if tokens else Origin.TARGET
         row.settle(len(text) - 1, Token(verdict.token, origin, round, drift))
     row.final, row.scored = len(text), len(text) - 1
-    record.stats.checked += min(verdict.accepted + 1, len(tokens))
     return accepted

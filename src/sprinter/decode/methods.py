@@ -111,7 +111,8 @@ class Method:
     @property
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
-        return not (isinstance(self.trust, Everyone) and isinstance(self.stop, Never) and self.cap is None)
+        trusts_all = isinstance(self.trust, Everyone) and isinstance(self.stop, Never) and self.cap is None
+        return not (trusts_all and isinstance(self.drafter, Model))
 
     @property
     def sees_token(self) -> bool:
@@ -320,6 +321,8 @@ def parse_method(spec: str | Method) -> Method:
     """
     if isinstance(spec, Method):
         return spec
+    if not isinstance(spec, str):
+        raise UserError(f"the method is {spec!r}: give a name such as 'sprinter', a spec, or a Method")
     items = _split(spec.strip())
     if not items or items == [""]:
         raise UserError("the method is empty: give a name such as 'sprinter' or 'speculative(gamma=5)'")
@@ -330,9 +333,10 @@ def parse_method(spec: str | Method) -> Method:
 
 def _preset_from(text: str) -> Method:
     name, params = _call(text)
-    cap = params.pop("cap", None) if "cap" not in _parameters(METHODS.get(name)) else None
+    capped = "cap" in params and "cap" not in _parameters(METHODS.get(name))
+    cap = params.pop("cap") if capped else None
     method: Method = _build(METHODS, name, params)
-    if cap is None:
+    if not capped:
         return method
     return dataclasses.replace(
         method,

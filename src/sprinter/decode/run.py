@@ -99,7 +99,8 @@ class Row:
         method = self.method
         # Where nothing can be trusted the last place is left to the call, which draws a token anyway.
         left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
-        return left if method.cap is None else min(left, method.cap - self.drafted)
+        bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
+        return min([left, *bounds])
 
 
 def draft_run(row: Row) -> Asking:
@@ -157,8 +158,7 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
 
 def draft_several(row: Row) -> Asking:
     """Independent drafts of one length, none trusted."""
-    assert row.method.length is not None
-    at_most, width = min(row.room, row.method.length), row.method.drafter.drafts
+    at_most, width = row.room, row.method.drafter.drafts
     row.chains = [Chain((), ())]
     if at_most < 1:
         return

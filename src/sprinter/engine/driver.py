@@ -65,12 +65,9 @@ class _Side:
             text.extend(chain)
 
     def read_prompt(self) -> None:
-        """The prompt's own pass, all but its last token: once, for all rows."""
+        """The prompt's own pass, all but its last token, in all rows."""
         first = torch.tensor(self.texts[0][: self.prefill], device=self.runner.device)
-        batch = self.runner.batch
-        self.runner.extend(first.expand(batch, -1), [self.prefill] + [0] * (batch - 1), logits=False)
-        if batch > 1:
-            self.runner.copy(0, range(1, batch))
+        self.runner.extend(first.expand(self.runner.batch, -1), logits=False)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Run the model over what it has not read: logits ``[rows, n, V]`` and hidden states ``[rows, n, d]``."""
@@ -133,6 +130,8 @@ class RowDriver:
         self._signals = [name for name in method.needs if name in _SIGNALS or name == "gate"]
         self._stats, self._costs, self._ahead = stats, costs, ahead
         self._text = list(prompt)  # for prompt lookup
+        self._model_round = 0  # the last round in which the model drafted in its place
+        self._device = target.device if target else torch.device("cpu")
         if "gate" in method.needs and gate is None:
             raise SprinterError("the method asks for a gate and the pair has none")
 
@@ -149,14 +148,18 @@ class RowDriver:
     def _look_up(self, drafter: Lookup, request: AskDraft) -> Draft:
         began = time.perf_counter()
         self._text[request.start :] = request.tokens
-        found = look_up(self._text, drafter.n, drafter.least, request.at_most)
+        # A run that the model began is the model's: what is drafted ahead must not change who drafts.
+        began_by_model = request.round == self._model_round
+        found = [] if began_by_model else look_up(self._text, drafter.n, drafter.least, request.at_most)
         self._stats.draft_s += time.perf_counter() - began
         if found or not drafter.uses_model:
             self._text += found
-            return copied(found, self._vocab, raw=self._needs_raw)
+            return copied(found, self._vocab, device=self._device, raw=self._needs_raw)
         # The model may have missed what was looked up since it was last asked.
         assert self._draft is not None, "the method falls back on a draft model, and none was given"
-        same = _common(self._draft.texts[0], self._text)
+        self._model_round = request.round
+        # At least one token is left to read: its logits are what the next one is drawn from.
+        same = min(_common(self._draft.texts[0], self._text), len(self._text) - 1)
         ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
         (draft,) = self._propose(ask)
         self._text += draft.tokens

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sprinter.decode.checks import at_least
-from sprinter.decode.draft import Record, Stats, Token
+from sprinter.decode.checks import at_least, whole
+from sprinter.decode.draft import Stats, Token
 from sprinter.decode.methods import Method, parse_method
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
@@ -40,8 +40,6 @@ class Request:
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
         at_least("ahead", self.ahead, 1)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise UserError(f"seed={self.seed} is not a whole number: give an integer")
         if self.meter not in ("running", "complete"):
             raise UserError(f"meter='{self.meter}' is unknown: give 'running' or 'complete'")
 
@@ -55,14 +53,19 @@ class Request:
         top_p: float,
         min_p: float,
         seed: int,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         meter: Literal["running", "complete"],
         ahead: int,
     ) -> Request:
         """From the keywords of the public calls."""
-        words = (stop,) if isinstance(stop, str) else tuple(stop)
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        return cls(parse_method(method), max_new_tokens, sampling, seed, words, meter, ahead)
+        words = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        sampling = Sampling(temperature, whole("top_k", top_k), top_p, min_p)
+        new, seed, ahead = (
+            whole("max_new_tokens", max_new_tokens),
+            whole("seed", seed),
+            whole("ahead", ahead),
+        )
+        return cls(parse_method(method), new, sampling, seed, words, meter, ahead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +87,6 @@ class Generation:
     finish_reason: str
     prompt_tokens: int
     accept_lengths: list[int] = field(default_factory=list)
-
-    @classmethod
-    def from_record(cls, record: Record, text: str, method: Method, prompt_tokens: int) -> Generation:
-        """From what the loop left behind."""
-        finish = record.finish or "cancelled"
-        return cls(
-            text, record.tokens, record.stats, method.name, finish, prompt_tokens, record.accept_lengths
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from sprinter.engine.pool import RunnerPool
 from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
 from sprinter.heads.gate import Gate, load_gate
+from sprinter.models.choose import runner_kind
 from sprinter.models.flops import forward_flops
 from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
 from sprinter.random import AddressedDraws
@@ -100,7 +102,7 @@ class Pair:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         meter: MeterMode = "running",
         ahead: int = 1,
     ) -> Generation:
@@ -119,22 +121,11 @@ class Pair:
         Raises:
             UserError: what is wrong with the request and how to mend it.
         """
-        request = Request.make(
-            method or self.default_method,
-            max_new_tokens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            stop,
-            meter,
-            ahead,
-        )
-        run = _Run(self, prompt, request)
-        for _ in run.steps():
-            pass
-        return run.generation()
+        stream = self.stream(
+            prompt, method=method, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
+            min_p=min_p, seed=seed, stop=stop, meter=meter, ahead=ahead,
+        )  # fmt: skip
+        return stream.finish()
 
     def stream(
         self,
@@ -147,13 +138,13 @@ class Pair:
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = (),
         meter: MeterMode = "running",
         ahead: int = 1,
     ) -> Stream:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
         request = Request.make(
-            method or self.default_method,
+            self.default_method if method is None else method,
             max_new_tokens,
             temperature,
             top_k,
@@ -211,13 +202,16 @@ class _Run:
                 pair._draft_pool.give_back(draft)
 
     def generation(self) -> Generation:
-        """The result, each token with its text."""
-        tokens, tokenizer = self.record.tokens, self._pair.tokenizer
-        text = ""
+        """The result so far, each token with its text; what comes later does not change it."""
+        tokens, tokenizer = [replace(token) for token in self.record.tokens], self._pair.tokenizer
+        stats, text = replace(self.record.count()), ""
         if tokenizer is not None:
             render(tokens, Detokenizer(tokenizer), last=True)
             text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
-        return Generation.from_record(self.record, text, self._request.method, len(self._ids))
+        return Generation(
+            text, tokens, stats, self._request.method.name, self.record.finish or "cancelled", len(self._ids),
+            list(self.record.accept_lengths),
+        )  # fmt: skip
 
     def _check(self) -> None:
         pair, method = self._pair, self._request.method
@@ -229,6 +223,12 @@ class _Run:
             raise UserError(
                 f"method {method.name} needs a gate, and this pair has none: give gate=... or another method"
             )
+        if method.drafter.drafts > 1:
+            for which, model in (("target", pair.models.target), ("draft", pair.models.draft)):
+                if model is not None and runner_kind(model.model)[0] != "row":
+                    raise UserError(
+                        f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
+                    )
         check_request(pair.models, len(self._ids), self._request.max_new_tokens)
 
 
@@ -271,6 +271,12 @@ class Stream:
             for _ in self._steps:  # a closing pass may be left
                 pass
         return token
+
+    def finish(self) -> Generation:
+        """Work to the end; the whole result."""
+        for _ in self._steps:
+            pass
+        return self.generation
 
     def close(self) -> None:
         """Stop; the caches are given back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from threading import Lock
 
 from sprinter.models.choose import make_runner
 from sprinter.models.pair import LoadedModel
@@ -10,26 +11,30 @@ from sprinter.models.runner import Runner
 
 __all__ = ["RunnerPool"]
 
+_KEPT = 4  # caches that wait for a request
 _GRAIN = 256  # cache lengths are rounded up to this, so that requests of like size share a runner
 
 
 class RunnerPool:
-    """Runners over one model. Streams that run at the same time get different ones."""
+    """Runners over one model. Streams and threads that run at the same time get different ones."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
-        self._free: deque[Runner] = deque(maxlen=2)
+        self._free: deque[Runner] = deque(maxlen=_KEPT)
+        self._lock = Lock()
 
     def take(self, max_len: int, rows: int = 1) -> Runner:
         """A runner of ``rows`` rows that hold ``max_len`` tokens each."""
-        for _ in range(len(self._free)):
-            runner = self._free.popleft()
-            if runner.max_len >= max_len and runner.batch == rows:
-                return runner
+        with self._lock:
+            for runner in self._free:
+                if runner.max_len >= max_len and runner.batch == rows:
+                    self._free.remove(runner)
+                    return runner
         rounded = -(-max_len // _GRAIN) * _GRAIN
         return make_runner(self._model.model, batch=rows, max_len=min(rounded, self._model.context))
 
     def give_back(self, runner: Runner | None) -> None:
-        """Return a runner in whatever state it is."""
+        """Return a runner in whatever state it is; of many the one that lay longest is dropped."""
         if runner is not None:
-            self._free.append(runner)
+            with self._lock:
+                self._free.append(runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
@@ -18,7 +19,7 @@ def encode(prompt: str | Sequence[int], pair: LoadedPair) -> list[int]:
     Raises:
         UserError: empty, without a tokenizer, ids out of range, or so long that even its first part does not fit.
     """
-    ids = _from_text(prompt, pair) if isinstance(prompt, str) else [int(id) for id in prompt]
+    ids = _from_text(prompt, pair) if isinstance(prompt, str) else _from_ids(prompt)
     if not ids:
         raise UserError("the prompt is empty: give at least one token")
     outside = next((id for id in ids if not 0 <= id < pair.vocab_size), None)
@@ -27,6 +28,17 @@ def encode(prompt: str | Sequence[int], pair: LoadedPair) -> list[int]:
             f"token id {outside} in the prompt is out of range: the vocabulary has {pair.vocab_size} tokens"
         )
     return ids
+
+
+def _from_ids(prompt: Sequence[int]) -> list[int]:
+    if isinstance(prompt, bytes):
+        raise UserError("the prompt is bytes: decode it to text first")
+    try:
+        return [index(id) for id in prompt]
+    except TypeError:
+        raise UserError(
+            f"the prompt ({type(prompt).__name__}) is neither text nor a flat sequence of whole token ids: give one"
+        ) from None
 
 
 def _from_text(prompt: str, pair: LoadedPair) -> list[int]:

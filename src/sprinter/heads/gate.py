@@ -153,7 +153,7 @@ def load_gate(source: str | Path) -> Gate:
     Raises:
         UserError: missing or wrong directory, not a gate, damaged weights, hub out of reach.
     """
-    directory = Path(source)
+    directory = Path(source).expanduser()
     if not directory.is_dir():
         directory = _from_hub(str(source))
     config_file = directory / "config.json"

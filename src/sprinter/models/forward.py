@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -141,12 +143,23 @@ class ModelRunner(ABC):
             caught.append(args[0])
             return None if logits else (args[0][:, -1:],)
 
-        handle = self._head.register_forward_pre_hook(catch)
-        try:
-            output = self.model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
-        finally:
-            handle.remove()
+        with _turn(self._head):
+            handle = self._head.register_forward_pre_hook(catch)
+            try:
+                output = self.model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
+            finally:
+                handle.remove()
         return Step(output.logits if logits else None, caught[0])
+
+
+_turns: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()
+_turns_guard = Lock()
+
+
+def _turn(head: nn.Module) -> Lock:
+    """The lock of a model: a hook on it must not catch the pass of another thread."""
+    with _turns_guard:
+        return _turns.setdefault(head, Lock())
 
 
 def _counts_within(counts: Sequence[int] | None, at: int) -> list[int] | None:

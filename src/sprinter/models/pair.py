@@ -61,7 +61,7 @@ class LoadedPair:
 
     target: LoadedModel
     draft: LoadedModel | None
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
 
     @property
     def vocab_size(self) -> int:

@@ -154,11 +154,11 @@ class AdaEdl(StopRule):
         return low | (signals["drafted"] >= self.longest), state
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """As above; a round without a draft leaves the state as it is."""
-        if drafted == 0:
+        """As above, over the tokens that were checked; a round without any leaves the state as it is."""
+        if checked == 0:
             return state
         threshold, rate = state
-        rate = self.beta1 * rate + (1 - self.beta1) * accepted / drafted
+        rate = self.beta1 * rate + (1 - self.beta1) * accepted / checked
         full = accepted == self.longest
         wanted = torch.where(
             rate < self.alpha, threshold + self.epsilon, threshold if full else threshold - self.epsilon

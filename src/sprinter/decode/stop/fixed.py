@@ -81,7 +81,9 @@ class Untrusted(StopRule):
         waiting = state[0] + begun.to(state[0].dtype)
         stop, rest = waiting > self.tail, state[1:]
         if self.under is not None:
-            ended, rest = self.under.stop(signals, rest)
+            ended, rest = self.under.stop(
+                {**signals, "drafted": waiting}, rest
+            )  # it counts the tail's tokens
             stop = stop | (begun & ended)
         return stop, (waiting, *rest)
 
@@ -109,13 +111,16 @@ class Heuristic(StopRule):
     (transformers' ``num_assistant_tokens_schedule="heuristic"``).
 
     Args:
-        start: length of the first run, tokens (named ``first`` here; the preset calls it start).
+        first: length of the first run, tokens (the preset calls it start).
+        longest: bound of γ, tokens.
     """
 
     first: int = 5
+    longest: int = 40
 
     def __post_init__(self) -> None:
         at_least("first", self.first, 1)
+        at_least("longest", self.longest, 1)
 
     def start(self) -> State:
         """(γ,)."""
@@ -126,6 +131,8 @@ class Heuristic(StopRule):
         return signals["drafted"] >= state[0], state
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """γ + 2 if every checked token was accepted, else max(1, γ − 1)."""
+        """γ + 2 if every checked token was accepted, else γ − 1, within 1 and ``longest``; unchanged if none was."""
         (gamma,) = state
-        return (gamma + 2 if accepted == checked else (gamma - 1).clamp(min=1),)
+        if checked == 0:
+            return state
+        return ((gamma + 2 if accepted == checked else gamma - 1).clamp(1, self.longest),)
