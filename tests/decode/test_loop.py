@@ -25,7 +25,7 @@ from sprinter.decode.draft import AskDraft, Origin, Record
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import METHODS, Method, parse_method
-from sprinter.decode.stop import Fixed, Untrusted
+from sprinter.decode.stop import Fixed, Never, Untrusted
 from sprinter.decode.trust import Coin, Everyone, Gate
 from sprinter.random import AddressedDraws
 
@@ -259,16 +259,16 @@ def test_plain_decoding_asks_for_one_token_a_call() -> None:
 
 
 def test_a_long_prompt_is_read_but_for_its_last_token() -> None:
-    _, exchange = listen(Method(stop=Fixed(2)), PAIR, Limits(4), prompt=(0, 1, 2, 3, 1))
+    _, exchange = listen(Method(stop=Never()), PAIR, Limits(4), prompt=(0, 1, 2, 3, 1))
     assert exchange.drafts[0][0] == AskDraft(5, (), 1, 3)
     assert exchange.scores[0].start == 4
-    assert exchange.scores[0].tokens[0] == 1 and len(exchange.scores[0].tokens) == 3
+    assert exchange.scores[0].tokens[0] == 1 and len(exchange.scores[0].tokens) == 4
 
 
 def test_a_driver_that_answers_with_less_is_asked_again() -> None:
-    _, exchange = listen(Method(stop=Fixed(4)), PAIR, Limits(9), ahead=2)
+    _, exchange = listen(Method(stop=Never()), PAIR, Limits(8), ahead=2)
     first = [ask for ask, _ in exchange.drafts if ask.round == 1]
-    assert [(ask.start, ask.at_most) for ask in first] == [(1, 8), (3, 6)]
+    assert [(ask.start, ask.at_most) for ask in first] == [(1, 7), (3, 5), (5, 3), (7, 1)]
 
 
 def test_a_discarding_rule_that_always_fires_is_plain_decoding() -> None:

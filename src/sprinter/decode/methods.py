@@ -255,13 +255,13 @@ def batch(*, drafts: int = 2, gamma: int = 5) -> Method:
     return Method(stop=Fixed(gamma), accept=Batch(), drafter=Model(drafts=drafts))
 
 
-@preset("specinfer", "SpecInfer (Miao et al. 2024), Algorithm 2")
+@preset("specinfer", "SpecInfer (Miao et al. 2024)")
 def specinfer(*, drafts: int = 2, gamma: int = 5) -> Method:
     """Several drafts, tried in order at every depth."""
     return Method(stop=Fixed(gamma), accept=SpecInfer(), drafter=Model(drafts=drafts))
 
 
-@preset("spectr", "SpecTr (Sun et al. 2023), Algorithm 3")
+@preset("spectr", "SpecTr (Sun et al. 2023), k-SEQ")
 def spectr(*, drafts: int = 2, gamma: int = 5) -> Method:
     """Several drafts, chosen by k-SEQ at every depth."""
     return Method(stop=Fixed(gamma), accept=SpecTr(), drafter=Model(drafts=drafts))

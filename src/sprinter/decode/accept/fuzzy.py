@@ -37,7 +37,7 @@ DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 @ACCEPT.rule("fuzzy")
 @dataclass(frozen=True, slots=True)
 class Fuzzy(AcceptRule):
-    """b = 1 for the whole position if div(p, q) < threshold, else 0; r = p (FSD, section 3).
+    """b = 1 for the whole position if div(p, q) < threshold, else 0; r = p (FSD, section 4).
 
     The divergence is a control signal: it is taken on the raw temperature-1 laws. π is q below the threshold, p above.
 

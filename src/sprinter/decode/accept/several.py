@@ -90,7 +90,7 @@ class Batch(SeveralRule):
 @ACCEPT.rule("specinfer")
 @dataclass(frozen=True, slots=True)
 class SpecInfer(SeveralRule):
-    """The recursion at every depth, over all rows that share the accepted prefix (Miao et al. 2024, Algorithm 2)."""
+    """The recursion at every depth, over all rows that share the accepted prefix (SpecInfer, Miao et al. 2024)."""
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
         """The recursion."""
@@ -104,7 +104,7 @@ class SpecInfer(SeveralRule):
 @ACCEPT.rule("spectr")
 @dataclass(frozen=True, slots=True)
 class SpecTr(SeveralRule):
-    """k-SEQ (Sun et al. 2023, Algorithm 3) at every depth: accept with chance min(1, p/(ρq)), ρ in [1, k].
+    """k-SEQ (SpecTr, Sun et al. 2023) at every depth: accept with chance min(1, p/(ρq)), ρ in [1, k].
 
     ρ solves 1 − (1 − β)^k = ρβ with β = Σ min(q, p/ρ); after k refusals draw from p − min(q, p/ρ)·(1 − (1 − β)^k)/β.
     """

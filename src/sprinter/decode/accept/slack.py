@@ -1,4 +1,4 @@
-"""OPT and UNO: acceptance with a slack ε (Yin et al. 2024, section 5, Theorem 4 and the baseline beside it)."""
+"""OPT and UNO: acceptance with a slack ε (Yin et al. 2024, section 4.2, Theorem 4 and the baseline beside it)."""
 
 from __future__ import annotations
 
