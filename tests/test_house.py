@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,11 @@ def test_the_script_for_ci_can_be_run() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111, "not executable"
     assert "set -euo pipefail" in script.read_text(encoding="utf-8")
+
+
+def test_numbers_in_the_documents_are_those_of_the_result_files() -> None:
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "update_results.py"), "--check"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout

@@ -1,0 +1,106 @@
+"""Write the measured numbers into README.md and docs/results.md from benchmarks/results/*.json.
+
+python scripts/update_results.py           write
+python scripts/update_results.py --check   exit 1 if a file differs from what would be written
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+TITLES = {
+    "main_job": "The main job: speed, target calls and drift at three drifts",
+    "methods": "Every method",
+}
+
+
+def load(name: str) -> dict[str, Any] | None:
+    """One result file, or None if it was not made yet."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def where(results: dict[str, Any]) -> str:
+    """One line on how the numbers were made."""
+    env = results["environment"]
+    device = env["gpu"] or f"{env['cpu']}, {env['cores']} cores, {env['threads']} thread(s)"
+    return (
+        f"`{results['command'].strip()} --data DIR`: {results['prompts']} paragraphs, "
+        f"{results['new_tokens']} new tokens each, on {device}; torch {env['torch']}, transformers {env['transformers']}, commit {env['commit']}."
+    )
+
+
+def readme_block() -> str:
+    """The README's table: temperature 1 of the main job."""
+    results = load("main_job")
+    if results is None:
+        return "Numbers will stand here once a script in `benchmarks/` has printed them; none is written by hand."
+    lines = [
+        "The built-in pair at temperature 1, on text that it was not trained on (95 % intervals over paragraphs; speed is",
+        "relative to plain decoding with the target, arms interleaved; the rest: [results](docs/results.md)):",
+        "",
+        "| arm | speed | target calls/token | mean drift | trusted |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in results["rows"]:
+        if row["temperature"] == 1.0:
+            speed, low, high = row["speed_over_autoregressive"]
+            lines.append(
+                f"| `{row['method']}` | {speed:.2f}x [{low:.2f}, {high:.2f}] | {row['target_calls_per_token'][0]:.2f} "
+                f"| {row['mean_drift'][0]:.3f} | {row['trusted_share']:.0%} |"
+            )
+    return "\n".join([*lines, "", where(results)])
+
+
+def results_page() -> str:
+    """docs/results.md."""
+    parts = [
+        "# Results",
+        "",
+        "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand. Speeds are ratios within one",
+        "run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; drift is metered completely.",
+    ]
+    for name, title in TITLES.items():
+        results = load(name)
+        if results is not None:
+            table = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip()
+            parts += ["", f"## {title}", "", where(results), "", table]
+    notes = ROOT / "docs" / "results-notes.md"
+    if notes.is_file():
+        parts += ["", notes.read_text(encoding="utf-8").strip()]
+    return "\n".join(parts) + "\n"
+
+
+def main() -> int:
+    """Write, or compare."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    head, rest = readme.split(BEGIN)
+    tail = rest.split(END)[1]
+    wanted = {
+        ROOT / "README.md": f"{head}{BEGIN}\n{readme_block()}\n{END}{tail}",
+        ROOT / "docs" / "results.md": results_page(),
+    }
+    stale = [
+        path
+        for path, text in wanted.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    if "--check" in sys.argv:
+        for path in stale:
+            print(
+                f"{path.relative_to(ROOT)} does not match benchmarks/results: run python scripts/update_results.py"
+            )
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
