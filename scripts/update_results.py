@@ -63,8 +63,8 @@ def results_page() -> str:
     parts = [
         "# Results",
         "",
-        "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand. Speeds are ratios within one",
-        "run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; drift is metered completely.",
+        "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand. Speeds are ratios",
+        "within one run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; drift is metered completely.",
     ]
     for name, title in TITLES.items():
         results = load(name)
