@@ -32,7 +32,8 @@ def where(results: dict[str, Any]) -> str:
     device = env["gpu"] or f"{env['cpu']}, {env['cores']} cores, {env['threads']} thread(s)"
     return (
         f"`{results['command'].strip()} --data DIR`: {results['prompts']} paragraphs, "
-        f"{results['new_tokens']} new tokens each, on {device}; torch {env['torch']}, transformers {env['transformers']}, commit {env['commit']}."
+        f"{results['new_tokens']} new tokens each, on {device}; "
+        f"torch {env['torch']}, transformers {env['transformers']}, commit {env['commit']}."
     )
 
 
@@ -42,8 +43,8 @@ def readme_block() -> str:
     if results is None:
         return "Numbers will stand here once a script in `benchmarks/` has printed them; none is written by hand."
     lines = [
-        "The built-in pair at temperature 1, on text that it was not trained on (95 % intervals over paragraphs; speed is",
-        "relative to plain decoding with the target, arms interleaved; the rest: [results](docs/results.md)):",
+        "The built-in pair at temperature 1, on text that it was not trained on (95 % intervals over paragraphs;",
+        "speed is relative to plain decoding with the target, arms interleaved; the rest: [results](docs/results.md)):",
         "",
         "| arm | speed | target calls/token | mean drift | trusted |",
         "| --- | --- | --- | --- | --- |",
@@ -64,7 +65,7 @@ def results_page() -> str:
         "# Results",
         "",
         "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand. Speeds are ratios",
-        "within one run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; drift is metered completely.",
+        "within one run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete.",
     ]
     for name, title in TITLES.items():
         results = load(name)
