@@ -65,7 +65,8 @@ def results_page() -> str:
         "# Results",
         "",
         "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand. Speeds are ratios",
-        "within one run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete.",
+        "within one run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts;",
+        "the meter is complete.",
     ]
     for name, title in TITLES.items():
         results = load(name)
