@@ -27,6 +27,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import METHODS, Method, parse_method
 from sprinter.decode.stop import Fixed, Never, Untrusted
 from sprinter.decode.trust import Coin, Everyone, Gate
+from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
 PAIR = MarkovPair(seed=31, vocab=4, sharp=1.5, zeros=0.2)
@@ -319,3 +320,8 @@ def test_tokens_are_recorded_as_soon_as_they_are_settled() -> None:
     record.count()
     assert record.finish is None
     assert record.stats.new_tokens == 4
+
+
+def test_a_text_of_no_tokens_is_refused() -> None:
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        Limits(0)

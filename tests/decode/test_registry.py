@@ -9,7 +9,7 @@ import pytest
 
 from sprinter.decode import registry
 from sprinter.decode.registry import Registry, did_you_mean
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 
 
 def one() -> int:
@@ -90,3 +90,12 @@ def test_an_unknown_name_hints_at_the_nearest(plugins: Any) -> None:
     with pytest.raises(UserError, match=r"^unknown thing 'xyz': known: own$"):
         things.get("xyz")
     assert str(did_you_mean("part", "stp", ["trust", "stop"])) == "unknown part 'stp': did you mean 'stop'?"
+
+
+def test_a_broken_plug_in_is_named_every_time(plugins: dict[str, list[EntryPoint]]) -> None:
+    plugins["sprinter.things"] = [point("broken", "nothing_of_this_name")]
+    things = make(plugins)
+    assert things.get("own") is one, "what is registered needs no plug-in"
+    for _ in range(2):
+        with pytest.raises(SprinterError, match=r"the plug-in 'broken' .* cannot be loaded \(AttributeError"):
+            things.names()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 
 __all__ = ["ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry", "did_you_mean"]
 
@@ -68,7 +68,14 @@ class Registry:
         self._loaded = True
         for point in entry_points(group=self._group):
             if point.name not in self._items:
-                self._items[point.name] = point.load()
+                try:
+                    self._items[point.name] = point.load()
+                except Exception as error:  # whatever a plug-in's import may raise
+                    self._loaded = False
+                    raise SprinterError(
+                        f"the plug-in '{point.name}' ({point.value}) of group {self._group} cannot be loaded "
+                        f"({type(error).__name__}: {error}): mend or uninstall it"
+                    ) from error
 
 
 TRUST = Registry("trust rule", "sprinter.trust")

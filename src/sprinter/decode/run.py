@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Chain, Draft, Origin, Record, Scores, Token
 from sprinter.decode.meter import Meter
 from sprinter.decode.methods import Method
@@ -27,6 +28,9 @@ class Limits:
 
     max_new_tokens: int
     ends: Callable[[Sequence[int]], str | None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        at_least("max_new_tokens", self.max_new_tokens, 1)
 
 
 @dataclass(slots=True)
