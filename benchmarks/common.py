@@ -27,7 +27,7 @@ from pair_data import missing_files, read_documents  # noqa: E402
 PROMPT_SHARE = 0.3  # of a paragraph's words, the prompt rule of the SPRINTER paper
 PROMPT_WORDS = 200
 NEW_TOKENS = 64
-TEMPERATURES = (0.0, 0.7, 1.0)
+TEMPERATURES = (1.0, 0.7, 0.0)
 GAMMAS = (1, 2, 3, 4, 5, 6)
 
 
@@ -156,6 +156,27 @@ def measured(
     return arm.total(what) / arm.total("new_tokens")
 
 
+def curve(
+    pair: sprinter.Pair, spec: str, values: Sequence[float], prompts: Sequence[str], temperature: float
+) -> dict[str, list[float]]:
+    """Mean drift and trusted share of a method at each value of its dial, arms interleaved."""
+    arms = [method_arm(pair, spec.format(value), temperature) for value in values]
+    interleave(arms, prompts, note=f"T={temperature} {spec}")
+    return {
+        "drift": [float(arm.drift.sum() / arm.tokens.sum()) for arm in arms],
+        "trusted": [arm.total("trusted") / arm.total("new_tokens") for arm in arms],
+    }
+
+
+def read_off(wanted: float, given: Sequence[float], values: Sequence[float]) -> float:
+    """``values`` as a function of ``given`` (either order, made monotone) at ``wanted``, by interpolation."""
+    order = np.argsort(values)
+    xs, ys = np.asarray(given, dtype=float)[order], np.asarray(values, dtype=float)[order]
+    if xs[0] > xs[-1]:
+        xs, ys = xs[::-1], ys[::-1]
+    return float(np.interp(wanted, np.maximum.accumulate(xs), ys))
+
+
 def solve(
     measure: Callable[[float], float],
     wanted: float,
@@ -208,6 +229,13 @@ def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
         "accepted_of_checked": arm.total("accepted") / max(1.0, arm.total("checked")),
         "share_of_time": {part: arm.total(part) / float(arm.busy_s.sum()) for part in parts},
     }
+
+
+def command(name: str) -> str:
+    """The command line, without the folder of the data."""
+    words = sys.argv[1:]
+    kept = [word for i, word in enumerate(words) if word != "--data" and (i == 0 or words[i - 1] != "--data")]
+    return " ".join([f"python benchmarks/{name}.py", *kept])
 
 
 def environment() -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
     python benchmarks/main_job.py --data DIR
 
-60 paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete. γ, τ and the
-coin's rate are set on 30 other paragraphs: γ for speed, τ for mean drift 0.05, 0.10, 0.15, the coin for the same share
-of trusted tokens. Arms interleaved prompt by prompt, 95 % bootstrap intervals over prompts.
+60 paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete. On 8 other
+paragraphs γ is set for speed, τ for mean drift 0.05, 0.10 and 0.15, and the coin for the same share of trusted tokens
+(7 values of τ and 6 rates, read off by interpolation). Arms interleaved prompt by prompt, 95 % bootstrap intervals
+over prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,35 +20,42 @@ from common import (
     TEMPERATURES,
     best_gamma,
     cells,
+    command,
+    curve,
     environment,
     heldout_prompts,
     interleave,
-    measured,
     method_arm,
+    read_off,
     row,
-    solve,
     write_results,
 )  # fmt: skip
 
 import sprinter
 
 DRIFTS = (0.05, 0.10, 0.15)
+TAUS = (0.45, 0.6, 0.68, 0.74, 0.8, 0.86, 0.92)
+RATES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 
 
 def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[str, Any]:
     """γ, τ for each drift, and the coin's rates, on prompts that are not measured later."""
     gamma, speeds = best_gamma(pair, prompts, temperature)
-
-    def read(method: str, what: str) -> float:
-        return measured(pair, method, prompts, temperature, what)
-
+    gates = curve(pair, "sprinter(tau={})", TAUS, prompts, temperature)
+    coins = curve(pair, "coin(rate={})", RATES, prompts, temperature)
     taus, rates = {}, {}
     for drift in DRIFTS:
-        distrust = solve(lambda d: read(f"sprinter(tau={1 - d})", "drift"), drift, 0.0, 1.0)
-        taus[drift] = round(1 - distrust, 4)
-        share = read(f"sprinter(tau={taus[drift]})", "trusted")
-        rates[drift] = round(solve(lambda r: read(f"coin(rate={r})", "trusted"), share, 0.0, 1.0, 6), 4)
-    return {"gamma": gamma, "gamma_speeds": speeds, "tau": taus, "rate": rates}
+        tau = read_off(drift, gates["drift"], TAUS)
+        share = read_off(tau, TAUS, gates["trusted"])
+        taus[drift], rates[drift] = round(tau, 4), round(read_off(share, coins["trusted"], RATES), 4)
+    return {
+        "gamma": gamma,
+        "gamma_speeds": speeds,
+        "tau": taus,
+        "rate": rates,
+        "gates": gates,
+        "coins": coins,
+    }
 
 
 def measure(
@@ -85,8 +92,8 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
     parser.add_argument("--prompts", type=int, default=60)
-    parser.add_argument("--tuning-prompts", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tuning-prompts", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=1)
     args = parser.parse_args()
     began = time.time()
     pair = sprinter.load_pair()
@@ -97,11 +104,16 @@ def main() -> None:
     for temperature in TEMPERATURES:
         settings[temperature] = tune(pair, tuning, temperature)
         rows += measure(pair, prompts, temperature, settings[temperature], args.repeats)
+        save(rows, settings, len(prompts), began)
+
+
+def save(rows: list[dict[str, Any]], settings: dict[float, Any], prompts: int, began: float) -> None:
+    """After each temperature, so that nothing measured is lost."""
     results = {
         "benchmark": "main_job",
-        "command": "python benchmarks/main_job.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),
+        "command": command("main_job"),
         "environment": environment(),
-        "prompts": len(prompts),
+        "prompts": prompts,
         "new_tokens": NEW_TOKENS,
         "tuned": settings,
         "rows": rows,

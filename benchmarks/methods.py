@@ -10,7 +10,6 @@ drift 0.05, 0.10 and 0.20) are set on other paragraphs.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from common import (
     TEMPERATURES,
     best_gamma,
     cells,
+    command,
     environment,
     fastest,
     heldout_prompts,
@@ -127,7 +127,7 @@ def main() -> None:
         rows += [row(arm, temperature, arms[0], arms[1]) for arm in arms]
     results = {
         "benchmark": "methods",
-        "command": "python benchmarks/methods.py " + " ".join(a for a in sys.argv[1:] if "/" not in a),
+        "command": command("methods"),
         "environment": environment(),
         "prompts": len(prompts),
         "new_tokens": NEW_TOKENS,

@@ -166,6 +166,15 @@ def overall_rows(overall: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def sessions_text(record: dict[str, Any]) -> str:
+    """Every command that trained the model, in order, with the step it went on from."""
+    lines = []
+    for session in record["sessions"]:
+        note = f" ({session['note']})" if "note" in session else ""
+        lines.append(f"- from step {session['from_step']:,}{note}: `{session['command']}`")
+    return "\n".join(lines)
+
+
 def card(role: str, report: dict[str, Any], training: dict[str, Any]) -> str:
     """Model card of one role."""
     record, overall = training[role], report["overall"]
@@ -224,7 +233,7 @@ Wikipedia and Wikinews text is by their contributors; Wikipedia's is share-alike
 
 ## Training
 
-`{record["command"]}`
+{sessions_text(record)}
 
 {record["tokens_seen"]:,} tokens in {record["steps"]:,} steps, {record["training_seconds"] / 60:.0f} minutes
 on {record["device"]}, seed {record["seed"]}, torch {record["versions"]["torch"]}; {method}.

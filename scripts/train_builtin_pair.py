@@ -111,6 +111,7 @@ class Counters:
     tokens: int = 0
     seconds: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
+    sessions: list[dict[str, Any]] = field(default_factory=list)
 
 
 def autocast_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -253,6 +254,7 @@ class Trainer:
             self.counters = load_checkpoint(self.checkpoint, self.model, self.optimizers, job.device)
         elif job.role == "draft" and job.distil:
             inherit_embedding(self.model, load_exported(job.out / "target", job.device))
+        self.counters.sessions.append({"from_step": self.counters.step, "command": job.command})
         self.plain = self._step(None)
         self.distilling: Step | None = None
 
@@ -353,6 +355,7 @@ def write_training_record(
         "tokens_seen": counters.tokens,
         "training_seconds": round(counters.seconds, 1),
         "validation_loss": losses,
+        "sessions": counters.sessions,
         "loss_curve": counters.curve,
     }
     temporary = path.with_suffix(f".{job.role}.part")
@@ -443,6 +446,13 @@ def make_jobs(args: argparse.Namespace, device: torch.device, command: str) -> l
     return jobs
 
 
+def recorded_command(argv: list[str]) -> str:
+    """The command for the records: folders are the machine's business and stand as DATA and OUT."""
+    named = {"--data": "DATA", "--out": "OUT"}
+    words = [named.get(argv[i - 1], word) if i else word for i, word in enumerate(argv)]
+    return "python scripts/train_builtin_pair.py " + shlex.join(words)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
@@ -459,7 +469,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.role == "evaluate":
             pair_evaluate.evaluate_pair(args.out, data, device)
             return 0
-        for job in make_jobs(args, device, "python scripts/train_builtin_pair.py " + shlex.join(argv)):
+        for job in make_jobs(args, device, recorded_command(argv)):
             Trainer(job, data).run()
     except ValueError as error:
         print(f"train_builtin_pair: {error}", file=sys.stderr)
