@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,33 @@ def readme_block() -> str:
     return "\n".join([*lines, "", where(results)])
 
 
+def equal_trust(results: dict[str, Any]) -> list[str]:
+    """Sprinter's drift beside the coin's at the same trusted share, the coin's read off between its measured points."""
+    lines = [
+        "",
+        "Drift at equal trusted share (the coin's is interpolated between its own points and the origin):",
+        "",
+    ]
+    lines += ["| T | arm | trusted | sprinter's drift | coin's drift there | ratio |", "| --- " * 6 + "|"]
+    for temperature in sorted({row["temperature"] for row in results["rows"]}):
+        rows = [row for row in results["rows"] if row["temperature"] == temperature]
+        coins = sorted(
+            (row["trusted_share"], row["mean_drift"][0]) for row in rows if row["arm"].startswith("coin")
+        )
+        points = [(0.0, 0.0), *coins]
+        for row in rows:
+            share, drift = row["trusted_share"], row["mean_drift"][0]
+            if not row["arm"].startswith("sprinter"):
+                continue
+            for (x0, y0), (x1, y1) in pairwise(points):
+                if x0 <= share <= x1:
+                    coin = y0 + (y1 - y0) * (share - x0) / (x1 - x0)
+                    cells = f"{share:.2f} | {drift:.3f} | {coin:.3f} | {drift / coin:.2f}"
+                    lines.append(f"| {temperature} | `{row['method']}` | {cells} |")
+                    break
+    return lines
+
+
 def results_page() -> str:
     """docs/results.md."""
     parts = [
@@ -73,6 +101,7 @@ def results_page() -> str:
         if results is not None:
             table = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip()
             parts += ["", f"## {title}", "", where(results), "", table]
+            parts += equal_trust(results) if name == "main_job" else []
     notes = ROOT / "docs" / "results-notes.md"
     if notes.is_file():
         parts += ["", notes.read_text(encoding="utf-8").strip()]
