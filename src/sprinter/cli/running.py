@@ -79,8 +79,10 @@ def _usage_message(error: Exception) -> str | None:
 
 
 def _fail(message: str, status: int) -> int:
-    with contextlib.suppress(OSError):
+    try:
         sys.stdout.flush()
+    except OSError:  # a full disk, say: the interpreter's own last flush must not fail again
+        _drop_stdout()
     with contextlib.suppress(OSError):
         print(f"sprinter: error: {_one_line(message)}", file=sys.stderr, flush=True)
     return status
