@@ -48,8 +48,13 @@ def test_the_reader_of_a_pipe_may_leave(environment: Environment, places: Places
 
 def test_ctrl_c_in_mid_stream(environment: Environment, places: Places) -> None:
     command = [*CLI, "generate", "x", *places.pair, "-n", "16000"]
+    # Whoever runs the tests in the background may have them ignore Ctrl-C, and children inherit that.
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         out, err = streams(process)
         begin = out.read(3)
