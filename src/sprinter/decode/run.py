@@ -94,7 +94,8 @@ class Row:
         """Make a token final; False if it ends the text."""
         self.record.tokens.append(token)
         over = "length" if position + 1 == self.end else None
-        self.record.finish = self.limits.ends(self.text[: position + 1]) or over
+        text = self.text if len(self.text) == position + 1 else self.text[: position + 1]
+        self.record.finish = self.limits.ends(text) or over
         return self.record.finish is None
 
     @property
