@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,17 +147,6 @@ def method_arm(pair: sprinter.Pair, method: str, temperature: float, name: str =
     return Arm(name or method, run)
 
 
-def measured(
-    pair: sprinter.Pair, method: str, prompts: Sequence[str], temperature: float, what: str
-) -> float:
-    """ "drift" (mean over tokens) or "trusted" (share of tokens) of a method on the prompts."""
-    arm = method_arm(pair, method, temperature)
-    interleave([arm], prompts, note=f"T={temperature} {method}")
-    if what == "drift":
-        return float(arm.drift.sum() / arm.tokens.sum())
-    return arm.total(what) / arm.total("new_tokens")
-
-
 def curve(
     pair: sprinter.Pair, spec: str, values: Sequence[float], prompts: Sequence[str], temperature: float
 ) -> dict[str, list[float]]:
@@ -175,21 +166,6 @@ def read_off(wanted: float, given: Sequence[float], values: Sequence[float]) -> 
     if xs[0] > xs[-1]:
         xs, ys = xs[::-1], ys[::-1]
     return float(np.interp(wanted, np.maximum.accumulate(xs), ys))
-
-
-def solve(
-    measure: Callable[[float], float],
-    wanted: float,
-    low: float,
-    high: float,
-    steps: int = 7,
-    log: bool = False,
-) -> float:
-    """Where an increasing, noisy function reaches ``wanted``, by bisection, on a log scale if asked."""
-    for _ in range(steps):
-        middle = (low * high) ** 0.5 if log else (low + high) / 2
-        low, high = (middle, high) if measure(middle) < wanted else (low, middle)
-    return (low * high) ** 0.5 if log else (low + high) / 2
 
 
 def fastest(
@@ -226,9 +202,33 @@ def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
         "draft_steps_per_token": arm.total("draft_steps") / new,
         "mean_drift": interval(arm.drift, arm.tokens),
         "trusted_share": arm.total("trusted") / new,
-        "accepted_of_checked": arm.total("accepted") / max(1.0, arm.total("checked")),
+        "accepted_of_checked": arm.total("accepted") / arm.total("checked") if arm.total("checked") else None,
         "share_of_time": {part: arm.total(part) / float(arm.busy_s.sum()) for part in parts},
     }
+
+
+def arguments(doc: str | None, tuning_prompts: int) -> argparse.Namespace:
+    """The options that the scripts share; ``doc`` is the script's docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
+    parser.add_argument("--prompts", type=int, default=60)
+    parser.add_argument("--tuning-prompts", type=int, default=tuning_prompts)
+    parser.add_argument("--repeats", type=int, default=1)
+    return parser.parse_args()
+
+
+def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> None:
+    """Results and where they were made; called after each part, so that nothing measured is lost."""
+    results = {
+        "benchmark": name,
+        "command": command(name),
+        "environment": environment(),
+        "prompts": prompts,
+        "new_tokens": NEW_TOKENS,
+        **facts,
+        "seconds": round(time.time() - began, 1),
+    }
+    write_results(name, results, table)
 
 
 def command(name: str) -> str:

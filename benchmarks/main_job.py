@@ -10,25 +10,21 @@ over prompts.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 from common import (
-    NEW_TOKENS,
     TEMPERATURES,
+    arguments,
     best_gamma,
     cells,
-    command,
     curve,
-    environment,
     heldout_prompts,
     interleave,
     method_arm,
     read_off,
     row,
-    write_results,
+    save,
 )  # fmt: skip
 
 import sprinter
@@ -87,14 +83,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Tune, measure, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
-    parser.add_argument("--prompts", type=int, default=60)
-    parser.add_argument("--tuning-prompts", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=1)
-    args = parser.parse_args()
+    args = arguments(__doc__, tuning_prompts=8)
     began = time.time()
     pair = sprinter.load_pair()
     tuning = heldout_prompts(args.data, args.tuning_prompts, skip=args.prompts)
@@ -104,22 +93,7 @@ def main() -> None:
     for temperature in TEMPERATURES:
         settings[temperature] = tune(pair, tuning, temperature)
         rows += measure(pair, prompts, temperature, settings[temperature], args.repeats)
-        save(rows, settings, len(prompts), began)
-
-
-def save(rows: list[dict[str, Any]], settings: dict[float, Any], prompts: int, began: float) -> None:
-    """After each temperature, so that nothing measured is lost."""
-    results = {
-        "benchmark": "main_job",
-        "command": command("main_job"),
-        "environment": environment(),
-        "prompts": prompts,
-        "new_tokens": NEW_TOKENS,
-        "tuned": settings,
-        "rows": rows,
-        "seconds": round(time.time() - began, 1),
-    }
-    write_results("main_job", results, table(rows))
+        save("main_job", table(rows), began, len(prompts), tuned=settings, rows=rows)
 
 
 if __name__ == "__main__":

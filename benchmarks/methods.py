@@ -2,71 +2,68 @@
 
     python benchmarks/methods.py --data DIR
 
-Paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete, arms
-interleaved prompt by prompt. γ, SVIP's h, AdaEDL's λ0, and the dials of opt, fuzzy, mentored and the gate (for mean
-drift 0.05, 0.10 and 0.20) are set on other paragraphs.
+60 paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete, arms
+interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed; the dials of opt,
+fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 values of each, read off by interpolation).
 """
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from common import (
-    NEW_TOKENS,
     TEMPERATURES,
+    arguments,
     best_gamma,
     cells,
-    command,
-    environment,
+    curve,
     fastest,
     heldout_prompts,
     interleave,
-    measured,
     method_arm,
+    read_off,
     row,
-    solve,
-    write_results,
+    save,
 )  # fmt: skip
 
 import sprinter
 
 DRIFTS = (0.05, 0.10, 0.20)
-# name -> (spec with the dial's value, range, whether on a log scale); more of the dial is more drift
-DIALS = {
-    "opt": ("opt(epsilon={}, gamma={gamma})", 1e-4, 1.0, True),
-    "fuzzy": ("fuzzy(threshold={}, gamma={gamma})", 0.01, 3.0, True),
-    "mentored": ("mentored(kl={}, gamma={gamma})", 1e-3, 3.0, True),
-    "sprinter": ("sprinter(tau={})", 0.0, 1.0, False),
+SVIP_H = (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)
+ADAEDL_LAMBDA = (0.0, 0.15, 0.3, 0.4, 0.5)
+DIALS: dict[str, tuple[str, Sequence[float]]] = {  # spec with the dial's place, values to try
+    "opt": ("opt(epsilon={}, gamma={gamma})", (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)),
+    "fuzzy": ("fuzzy(threshold={}, gamma={gamma})", (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.3)),
+    "mentored": ("mentored(kl={}, gamma={gamma})", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
+    "sprinter": ("sprinter(tau={})", (0.3, 0.45, 0.6, 0.68, 0.74, 0.8, 0.86)),
 }
 FIXED = (
     "heuristic", "confidence(c=0.4)", "lookup(n=3, gamma=5)", "batch(drafts=2, gamma={gamma})",
     "specinfer(drafts=2, gamma={gamma})", "spectr(drafts=2, gamma={gamma})", "uno(epsilon=0.01, gamma={gamma})",
-    "lenient(w=0.8, gamma={gamma})", "typical(gamma={gamma})", "bild", "random(rate=0.5, gamma={gamma})", "draft-only",
+    "lenient(w=0.8, gamma={gamma})", "typical(gamma={gamma})", "bild", "random(rate=0.5, gamma={gamma})",
+    "coin(rate=0.5)", "allocation(share=0.5)", "draft-only",
 )  # fmt: skip
+TAILS = (0, 2, 4)
 
 
 def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[str, Any]:
     """All settings of one temperature."""
     gamma, speeds = best_gamma(pair, prompts, temperature)
-    svip = fastest(pair, [f"svip(h={h})" for h in (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)], prompts, temperature)
-    lambdas = (0.0, 0.15, 0.3, 0.4, 0.5)
-    adaedl = fastest(pair, [f"stop=adaedl(threshold={v}),cap=40" for v in lambdas], prompts, temperature)
+    svip = fastest(pair, [f"svip(h={h})" for h in SVIP_H], prompts, temperature)
+    adaedl = fastest(
+        pair, [f"stop=adaedl(threshold={v}),cap=40" for v in ADAEDL_LAMBDA], prompts, temperature
+    )
     settings: dict[str, Any] = {"gamma": gamma, "speeds": {**speeds, **svip, **adaedl}}
-    settings |= {"svip": next(iter(svip)), "adaedl": next(iter(adaedl)), "dials": {}}
-    for name, (spec, low, high, log) in DIALS.items():
+    settings |= {"svip": next(iter(svip)), "adaedl": next(iter(adaedl)), "dials": {}, "curves": {}}
+    for name, (spec, values) in DIALS.items():
+        spec = spec.replace("{gamma}", str(gamma))
+        drifts = curve(pair, spec, values, prompts, temperature)["drift"]
+        settings["curves"][spec] = dict(zip(map(str, values), drifts, strict=True))
         for drift in DRIFTS:
-
-            def drifted(value: float, spec: str = spec, name: str = name) -> float:
-                method = spec.format(1 - value if name == "sprinter" else value, gamma=gamma)
-                return measured(pair, method, prompts, temperature, "drift")
-
-            value = solve(drifted, drift, low, high, steps=6, log=log)
-            settings["dials"][f"{name} @ {drift:.2f}"] = spec.format(
-                round(1 - value if name == "sprinter" else value, 5), gamma=gamma
-            )
+            value = round(read_off(drift, drifts, values), 4)
+            settings["dials"][f"{name} @ {drift:.2f}"] = spec.format(value)
     return settings
 
 
@@ -76,28 +73,23 @@ def arms_of(settings: dict[str, Any]) -> dict[str, str]:
     arms = {"autoregressive": "autoregressive", "speculative": f"speculative(gamma={gamma})"}
     arms |= {"svip (tuned)": settings["svip"], "adaedl (tuned)": settings["adaedl"]}
     arms |= {spec.split("(")[0]: spec.format(gamma=gamma) for spec in FIXED} | settings["dials"]
-    tau = settings["dials"]["sprinter @ 0.10"].removeprefix("sprinter(").removesuffix(")")
-    return arms | {f"sprinter @ 0.10, tail {k}": f"sprinter({tau}, tail={k})" for k in (2, 4)}
+    inside = settings["dials"]["sprinter @ 0.10"].removesuffix(")")
+    return arms | {f"sprinter @ 0.10, tail {k}": f"{inside}, tail={k})" for k in TAILS if k}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown."""
     head = (
-        "T",
-        "arm",
-        "method",
-        "÷ autoregressive",
-        "÷ speculative",
-        "target calls/token",
-        "draft steps/token",
-    )
-    head += ("drift", "accepted of checked", "lossless")
+        "T", "arm", "method", "tokens/s", "÷ autoregressive", "÷ speculative", "target calls/token",
+        "draft steps/token", "drift", "accepted of checked", "lossless",
+    )  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for r in rows:
         values = [
-            str(r["temperature"]), r["arm"], f"`{r['method']}`", cells(r["speed_over_autoregressive"]),
-            cells(r["speed_over_speculative"]), f"{r['target_calls_per_token'][0]:.3f}",
-            f"{r['draft_steps_per_token']:.2f}", cells(r["mean_drift"], 3), f"{r['accepted_of_checked']:.2f}",
+            str(r["temperature"]), r["arm"], f"`{r['method']}`", f"{r['tokens_per_s']:.0f}",
+            cells(r["speed_over_autoregressive"]), cells(r["speed_over_speculative"]),
+            f"{r['target_calls_per_token'][0]:.3f}", f"{r['draft_steps_per_token']:.2f}", cells(r["mean_drift"], 3),
+            f"{r['accepted_of_checked']:.2f}" if r["accepted_of_checked"] is not None else "–",
             "yes" if r["lossless"] else "no",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(values)} |")
@@ -106,36 +98,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Tune, measure, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
-    parser.add_argument("--prompts", type=int, default=60)
-    parser.add_argument("--tuning-prompts", type=int, default=12)
-    args = parser.parse_args()
+    args = arguments(__doc__, tuning_prompts=12)
     began = time.time()
     pair = sprinter.load_pair()
     tuning = heldout_prompts(args.data, args.tuning_prompts, skip=args.prompts)
     prompts = heldout_prompts(args.data, args.prompts)
-    rows, settings = [], {}
+    rows: list[dict[str, Any]] = []
+    settings = {}
     for temperature in TEMPERATURES:
         settings[temperature] = tune(pair, tuning, temperature)
-        arms = [
-            method_arm(pair, spec, temperature, name) for name, spec in arms_of(settings[temperature]).items()
-        ]
-        interleave(arms, prompts, note=f"T={temperature}")
-        rows += [row(arm, temperature, arms[0], arms[1]) for arm in arms]
-    results = {
-        "benchmark": "methods",
-        "command": command("methods"),
-        "environment": environment(),
-        "prompts": len(prompts),
-        "new_tokens": NEW_TOKENS,
-        "tuned": settings,
-        "rows": rows,
-        "seconds": round(time.time() - began, 1),
-    }
-    write_results("methods", results, table(rows))
+        named = arms_of(settings[temperature])
+        arms = [method_arm(pair, spec, temperature, name) for name, spec in named.items()]
+        interleave(arms, prompts, args.repeats, note=f"T={temperature}")
+        rows += [row(arm, temperature, plain=arms[0], exact=arms[1]) for arm in arms]
+        save("methods", table(rows), began, len(prompts), tuned=settings, rows=rows)
 
 
 if __name__ == "__main__":

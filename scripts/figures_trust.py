@@ -184,6 +184,22 @@ def _model() -> Figure:
     return fig
 
 
+@figure("allocated")
+def _allocated() -> Figure:
+    fig, (ax,) = canvas(2.6)
+    method = parse_method("allocation(share=0.5)")
+    for row in range(10):
+        for i, token in enumerate(follow(method, 24, seed=row).record.tokens, 1):
+            box(ax, i, -row, LETTERS[token.id], token.origin.value)
+    ax.set(xlim=(0.3, 24.7), ylim=(-9.7, 0.7), xticks=(), yticks=())
+    ax.spines[:].set_visible(False)
+    ax.set_title("allocation(share=0.5): ten texts, each by one model")
+    legend_of(
+        fig, ["trusted", "target"], {"trusted": "the draft's, all trusted", "target": "the target's own"}
+    )
+    return fig
+
+
 @figure("lookup")
 def _lookup() -> Figure:
     fig, (ax,) = canvas(2.1)

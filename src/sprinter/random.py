@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     TRUST = 2
     ACCEPT = 3
     TARGET = 4  # replacement, bonus or plain target token: at most one of them a position and round
+    ALLOCATE = 5  # who writes a text, once a text
 
 
 class Draws(Protocol):

@@ -9,7 +9,7 @@ import torch
 from tests.decode.chains import one_hot
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.accept import AcceptRule, Exact, Mentored
 from sprinter.decode.draft import Chain, LawPair, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.judge import judge
@@ -152,3 +152,16 @@ def test_a_token_that_the_target_forbids_is_never_kept() -> None:
     verdict = judge(Exact(), [chain], p, None, draws, 1, 1)
     assert (verdict.accepted, verdict.token) == (0, 1)
     assert not draws.next_path()
+
+
+def test_a_lossy_rule_is_solved_once_a_call(monkeypatch: pytest.MonkeyPatch):
+    """mentored finds b and r in one search: keeping, replacing and metering share it."""
+    calls = []
+    solve = Mentored._solve
+    monkeypatch.setattr(Mentored, "_solve", lambda self, p, q: calls.append(1) or solve(self, p, q))
+    chance = torch.Generator().manual_seed(1)
+    p, q = torch.softmax(3 * torch.randn(2, 4, 6, generator=chance, dtype=torch.float64), -1)
+    chain = Chain((0, 1, 2), list(q[:3]), [])
+    verdict = judge(Mentored(0.05), [chain], p, None, AddressedDraws(3), 1, 5)
+    assert len(calls) == 1
+    assert verdict.drifts[:3] == Mentored(0.05).drift(p[:3], q[:3]).tolist()

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sprinter.decode.state import RuleState
+
 __all__ = [
     "AskDraft",
     "AskScore",
@@ -196,13 +198,14 @@ class Record:
     """What a decoding leaves behind: final tokens in order, and counts. The loop appends, others read.
 
     ``finish`` is None while decoding, then "eos", "stop" or "length". ``accept_lengths`` holds the tokens that each
-    round added to the text (Spec-Bench's convention).
+    round added to the text (Spec-Bench's convention). ``rules``: state of the method's rules after the last round.
     """
 
     tokens: list[Token] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     finish: str | None = None
     accept_lengths: list[int] = field(default_factory=list)
+    rules: RuleState | None = None
 
     def count(self) -> Stats:
         """Bring the counts that follow from the tokens up to date; the text may have been abandoned half-way."""

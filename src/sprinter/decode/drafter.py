@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sprinter.decode.checks import at_least
+from sprinter.decode.checks import at_least, between
 from sprinter.decode.draft import Draft
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.errors import UserError
+from sprinter.random import Draws, Purpose
 
-__all__ = ["Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
+__all__ = ["Allocated", "Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
 
 
 class Drafter:
@@ -32,8 +33,12 @@ class Drafter:
 
     @property
     def uses_model(self) -> bool:
-        """Whether the draft model runs."""
+        """Whether the draft model may run."""
         return True
+
+    def begin(self, draws: Draws) -> bool:
+        """Whether there are drafts in the text that now begins."""
+        return self.proposes
 
 
 @DRAFTER.rule("nothing")
@@ -71,6 +76,36 @@ class Model(Drafter):
         at_least("drafts", self.drafts, 1)
         if self.drafts > 8:
             raise UserError(f"drafts={self.drafts} is out of range: give a whole number in [1, 8]")
+
+
+@DRAFTER.rule("allocated")
+@dataclass(frozen=True, slots=True)
+class Allocated(Drafter):
+    """A share of the texts, chosen by chance, has the draft model's drafts, the others have none and are the target's
+    (FSD, section 5.3, "random allocation").
+
+    Args:
+        share: chance that a text is drafted, in [0, 1].
+    """
+
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        between("share", self.share, 0.0, 1.0)
+
+    @property
+    def proposes(self) -> bool:
+        """Not at share 0."""
+        return self.share > 0
+
+    @property
+    def uses_model(self) -> bool:
+        """Likewise."""
+        return self.proposes
+
+    def begin(self, draws: Draws) -> bool:
+        """u < share, one number a text."""
+        return draws.uniform(0, 0, Purpose.ALLOCATE) < self.share
 
 
 @DRAFTER.rule("lookup")

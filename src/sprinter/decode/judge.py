@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge, SeveralRule
+from sprinter.decode.accept.base import emitted
 from sprinter.decode.draft import Chain, LawPair, Verdict
+from sprinter.laws import tv_distance
 from sprinter.random import Draws, Purpose
 
 __all__ = ["judge"]
@@ -48,15 +50,21 @@ def _judge_chain(
     q = torch.stack(list(chain.laws))
     control = LawPair(raw_p[:n], torch.stack(list(chain.raws))) if raw_p is not None else None
     at_tokens = torch.tensor(chain.tokens, device=q.device).unsqueeze(-1)
-    chances = rule.keep(p[:n], q, control).gather(-1, at_tokens).squeeze(-1).tolist()
-    kept = draws.keep(chances, round, position)
+    b, r = (rule.keep(p[:n], q, control), None) if rule.lossless else rule.both(p[:n], q, control)
+    kept = draws.keep(b.gather(-1, at_tokens).squeeze(-1).tolist(), round, position)
     accepted = kept.index(False) if False in kept else n
-    if accepted < n:
-        row = slice(accepted, accepted + 1)
-        row_control = LawPair(*(law[row] for law in control)) if control is not None else None
-        law = rule.replacement(p[row], q[row], row_control)[0]
-    else:
+    if accepted == n:
         law = p[n]
+    elif r is not None:
+        law = r[accepted]
+    else:  # no drift to know: one row's replacement will do
+        law = _one_replacement(rule, accepted, p, q, control)
     token = draws.token(law, round, position + accepted, Purpose.TARGET)
-    drifts = [0.0] * n if rule.lossless else rule.drift(p[:n], q, control).tolist()
+    drifts = [0.0] * n if r is None else tv_distance(emitted(q, b, r), p[:n]).tolist()
     return Verdict(accepted, token, [*drifts, 0.0])
+
+
+def _one_replacement(rule: AcceptRule, i: int, p: Tensor, q: Tensor, control: LawPair | None) -> Tensor:
+    row = slice(i, i + 1)
+    row_control = LawPair(*(law[row] for law in control)) if control is not None else None
+    return rule.replacement(p[row], q[row], row_control)[0]

@@ -26,6 +26,7 @@ from sprinter.decode.run import (
     draft_run,
     draft_several,
 )
+from sprinter.decode.state import RuleState
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -38,24 +39,27 @@ def decode(
     draws: Draws,
     record: Record,
     complete: bool = False,
+    rules: RuleState | None = None,
 ) -> Asking:
     """Decode one row. Final tokens appear in ``record`` as soon as they are settled.
 
     Args:
         prompt: token ids, at least one.
         complete: ask for closing passes, so that every trusted token is metered.
+        rules: what an earlier text left in ``record.rules``, to go on from; None begins anew.
     """
-    row = Row.begin(prompt, method, limits, draws, record, complete)
+    row = Row.begin(prompt, method, limits, draws, record, complete, rules)
     while record.finish is None:
         record.stats.rounds += 1
         before, row.drafted, row.chains = len(record.tokens), 0, []
         row.stop_state = method.stop.begin_round(row.stop_state)
-        if method.drafter.proposes:
+        if row.proposes:
             yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
         accepted, checked = 0, len(row.chains[0].tokens) if row.chains else 0
         if record.finish is None:
             accepted = yield from _target_call(row)
         row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
+        record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)
     if complete and row.meter.waiting:
         yield from closing_pass(row)

@@ -29,7 +29,7 @@ from sprinter.decode.accept import (
     Uno,
 )
 from sprinter.decode.checks import at_least
-from sprinter.decode.drafter import Drafter, Lookup, Model, Nothing
+from sprinter.decode.drafter import Allocated, Drafter, Lookup, Model, Nothing
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import (
     AdaEdl,
@@ -193,6 +193,12 @@ def svip(*, h: float = 0.3, c: float = 0.15) -> Method:
 def adaedl() -> Method:
     """As svip, with a threshold that follows the acceptance rate."""
     return Method(stop=AdaEdl(), cap=40)
+
+
+@preset("allocation", "Fuzzy Speculative Decoding, section 5.3")
+def allocation(*, share: float = 0.5) -> Method:
+    """Each text wholly by the draft or wholly by the target: what every dial must beat."""
+    return Method(trust=Everyone(), stop=Never(), drafter=Allocated(share))
 
 
 @preset("coin", "baseline of this project")

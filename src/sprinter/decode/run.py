@@ -12,6 +12,7 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Chain, Draft, Origin, Record, Scores, Token
 from sprinter.decode.meter import Meter
 from sprinter.decode.methods import Method
+from sprinter.decode.state import RuleState
 from sprinter.decode.trust import State
 from sprinter.random import Draws, Purpose
 
@@ -41,6 +42,7 @@ class Row:
         text: the prompt, final tokens, and the untrusted draft under way.
         final: text[:final] is settled. known: the drafter has text[:known].
         scored: the target has read text[:scored], always at least one token short of the text.
+        proposes: whether there are drafts in this text.
         follows: of several drafts of the last round, the text follows this one.
         chains: untrusted drafts of this round, text[final:] in the one case of a single draft.
         drafted: tokens drafted in this round.
@@ -58,6 +60,7 @@ class Row:
     scored: int
     trust_state: State
     stop_state: State
+    proposes: bool
     follows: int = 0
     drafted: int = 0
     chains: list[Chain] = field(default_factory=list)
@@ -72,23 +75,16 @@ class Row:
         draws: Draws,
         record: Record,
         complete: bool,
+        rules: RuleState | None = None,
     ) -> Row:
-        """A row that holds the prompt."""
+        """A row that holds the prompt; ``rules`` as in ``decode``."""
         n = len(prompt)
-        states = method.trust.start(), method.stop.start()
+        states = RuleState.begin(method.trust, method.stop, rules)
         return cls(
-            method,
-            limits,
-            draws,
-            record,
-            complete,
-            list(prompt),
-            n + limits.max_new_tokens,
-            n,
-            n,
-            n - 1,
-            *states,
-        )
+            method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
+            scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
+            proposes=method.drafter.begin(draws),
+        )  # fmt: skip
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""

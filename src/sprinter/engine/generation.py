@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sprinter.decode.checks import at_least, whole
 from sprinter.decode.draft import Stats, Token
 from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.state import RuleState
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
@@ -27,6 +28,7 @@ class Request:
         stop: strings that end the text; they are cut off.
         meter: "running" scores trusted tokens at the next target call; "complete" adds closing passes, counted apart.
         ahead: draft tokens an answer of the driver; changes speed only.
+        rules: state of the rules to go on from, the ``rules`` of an earlier generation; None begins anew.
     """
 
     method: Method
@@ -36,6 +38,7 @@ class Request:
     stop: tuple[str, ...] = ()
     meter: Literal["running", "complete"] = "running"
     ahead: int = 1
+    rules: RuleState | None = None
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
@@ -56,6 +59,7 @@ class Request:
         stop: str | Sequence[str] | None,
         meter: Literal["running", "complete"],
         ahead: int,
+        rules: RuleState | None = None,
     ) -> Request:
         """From the keywords of the public calls."""
         words = (stop,) if isinstance(stop, str) else tuple(stop or ())
@@ -65,7 +69,9 @@ class Request:
             whole("seed", seed),
             whole("ahead", ahead),
         )
-        return cls(parse_method(method), new, sampling, seed, words, meter, ahead)
+        chosen = parse_method(method)
+        RuleState.begin(chosen.trust, chosen.stop, rules)  # refused before any work
+        return cls(chosen, new, sampling, seed, words, meter, ahead, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class Generation:
         stats: counts, drift, times, FLOPs.
         method: the method's full name; ``finish_reason``: "eos", "stop", "length", or "cancelled".
         accept_lengths: tokens that each round added.
+        rules: state of the method's rules at the end, for a text that is to go on from it.
     """
 
     text: str
@@ -87,6 +94,7 @@ class Generation:
     finish_reason: str
     prompt_tokens: int
     accept_lengths: list[int] = field(default_factory=list)
+    rules: RuleState | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from sprinter.decode.draft import Record, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import Method
+from sprinter.decode.state import RuleState
 from sprinter.engine.driver import Costs, RowDriver
 from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
 from sprinter.engine.generation import Generation, Request
@@ -105,6 +106,7 @@ class Pair:
         stop: str | Sequence[str] | None = (),
         meter: MeterMode = "running",
         ahead: int = 1,
+        rules: RuleState | None = None,
     ) -> Generation:
         """Generate one text.
 
@@ -117,13 +119,15 @@ class Pair:
             stop: strings that end the text; they are cut off.
             meter: "complete" adds closing passes so that every trusted token is scored.
             ahead: draft tokens an answer of the driver; the text does not depend on it.
+            rules: the ``rules`` of an earlier generation by the same method, so that AdaEDL's λ or the heuristic's γ
+                are carried over; None begins anew.
 
         Raises:
             UserError: what is wrong with the request and how to mend it.
         """
         stream = self.stream(
             prompt, method=method, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, seed=seed, stop=stop, meter=meter, ahead=ahead,
+            min_p=min_p, seed=seed, stop=stop, meter=meter, ahead=ahead, rules=rules,
         )  # fmt: skip
         return stream.finish()
 
@@ -141,20 +145,13 @@ class Pair:
         stop: str | Sequence[str] | None = (),
         meter: MeterMode = "running",
         ahead: int = 1,
+        rules: RuleState | None = None,
     ) -> Stream:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
         request = Request.make(
-            self.default_method if method is None else method,
-            max_new_tokens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            seed,
-            stop,
-            meter,
-            ahead,
-        )
+            self.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p, seed,
+            stop, meter, ahead, rules,
+        )  # fmt: skip
         return Stream(_Run(self, prompt, request))
 
 
@@ -183,7 +180,7 @@ class _Run:
                 target, draft, pair.gate, self._ids, method, request.sampling, draws,
                 pair.models.vocab_size, stats, pair._costs, request.ahead,
             )  # fmt: skip
-            loop = decode(self._ids, method, self._limits, draws, record, complete)
+            loop = decode(self._ids, method, self._limits, draws, record, complete, request.rules)
             began = time.perf_counter()
             question = next(loop, None)
             while question is not None:
@@ -210,7 +207,7 @@ class _Run:
             text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
         return Generation(
             text, tokens, stats, self._request.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths),
+            list(self.record.accept_lengths), self.record.rules,
         )  # fmt: skip
 
     def _check(self) -> None:

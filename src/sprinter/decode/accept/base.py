@@ -11,7 +11,7 @@ from torch import Tensor
 from sprinter.decode.draft import LawPair
 from sprinter.laws import tv_distance
 
-__all__ = ["AcceptRule", "Judge", "chances"]
+__all__ = ["AcceptRule", "Judge", "chances", "emitted"]
 
 
 class Judge(ABC):  # noqa: B024 (what to implement differs between rules for one draft and for several)
@@ -45,17 +45,25 @@ class AcceptRule(Judge):
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """r, the law of the replacement after a refusal."""
 
+    def both(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> tuple[Tensor, Tensor]:
+        """(b, r); for rules that find the two together."""
+        return self.keep(p, q, control), self.replacement(p, q, control)
+
     def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """π, the law of the token that this rule emits."""
-        kept = q * self.keep(p, q, control)
-        refused = (1 - kept.sum(-1, keepdim=True)).clamp(min=0)
-        return kept + refused * self.replacement(p, q, control)
+        return emitted(q, *self.both(p, q, control))
 
     def drift(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """TV(π, p), ``[...]``; 0 by identity where the rule is lossless."""
         if self.lossless:
             return torch.zeros(p.shape[:-1], dtype=p.dtype)
         return tv_distance(self.law(p, q, control), p)
+
+
+def emitted(q: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    """π = q·b + (1 − Σ q·b)·r, ``[..., V]``."""
+    kept = q * b
+    return kept + (1 - kept.sum(-1, keepdim=True)).clamp(min=0) * r
 
 
 def chances(p: Tensor, q: Tensor) -> Tensor:

@@ -50,16 +50,21 @@ class Mentored(AcceptRule):
         """min(p/(αq), 1), with the cases above."""
         if self.lossless:  # KL is flat at α = 1, and a search would stop short of it
             return chances(p, q)
-        return self._solve(p, q)[0].to(p.dtype)
+        return self.both(p, q)[0]
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """[p/λ − q]₊, normalised; p where nothing is ever refused."""
+        return residual(p, q) if self.lossless else self.both(p, q)[1]
+
+    def both(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> tuple[Tensor, Tensor]:
+        """Both from one search."""
         if self.lossless:
-            return residual(p, q)
-        _, slope = self._solve(p, q)
+            return chances(p, q), residual(p, q)
+        b, slope = self._solve(p, q)
         excess = (p * slope.unsqueeze(-1) - q).clamp(min=0).double()
         total = excess.sum(-1, keepdim=True)
-        return torch.where(total > 0, excess / total, p.double()).to(p.dtype)
+        r = torch.where(total > 0, excess / total, p.double())
+        return b.to(p.dtype), r.to(p.dtype)
 
     def _solve(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """b ``[..., V]`` and μ = 1/λ ``[...]``, float64."""

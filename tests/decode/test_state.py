@@ -1,0 +1,65 @@
+"""Rules that remember: state begins anew with each text, or is carried on if the caller hands it over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sprinter.decode.draft import Record
+from sprinter.decode.enumerate import ChainDriver, MarkovPair
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.state import RuleState
+from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
+
+PAIR = MarkovPair(seed=7, distance=0.0)  # p = q: all is accepted, so γ only grows
+
+
+def text(method: Method, rules: RuleState | None = None, seed: int = 0) -> Record:
+    record, draws = Record(), AddressedDraws(seed)
+    driver = ChainDriver(PAIR, (0,), draws, drafter=method.drafter)
+    loop = decode((0,), method, Limits(20), draws, record, rules=rules)
+    request = next(loop, None)
+    while request is not None:
+        try:
+            request = loop.send(driver.answer(request))
+        except StopIteration:
+            request = None
+    return record
+
+
+def test_the_heuristics_length_is_carried_on_or_begins_anew():
+    """Rounds of 5, 7 and then what is left of 20 tokens: 3 + 2 ends it; the next text begins with 9 or with 5."""
+    method = parse_method("heuristic(start=5)")
+    first = text(method)
+    assert first.accept_lengths == [6, 8, 6]
+    assert first.rules is not None
+    assert int(first.rules.stop_state[0]) == 11
+    assert text(method).accept_lengths == [6, 8, 6]
+    assert text(method, first.rules).accept_lengths == [12, 8]
+
+
+def test_adaedls_threshold_is_carried_on():
+    """Two texts in a row move λ exactly as their rounds do, one after the other."""
+    method = Method(stop=parse_method("stop=adaedl(threshold=0.0,longest=3)").stop)
+    first = text(method)
+    second = text(method, first.rules)
+    assert first.rules is not None
+    assert second.rules is not None
+    state = method.stop.start()
+    for record in (first, second):
+        for added in record.accept_lengths:
+            state = method.stop.end_round(state, added - 1, added - 1, added - 1)
+        assert record.rules is not None
+        assert torch.equal(torch.stack(state), torch.stack(record.rules.stop_state))
+
+
+def test_a_state_left_by_another_rule_is_refused():
+    left = text(parse_method("heuristic(start=5)")).rules
+    with pytest.raises(UserError, match="generation by the same method"):
+        text(parse_method("adaedl"), left)
+    with pytest.raises(UserError, match="by the same method"):
+        text(parse_method("heuristic(start=6)"), left)
+    with pytest.raises(UserError, match="no state of rules"):
+        text(parse_method("heuristic(start=6)"), 7)  # type: ignore[arg-type]
