@@ -100,11 +100,17 @@ class Pair:
         """The draft's law."""
         return self.laws(prefix)[1]
 
-    def gate(self, prefix: tuple[int, ...]) -> float:
-        """A gate that estimates the overlap of p and q, with an error that depends on the prefix."""
-        digest = hashlib.sha256(f"gate{self.seed}{prefix}".encode()).digest()
+    def score(self, head: str, text: tuple[int, ...]) -> float:
+        """A head that estimates the overlap of p and q after a prefix (SpecDec++'s: min(1, p/q) of a text's last
+        token), with an error that depends on the text."""
+        if head == "specdec++":
+            p, q = self.laws(text[:-1])
+            true = min(1.0, float(p[text[-1]] / q[text[-1]]))
+        else:
+            true = float(overlap(*self.laws(text)))
+        digest = hashlib.sha256(f"{'gate' if head == 'disco' else head}{self.seed}{text}".encode()).digest()
         error = int.from_bytes(digest[:6]) / 2**48 - 0.5
-        return min(1.0, max(0.0, float(overlap(*self.laws(prefix))) + 0.3 * error))
+        return min(1.0, max(0.0, true + 0.3 * error))
 
 
 @cache

@@ -20,6 +20,7 @@ from figures_base import (
     RED,
     ROUND_WORDS,
     SKY,
+    Pair,
     canvas,
     figure,
     follow,
@@ -30,8 +31,8 @@ from figures_base import (
 )
 from sprinter.decode.accept import Exact
 from sprinter.decode.methods import parse_method
-from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Heuristic, StopRule, Svip
-from sprinter.laws import entropy
+from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Disco, Heuristic, SpecDec, StopRule, Svip
+from sprinter.laws import entropy, overlap
 
 
 # --- stop -------------------------------------------------------------------------------------------------------------
@@ -226,4 +227,43 @@ def _never() -> Figure:
     more = rounds(right, parse_method("trust=everyone,stop=never,accept=exact,cap=8"), 7, 0)
     right.set_title("the same with trust=everyone")
     legend_of(fig, [kind for kind in KINDS if kind in {*kinds, *more}], ROUND_WORDS)
+    return fig
+
+
+@figure("specdec++")
+def _specdec() -> Figure:
+    fig, ax = stop_figure("stop=specdec++(h=0.7,least=2),cap=8", 0)
+    followed, rule = follow(parse_method("stop=specdec++(h=0.7,least=2),cap=8"), 60, seed=0), SpecDec()
+    for n, signals in enumerate(list(followed.signals.values())[:9]):
+        chances = torch.tensor([row["specdec++"] for row in signals])
+        risk = 1 - chances.cumprod(0)
+        ax.plot(
+            range(1, len(risk) + 1), risk, "-o", color=SKY, ms=3, lw=0.9, label="one run" if n == 0 else None
+        )
+    ax.axhspan(rule.h, 1.0, color=RED, alpha=0.08, lw=0)
+    ax.axhline(rule.h, color=INK, lw=0.8, ls=":", label="h")
+    ax.set(xlabel="tokens drafted", ylabel="1 − Π p̂", ylim=(0, 1.03), xlim=(0.7, 8.3))
+    ax.set_title("Chance of a refusal in the run")
+    legend_left(fig, ax)
+    return fig
+
+
+@figure("disco")
+def _disco() -> Figure:
+    spec = "stop=disco(threshold=0.5),cap=8"
+    fig, ax = stop_figure(spec, 0)
+    pair, shown = Pair(), follow(parse_method(spec), 200, seed=0)
+    text, points = [0], []
+    for token in shown.record.tokens:
+        points.append(
+            (pair.score("disco", tuple(text)), float(overlap(pair.p(tuple(text)), pair.q(tuple(text)))))
+        )
+        text.append(token.id)
+    for stops, colour, fill, label in ((False, GREEN, "full", "drafts on"), (True, RED, "none", "stops")):
+        chosen = [point for point in points if (point[0] < Disco().threshold) is stops]
+        ax.plot(*zip(*chosen, strict=True), "o", color=colour, ms=3.2, fillstyle=fill, label=label)
+    shade(ax, 0.0, Disco().threshold)
+    ax.set(xlabel="score of the network (an example)", ylabel="β = Σ min(p, q)", xlim=(0, 1), ylim=(0, 1.03))
+    ax.set_title("The score that ends a run")
+    legend_left(fig, ax)
     return fig

@@ -46,8 +46,8 @@ class TablePair:
     def q(self, prefix: Text) -> Tensor:
         return torch.tensor(self.q_of(prefix), dtype=torch.float64)
 
-    def gate(self, prefix: Text) -> float:
-        return self.gate_of(prefix)
+    def score(self, head: str, text: Text) -> float:
+        return self.gate_of(text)
 
 
 def one_hot(token: int, vocab: int = 3) -> list[float]:

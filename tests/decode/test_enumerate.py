@@ -128,6 +128,8 @@ def test_the_driver_drafts_ahead_within_what_is_asked(ahead: int, at_most: int, 
             "max_prob": law.max(),
             "token_prob": law[x],
             "gate": pair.gate(prefix),
+            "disco": pair.score("disco", prefix),
+            "specdec++": pair.score("specdec++", (*prefix, x)),
         }
         for name, value in wanted.items():
             assert float(draft.signals[name][i]) == pytest.approx(float(value), abs=1e-15)

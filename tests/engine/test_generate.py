@@ -153,7 +153,8 @@ def test_counts_and_flops_agree_with_the_record(tiny_pair: sprinter.Pair) -> Non
     assert stats.target_calls == stats.rounds or stats.target_calls == stats.rounds - 1
     assert stats.draft_steps == stats.trusted + stats.checked
     # the paper counts one F_t a call; really every pending token goes through the target
-    paper = stats.draft_steps * (costs.draft + costs.gate) + stats.target_calls * costs.target
+    assert tiny_pair.gate is not None
+    paper = stats.draft_steps * (costs.draft + tiny_pair.gate.flops) + stats.target_calls * costs.target
     assert stats.flops_passes == pytest.approx(paper)
     assert stats.target_tokens >= stats.target_calls
     assert stats.flops_tokens > stats.flops_passes

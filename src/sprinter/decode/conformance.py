@@ -165,6 +165,8 @@ def _signals(count: int, seed: int) -> dict[str, Tensor]:
     names = (
         "gate",
         "uniform",
+        "disco",
+        "specdec++",
         *(a + b for a in ("entropy", "max_prob", "token_prob") for b in ("", "_processed")),
     )
     signals = {name: torch.rand(count, generator=chance, dtype=torch.float64) for name in names}

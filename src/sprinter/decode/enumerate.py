@@ -56,7 +56,11 @@ class MarkovPair:
 
     def gate(self, prefix: Text) -> float:
         """A gate score in [0, 1] that depends on the prefix alone."""
-        return int.from_bytes(hashlib.sha256(f"gate{self.seed}{prefix}".encode()).digest()[:6]) / 2**48
+        return self.score("gate", prefix)
+
+    def score(self, head: str, text: Text) -> float:
+        """A head's score in [0, 1] that depends on the text."""
+        return int.from_bytes(hashlib.sha256(f"{head}{self.seed}{text}".encode()).digest()[:6]) / 2**48
 
     def _law(self, which: str, prefix: Text) -> Tensor:
         known = self._memory.get((which, prefix))
@@ -123,19 +127,22 @@ class ChainDriver:
         return [*text[: request.start], *request.tokens]
 
     def _propose(self, text: list[int], request: AskDraft, count: int, row: int) -> Draft:
-        pair, tokens, laws, scores = self._pair, [], [], []
+        pair, tokens, laws = self._pair, [], []
+        scores: dict[str, list[float]] = {"gate": [], "disco": [], "specdec++": []}
         for _ in range(count):
             law = pair.q(tuple(text))
             if isinstance(self._drafter, Model) and self._drafter.greedy:
                 law = one_hot(law)
             x = self._draws.token(law, request.round, len(text), Purpose.DRAFT, row)
-            scores.append(pair.gate(tuple(text)))
+            before = tuple(text)
             text.append(x)
+            for head, values in scores.items():  # SpecDec++ alone reads the state at x
+                values.append(pair.score(head, tuple(text) if head == "specdec++" else before))
             tokens.append(x)
             laws.append(law)
         q = torch.stack(laws)
         read = {"entropy": entropy(q), "max_prob": q.amax(-1), "token_prob": q[range(len(tokens)), tokens]}
-        signals = {"gate": torch.tensor(scores, dtype=torch.float64), **read}
+        signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()} | read
         signals |= {f"{name}_processed": values for name, values in read.items()}  # a chain's laws are both
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from sprinter.decode.drafter import Lookup, Model, copied, look_up
 from sprinter.decode.methods import Method
 from sprinter.decode.run import Answer
 from sprinter.errors import SprinterError
-from sprinter.heads.gate import Gate
+from sprinter.heads.features import DraftStep, read_features
+from sprinter.heads.head import KINDS, Head
 from sprinter.laws import Sampling, entropy, process, raw_law
 from sprinter.models.checks import check_finite
 from sprinter.models.runner import Runner
@@ -25,11 +26,10 @@ __all__ = ["Costs", "RowDriver"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Forward FLOPs of one token through each model (Hoffmann et al. 2022, Appendix F) and of one gate score."""
+    """Forward FLOPs of one token through each model (Hoffmann et al. 2022, Appendix F)."""
 
     target: float = 0.0
     draft: float = 0.0
-    gate: float = 0.0
 
 
 class _Side:
@@ -39,6 +39,7 @@ class _Side:
         self.runner, self.vocab, self.name, self.prefill = runner, vocab, name, len(prompt) - 1
         self.texts = [list(prompt) for _ in range(runner.batch)]
         self._parted = False  # whether rows may hold different tokens
+        self._last: tuple[Tensor, Tensor] | None = None
         runner.rewind([0] * runner.batch)
 
     @property
@@ -51,9 +52,11 @@ class _Side:
         others = [other for other in range(self.runner.batch) if other != row]
         if self._parted and others:
             self.runner.copy(row, others)
+            self._last = None
         self._parted = False
         if self.cached > start:
             self.runner.rewind([start] * self.runner.batch)
+            self._last = None
         self.texts[row][start:] = tokens
         for other in others:
             self.texts[other] = list(self.texts[row])
@@ -79,6 +82,17 @@ class _Side:
         check_finite(logits, self.name, cached)
         return logits, step.hidden
 
+    def after_text(self) -> tuple[Tensor, Tensor, int]:
+        """Logits ``[rows, V]`` and state ``[rows, d]`` after the last token, and how many tokens were read for them."""
+        fed = len(self.texts[0]) - self.cached
+        if fed == 0 and self._last is None:  # its last token was read, and what came of it forgotten
+            self.runner.rewind([self.cached - 1] * self.runner.batch)
+            fed = 1
+        if fed or self._last is None:
+            logits, hidden = self.read()
+            self._last = logits[:, -1], hidden[:, -1]
+        return *self._last, fed
+
 
 @dataclass(slots=True)
 class _Proposal:
@@ -103,6 +117,7 @@ class RowDriver:
     Args:
         target, draft: runners free for this request (None where the method needs none), with one row, or with one a
             draft where the method drafts several.
+        heads: by kind, those that the method's rules read at least.
         prompt: token ids.
         vocab: size of the common vocabulary; logits beyond it are cut off.
         ahead: draft up to so many tokens an answer (one host synchronisation); the text does not depend on it.
@@ -113,7 +128,7 @@ class RowDriver:
         self,
         target: Runner | None,
         draft: Runner | None,
-        gate: Gate | None,
+        heads: Mapping[str, Head],
         prompt: Sequence[int],
         method: Method,
         sampling: Sampling,
@@ -125,15 +140,18 @@ class RowDriver:
     ) -> None:
         self._target = _Side(target, prompt, vocab, "target") if target else None
         self._draft = _Side(draft, prompt, vocab, "draft") if draft else None
-        self._gate, self._sampling, self._draws, self._vocab = gate, sampling, draws, vocab
+        self._sampling, self._draws, self._vocab = sampling, draws, vocab
         self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
-        self._signals = [name for name in method.needs if name in _SIGNALS or name == "gate"]
+        self._signals = [name for name in method.needs if name in _SIGNALS]
+        self._heads = {name: heads[name] for name in sorted(method.needs & heads.keys())}
+        if missing := sorted(method.needs & set(KINDS) - heads.keys()):
+            raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
+        self._heads_read_law = any(not _STATES.issuperset(head.features) for head in self._heads.values())
+        self._place = (0, 0)  # round, tokens drafted in it
         self._stats, self._costs, self._ahead = stats, costs, ahead
         self._text = list(prompt)  # for prompt lookup
         self._model_round = 0  # the last round in which the model drafted in its place
         self._device = target.device if target else torch.device("cpu")
-        if "gate" in method.needs and gate is None:
-            raise SprinterError("the method asks for a gate and the pair has none")
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
         """Answer one request of the loop."""
@@ -166,46 +184,61 @@ class RowDriver:
         return draft
 
     def _propose(self, request: AskDraft) -> tuple[Draft, ...]:
-        side, stats = self._draft, self._stats
+        side = self._draft
         assert side is not None, "the method drafts, and no draft model was given"
         side.goto(request.start, request.tokens, request.row)
         self._prefill(side)
         greedy = isinstance(self._drafter, Model) and self._drafter.greedy
         sampling = _GREEDY if greedy else self._sampling
         rows = [_Proposal() for _ in side.texts]
-        signals: dict[str, list[float]] = {name: [] for name in self._signals}
-        needs_raw = self._needs_raw or not _RAW_SIGNALS.isdisjoint(signals)
+        signals: dict[str, list[float]] = {name: [] for name in (*self._signals, *self._heads)}
+        needs_raw = self._needs_raw or not _RAW_SIGNALS.isdisjoint(signals) or self._heads_read_law
         for _ in range(request.at_most if request.width > 1 else min(self._ahead, request.at_most)):
-            began = time.perf_counter()
-            place, fed = len(side.texts[0]), len(side.texts[0]) - side.cached
-            logits, hidden = side.read()
-            laws = process(logits[:, -1], sampling)
-            raws = raw_law(logits[:, -1]) if needs_raw else laws
+            began, place = time.perf_counter(), len(side.texts[0])
+            logits, hidden = self._step(side)
+            laws = process(logits, sampling)
+            raws = raw_law(logits) if needs_raw else laws
             for n, row in enumerate(rows):
                 row.tokens.append(self._draws.token(laws[n], request.round, place, Purpose.DRAFT, n))
                 row.laws.append(laws[n])
                 row.raws.append(raws[n])
             side.append([row.tokens[-1:] for row in rows])
-            for name in signals.keys() - {"gate"}:
+            for name in self._signals:
                 law = raws[0] if name in _RAW_SIGNALS else laws[0]
                 signals[name].append(float(_SIGNALS[name](law, rows[0].tokens[-1])))
-            stats.draft_s += time.perf_counter() - began
-            if "gate" in signals:
-                signals["gate"].append(self._gate_score(hidden[0, -1]))
-            stats.draft_steps += 1
-            stats.draft_tokens += fed * len(rows)
-            stats.flops_passes += len(rows) * self._costs.draft
-            stats.flops_tokens += fed * len(rows) * self._costs.draft
+            self._stats.draft_s += time.perf_counter() - began
+            if self._heads:
+                self._score_heads(side, request.round, hidden[0], raws[0], rows[0].tokens[-1], signals)
         return tuple(row.finish(signals, self._needs_raw) for row in rows)
 
-    def _gate_score(self, hidden: Tensor) -> float:
-        assert self._gate is not None
+    def _step(self, side: _Side) -> tuple[Tensor, Tensor]:
+        """A draft step: logits ``[rows, V]`` and state ``[rows, d]`` after the text, counted if the model ran."""
+        logits, hidden, fed = side.after_text()
+        rows, stats = len(side.texts), self._stats
+        stats.draft_steps += fed > 0
+        stats.draft_tokens += fed * rows
+        stats.flops_passes += (fed > 0) * rows * self._costs.draft
+        stats.flops_tokens += fed * rows * self._costs.draft
+        return logits, hidden
+
+    def _score_heads(
+        self, side: _Side, round: int, hidden: Tensor, law: Tensor, x: int, signals: dict[str, list[float]]
+    ) -> None:
+        """Scores for x, the last token of the text. A head that reads the state at x has x run through the draft now;
+        the next draft token comes from that same pass."""
+        self._place = (round, self._place[1] + 1 if self._place[0] == round else 1)
+        step = DraftStep(hidden, law, torch.tensor(self._place[1]), torch.tensor(x, device=law.device))
+        if any("hidden_x" in head.features for head in self._heads.values()):
+            began = time.perf_counter()
+            step = replace(step, hidden_x=self._step(side)[1][0])
+            self._stats.draft_s += time.perf_counter() - began
         began = time.perf_counter()
-        score = float(self._gate(hidden))
+        for name, head in self._heads.items():
+            bare = head.features == ("hidden",)
+            signals[name].append(float(head(hidden if bare else read_features(head.features, step))))
+            self._stats.flops_passes += head.flops
+            self._stats.flops_tokens += head.flops
         self._stats.gate_s += time.perf_counter() - began
-        self._stats.flops_passes += self._costs.gate
-        self._stats.flops_tokens += self._costs.gate
-        return score
 
     def _score(self, request: AskScore) -> Scores:
         side, stats = self._target, self._stats
@@ -257,3 +290,4 @@ _READINGS: Mapping[str, Signal] = {
 }
 _SIGNALS = {name + law: read for name, read in _READINGS.items() for law in ("", "_processed")}
 _RAW_SIGNALS = frozenset(_READINGS)
+_STATES = frozenset({"hidden", "hidden_x", "position"})  # features that need no law

@@ -20,10 +20,12 @@ from sprinter.engine.generation import Generation, Request
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
-from sprinter.heads.gate import Gate, load_gate
+from sprinter.heads.artifact import load_head
+from sprinter.heads.gate import load_gate
+from sprinter.heads.head import KINDS, Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.flops import forward_flops
-from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
+from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, check_request, load_models
 from sprinter.random import AddressedDraws
 
 __all__ = ["Pair", "Stream", "load_pair"]
@@ -35,7 +37,8 @@ def load_pair(
     target: str | Path | PreTrainedModel | None = None,
     *,
     draft: str | Path | PreTrainedModel | None = None,
-    gate: str | Path | Gate | None = None,
+    gate: str | Path | Head | None = None,
+    heads: Sequence[str | Path | Head] = (),
     **options: Any,
 ) -> Pair:
     """Load a pair from directories or hub ids; without arguments the built-in pair and its gate, no network needed.
@@ -44,6 +47,7 @@ def load_pair(
         target: directory, hub id or loaded model. None: the built-in pair.
         draft: likewise; may be left out for plain decoding.
         gate: gate directory or hub id, made for this draft.
+        heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.
         options: device, dtype, device_map, tokenizer, revision, draft_revision, trust_remote_code; see ``load_models``.
 
     Raises:
@@ -54,38 +58,50 @@ def load_pair(
             raise UserError("a draft was given without a target: give target=... too")
         paths = builtin_paths()
         target, draft, gate = paths["target"], paths["draft"], gate or paths["gate"]
+        heads = heads or builtin_heads()
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
-    return Pair(models, loaded)
+    others = [load_head(head) if isinstance(head, str | Path) else head for head in heads]
+    return Pair(models, loaded, others)
 
 
 class Pair:
     """Two models, a tokenizer and perhaps a gate, ready to generate. Made by ``load_pair``.
 
     Raises:
-        UserError: the gate was made for another draft.
+        UserError: a head that was made for another draft, two heads of one kind, a gate that looks at x.
     """
 
-    def __init__(self, models: LoadedPair, gate: Gate | None = None) -> None:
+    def __init__(self, models: LoadedPair, gate: Head | None = None, heads: Sequence[Head] = ()) -> None:
         self.models, self.tokenizer = models, models.tokenizer
-        if gate is not None:
-            if models.draft is None:
-                raise UserError(
-                    "a gate reads the draft's hidden states, and this pair has no draft: give draft=..."
-                )
-            draft = models.draft
-            gate.check_draft(
-                id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model
-            )
-            gate = gate.to(draft.model.device)
-        self.gate = gate
+        self.heads: dict[str, Head] = {}
+        for head in heads if gate is None else (gate, *heads):
+            self._add(head)
+        self.gate = self.heads.get("gate")
         self._target_pool = RunnerPool(models.target)
         self._draft_pool = RunnerPool(models.draft) if models.draft else None
         self._costs = Costs(
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
-            gate.flops if gate else 0.0,
         )
+
+    def _add(self, head: Head) -> None:
+        kind, draft = head.config.kind, self.models.draft
+        if draft is None:
+            raise UserError(
+                f"a head ({kind}) reads the draft's hidden states, and this pair has no draft: give draft=..."
+            )
+        if kind in self.heads:
+            raise UserError(f"two heads of kind '{kind}' were given: a pair has one of each")
+        if kind == "gate" and head.sees_token:
+            raise UserError(
+                f"this gate reads {', '.join(head.features)} and so looks at the token that it judges: "
+                "train a gate on features of the prefix (hidden, entropy, max_q, top_q, position)"
+            )
+        head.check_draft(
+            id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model
+        )
+        self.heads[kind] = head.to(draft.model.device)
 
     @property
     def default_method(self) -> str:
@@ -177,7 +193,7 @@ class _Run:
         try:
             draws = AddressedDraws(request.seed)
             driver = RowDriver(
-                target, draft, pair.gate, self._ids, method, request.sampling, draws,
+                target, draft, pair.heads, self._ids, method, request.sampling, draws,
                 pair.models.vocab_size, stats, pair._costs, request.ahead,
             )  # fmt: skip
             loop = decode(self._ids, method, self._limits, draws, record, complete, request.rules)
@@ -216,9 +232,10 @@ class _Run:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
             )
-        if "gate" in method.needs and pair.gate is None:
+        for kind in sorted(method.needs & set(KINDS) - pair.heads.keys()):
+            a_head, option = ("a gate", "gate") if kind == "gate" else (f"a {kind} head", "heads")
             raise UserError(
-                f"method {method.name} needs a gate, and this pair has none: give gate=... or another method"
+                f"method {method.name} needs {a_head}, and this pair has none: give {option}=... or another method"
             )
         if method.drafter.drafts > 1:
             for which, model in (("target", pair.models.target), ("draft", pair.models.draft)):

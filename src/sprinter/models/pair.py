@@ -18,7 +18,8 @@ from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import check_rows, check_same_vocabulary
 
 __all__ = [
-    "LoadedModel", "LoadedPair", "Source", "builtin_paths", "check_finite", "check_request", "load_models",
+    "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite", "check_request",
+    "load_models",
 ]  # fmt: skip
 
 _DTYPES = {
@@ -288,3 +289,9 @@ def builtin_paths() -> dict[str, Path]:
                 "reinstall sprinter-llm, or run scripts/train_builtin_pair.py in a checkout"
             )
     return paths
+
+
+def builtin_heads() -> list[Path]:
+    """Directories of the built-in pair's other heads: those that "specdec++" and "disco" read."""
+    root = Path(str(files("sprinter.models"))) / "builtin"
+    return [root / name for name in ("specdec", "disco") if (root / name / "config.json").is_file()]

@@ -1,0 +1,91 @@
+"""Method = trust x stop x accept, and who drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sprinter.decode.accept import Exact, Judge, SeveralRule
+from sprinter.decode.checks import at_least
+from sprinter.decode.drafter import Drafter, Lookup, Model
+from sprinter.decode.stop import Fixed, Never, StopRule
+from sprinter.decode.trust import Everyone, Nobody, TrustRule
+from sprinter.errors import UserError
+
+__all__ = ["HEADS", "Method"]
+
+HEADS = frozenset({"gate", "specdec++", "disco"})  # signals that come of trained heads
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A decoding method.
+
+    Attributes:
+        trust, stop, accept: the three rules.
+        cap: most tokens a draft run may have (None: as many as the text has room for); the token at the cap is checked.
+        drafter: who proposes.
+        to_horizon: also draft the last token of the text, which else is left to the target call that comes anyway
+            (Theorems 1 and 3 of Yin et al. count rejections of such drafts).
+        name, paper: label and source.
+    """
+
+    trust: TrustRule = Nobody()
+    stop: StopRule = Fixed()
+    accept: Judge = Exact()
+    cap: int | None = None
+    drafter: Drafter = Model()
+    to_horizon: bool = False
+    name: str = "composed"
+    paper: str = ""
+
+    def __post_init__(self) -> None:
+        if self.cap is not None:
+            at_least("cap", self.cap, 1)
+        if self.stop.discards and self.sees_token:
+            seeing = "it" if self.stop.sees_token else f"trust rule {self.trust!r}"
+            raise UserError(
+                f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
+            )
+        if isinstance(self.drafter, Lookup) and (heads := sorted(self.needs & HEADS)):
+            raise UserError(
+                f"a {heads[0]} head reads the draft model's states, and looked-up tokens have none: give another rule"
+            )
+        if self.drafter.drafts > 1:
+            self._check_several()
+
+    def _check_several(self) -> None:
+        if not isinstance(self.accept, SeveralRule):
+            raise UserError(
+                f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
+            )
+        if not self.trust.never or not isinstance(self.stop, Fixed):
+            raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
+
+    @property
+    def length(self) -> int | None:
+        """Tokens of a draft if that is fixed, cap included."""
+        if not isinstance(self.stop, Fixed):
+            return None
+        return self.stop.gamma if self.cap is None else min(self.cap, self.stop.gamma)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Signals that the rules ask a driver for."""
+        return self.trust.needs | self.stop.needs
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target is ever called (False for the draft model alone)."""
+        trusts_all = isinstance(self.trust, Everyone) and isinstance(self.stop, Never) and self.cap is None
+        return not (trusts_all and isinstance(self.drafter, Model))
+
+    @property
+    def sees_token(self) -> bool:
+        """Whether the choice of what is trusted looks at x (then drift is metered by its unbiased one-sample form)."""
+        return self.trust.sees_token or self.stop.sees_token
+
+    def lossless(self, greedy: bool = False) -> bool:
+        """Whether the text has the target's own law (``greedy``: at temperature 0)."""
+        if not self.drafter.proposes:
+            return True
+        return self.trust.never and (self.accept.lossless_greedy if greedy else self.accept.lossless)

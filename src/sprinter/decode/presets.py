@@ -1,0 +1,208 @@
+"""The published methods, and ours, by name; their defaults are the documented ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sprinter.decode.accept import (
+    Batch,
+    Bild,
+    Fuzzy,
+    Lenient,
+    Mentored,
+    Opt,
+    RandomAccept,
+    SpecInfer,
+    SpecTr,
+    Typical,
+    Uno,
+)
+from sprinter.decode.drafter import Allocated, Lookup, Model, Nothing
+from sprinter.decode.method import Method
+from sprinter.decode.registry import METHODS
+from sprinter.decode.stop import (
+    AdaEdl,
+    BildFallback,
+    Confidence,
+    Disco,
+    Fixed,
+    Heuristic,
+    Never,
+    SpecDec,
+    Svip,
+    Untrusted,
+)
+from sprinter.decode.trust import Coin, Everyone, Gate
+
+__all__ = ["preset"]
+
+_SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
+_SPRINTER = "SPRINTER (2025), Algorithm 2"
+
+
+def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Register a function with keyword parameters that returns a Method; its defaults are the documented ones."""
+
+    def register(build: Callable[..., Method]) -> Callable[..., Method]:
+        def named(**params: Any) -> Method:
+            return dataclasses.replace(build(**params), name=_spell(name, build, params), paper=paper)
+
+        named.__doc__, named.__signature__ = build.__doc__, inspect.signature(build)  # type: ignore[attr-defined]
+        named.paper = paper  # type: ignore[attr-defined]
+        METHODS.add(name, named)
+        return named
+
+    return register
+
+
+def _spell(name: str, build: Callable[..., Method], params: dict[str, Any]) -> str:
+    values = {key: p.default for key, p in inspect.signature(build).parameters.items()} | params
+    inside = ", ".join(f"{key}={value}" for key, value in values.items())
+    return f"{name}({inside})" if inside else name
+
+
+@preset("autoregressive", "plain decoding")
+def autoregressive() -> Method:
+    """The target alone, one token a pass."""
+    return Method(drafter=Nothing())
+
+
+@preset("draft-only", "plain decoding")
+def draft_only() -> Method:
+    """The draft model alone: the target is never asked."""
+    return Method(trust=Everyone(), stop=Never())
+
+
+@preset("speculative", _SPECULATIVE)
+def speculative(*, gamma: int = 5) -> Method:
+    """Exact speculative decoding with gamma draft tokens a round."""
+    return Method(stop=Fixed(gamma))
+
+
+@preset("sprinter", _SPRINTER)
+def sprinter(*, tau: float = 0.5, cap: int = 20, tail: int = 0) -> Method:
+    """A gate trusts draft tokens one by one; the first that it refuses, and a tail, are checked by the target."""
+    return Method(trust=Gate(tau), stop=Untrusted(tail), cap=cap)
+
+
+@preset("heuristic", "transformers, num_assistant_tokens_schedule")
+def heuristic(*, start: int = 5) -> Method:
+    """Exact speculative decoding whose draft length follows success."""
+    return Method(stop=Heuristic(start), cap=40)
+
+
+@preset("confidence", "transformers, assistant_confidence_threshold")
+def confidence(*, c: float = 0.4) -> Method:
+    """Exact speculative decoding that stops where the draft is unsure of its token."""
+    return Method(stop=Confidence(c), cap=40)
+
+
+@preset("svip", "SVIP (Zhang et al. 2024), equation 6")
+def svip(*, h: float = 0.3, c: float = 0.15) -> Method:
+    """Exact speculative decoding that stops where the draft's entropy is high."""
+    return Method(stop=Svip(h, c), cap=40)
+
+
+@preset("adaedl", "AdaEDL (Agrawal et al. 2024)")
+def adaedl() -> Method:
+    """As svip, with a threshold that follows the acceptance rate."""
+    return Method(stop=AdaEdl(), cap=40)
+
+
+@preset("allocation", "Fuzzy Speculative Decoding, section 5.3")
+def allocation(*, share: float = 0.5) -> Method:
+    """Each text wholly by the draft or wholly by the target: what every dial must beat."""
+    return Method(trust=Everyone(), stop=Never(), drafter=Allocated(share))
+
+
+@preset("coin", "baseline of this project")
+def coin(*, rate: float = 0.5, cap: int = 20) -> Method:
+    """SPRINTER with a coin for a gate: what a gate must beat at the same trusted share."""
+    return Method(trust=Coin(rate), stop=Untrusted(), cap=cap)
+
+
+@preset("specdec++", "SpecDec++ (Huang et al. 2024)")
+def specdec(*, h: float = 0.7) -> Method:
+    """Exact speculative decoding that stops where a trained head expects a refusal in the run."""
+    return Method(stop=SpecDec(h), cap=20)
+
+
+@preset("disco", "DISCO (Mamou et al. 2024)")
+def disco(*, threshold: float = 0.5) -> Method:
+    """Exact speculative decoding that stops where a small network on the draft's law expects a refusal."""
+    return Method(stop=Disco(threshold), cap=40)
+
+
+@preset("opt", "Yin et al. 2024, Theorem 4")
+def opt(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
+    """Acceptance with slack ε and the best replacement for it: on the Pareto front."""
+    return Method(stop=Fixed(gamma), accept=Opt(epsilon))
+
+
+@preset("uno", "Yin et al. 2024, baseline of Theorem 4")
+def uno(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
+    """Acceptance with slack ε, replacement from p."""
+    return Method(stop=Fixed(gamma), accept=Uno(epsilon))
+
+
+@preset("fuzzy", "Fuzzy Speculative Decoding (Holsman et al. 2025)")
+def fuzzy(*, divergence: str = "js_reference", threshold: float = 0.3, gamma: int = 5) -> Method:
+    """Keep all tokens where the two laws are close."""
+    return Method(stop=Fixed(gamma), accept=Fuzzy(divergence, threshold))
+
+
+@preset("mentored", "Tran-Thien 2024")
+def mentored(*, kl: float = 0.1, gamma: int = 5) -> Method:
+    """The most acceptance that a budget of KL(p‖π) allows."""
+    return Method(stop=Fixed(gamma), accept=Mentored(kl))
+
+
+@preset("lenient", "transformers, assistant_ensemble_weight")
+def lenient(*, w: float = 0.8, gamma: int = 5) -> Method:
+    """Exact acceptance against a mixture of target and draft."""
+    return Method(stop=Fixed(gamma), accept=Lenient(w))
+
+
+@preset("typical", "Medusa (Cai et al. 2024)")
+def typical(*, epsilon: float = 0.09, delta: float = 0.3, gamma: int = 5) -> Method:
+    """Keep what the target finds likely enough."""
+    return Method(stop=Fixed(gamma), accept=Typical(epsilon, delta))
+
+
+@preset("bild", "Big Little Decoder (Kim et al. 2023)")
+def bild(*, fallback: float = 0.6, rollback: float = 5.0) -> Method:
+    """The draft hands over where it is unsure; the target rolls back what it finds absurd."""
+    return Method(stop=BildFallback(fallback), accept=Bild(rollback), cap=10)
+
+
+@preset("random", "Fuzzy Speculative Decoding, Appendix E")
+def random(*, rate: float = 0.5, gamma: int = 5) -> Method:
+    """Keep each token with a fixed chance."""
+    return Method(stop=Fixed(gamma), accept=RandomAccept(rate))
+
+
+@preset("batch", "Yin et al. 2024, Algorithm 4 (corrected)")
+def batch(*, drafts: int = 2, gamma: int = 5) -> Method:
+    """Several drafts, tried in order for the first token; the accepted one is followed."""
+    return Method(stop=Fixed(gamma), accept=Batch(), drafter=Model(drafts=drafts))
+
+
+@preset("specinfer", "SpecInfer (Miao et al. 2024)")
+def specinfer(*, drafts: int = 2, gamma: int = 5) -> Method:
+    """Several drafts, tried in order at every depth."""
+    return Method(stop=Fixed(gamma), accept=SpecInfer(), drafter=Model(drafts=drafts))
+
+
+@preset("spectr", "SpecTr (Sun et al. 2023), k-SEQ")
+def spectr(*, drafts: int = 2, gamma: int = 5) -> Method:
+    """Several drafts, chosen by k-SEQ at every depth."""
+    return Method(stop=Fixed(gamma), accept=SpecTr(), drafter=Model(drafts=drafts))
+
+
+@preset("lookup", "prompt lookup decoding (Saxena 2023)")
+def lookup(*, n: int = 3, gamma: int = 5) -> Method:
+    """Draft by copying what followed the same words before; no draft model."""
+    return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))

@@ -1,0 +1,156 @@
+"""Heads on disk: a Hugging Face-style directory, named ``<target>-speculator.sprinter``.
+
+* ``config.json`` with ``"speculators_model_type": "sprinter"``, every field of ``HeadConfig``, the calibration, and
+  what its maker adds (training facts);
+* ``model.safetensors`` with the network's weights, float32, and the knots of an isotonic calibration;
+* ``README.md``, the model card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from sprinter.errors import UserError
+from sprinter.heads.calibration import read_calibration
+from sprinter.heads.head import Gate, Head, HeadConfig
+
+__all__ = ["load_head", "save_head"]
+
+_TYPE = "sprinter"
+_KNOTS = "calibration."
+_OWN = ("speculators_model_type", "calibration")
+
+
+def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] | None = None) -> None:
+    """Write the artifact. ``extra`` (training facts) goes into config.json beside the head's own fields.
+
+    config.json comes last: a directory without it is no head.
+
+    Raises:
+        UserError: the directory cannot be written (a full disk, say); files half-written are taken away.
+    """
+    own = {
+        key: value for key, value in asdict(head.config).items() if key not in ("width", "layers") or value
+    }
+    config = {
+        "speculators_model_type": _TYPE,
+        **own,
+        "calibration": head.calibration.to_dict(),
+        **(extra or {}),
+    }
+    tensors = {
+        **head.network.state_dict(),
+        **{_KNOTS + name: values for name, values in head.calibration.state_dict().items()},
+    }
+    weights = to_bytes({name: values.detach().cpu().contiguous() for name, values in tensors.items()})
+    files = {
+        "model.safetensors": weights,
+        "README.md": card.encode(),
+        "config.json": (json.dumps(config, indent=2, allow_nan=False) + "\n").encode(),
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            _write(directory / name, content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the head into '{directory}' ({error.strerror}): free it or give another"
+        ) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def load_head(source: str | os.PathLike[str]) -> Head:
+    """Load a head of any kind from a directory or a hub id.
+
+    Raises:
+        UserError: missing or wrong directory, not a gate, damaged weights, hub out of reach.
+    """
+    directory = Path(source).expanduser()
+    if not directory.is_dir():
+        directory = _from_hub(str(source))
+    fields = _read_config(directory)
+    try:
+        known = {key: fields[key] for key in HeadConfig.__dataclass_fields__ if key in fields}
+        config = HeadConfig(**known)
+        tensors = load_file(directory / "model.safetensors")
+        head = _assemble(config, fields.get("calibration"), tensors)
+        head.facts = {key: value for key, value in fields.items() if key not in (*known, *_OWN)}
+        return head
+    except (TypeError, KeyError, AttributeError) as error:
+        raise UserError(
+            f"the gate in '{directory}' lacks a field or a weight ({error}): make it again"
+        ) from None
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"cannot read '{directory}/model.safetensors' ({error}): copy or make the gate again"
+        ) from None
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    config_file = directory / "config.json"
+    if not config_file.is_file():
+        raise UserError(f"'{directory}' is not a gate: it has no config.json")
+    try:
+        fields = json.loads(config_file.read_text(encoding="utf-8"))
+        kind = fields.get("speculators_model_type")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"'{config_file}' is not valid JSON ({error}): make the gate again") from None
+    if kind != _TYPE:
+        raise UserError(
+            f'\'{directory}\' is not a gate: its config.json has no "speculators_model_type": "{_TYPE}"'
+        )
+    assert isinstance(fields, dict)
+    return fields
+
+
+def _assemble(config: HeadConfig, calibration: Mapping[str, Any] | None, tensors: dict[str, Tensor]) -> Head:
+    knots = {name: values for name, values in tensors.items() if name.startswith(_KNOTS)}
+    weights = {name: values for name, values in tensors.items() if name not in knots}
+    curve = read_calibration(calibration, knots)
+    if Gate.fits(config):
+        return Gate(config, weights["weight"], weights["bias"], curve)
+    network = config.network()
+    wanted = network.state_dict()
+    for name in sorted(wanted.keys() | weights.keys()):
+        if name not in wanted or name not in weights or wanted[name].shape != weights[name].shape:
+            raise UserError(
+                f"the weight '{name}' does not fit the config of the gate: the artifact is damaged, make it again"
+            )
+    network.load_state_dict(weights)
+    return Head(config, network, curve)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise UserError(f"there is no gate directory '{name}': give a directory or a hub id such as org/name")
+    try:
+        return Path(snapshot_download(name, allow_patterns=["config.json", "model.safetensors", "README.md"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"cannot get gate '{name}' from the hub ({first_line}): check the id and the network"
+        ) from None

@@ -1,0 +1,108 @@
+"""From a network's logit to a score that means a probability. The fitting is in ``sprinter.gate.calibrate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sprinter.errors import UserError
+from sprinter.heads.features import unknown
+
+__all__ = ["CALIBRATIONS", "Calibration", "Isotonic", "Temperature", "read_calibration"]
+
+CALIBRATIONS = ("none", "temperature", "isotonic")
+
+
+class Calibration(nn.Module):
+    """score = sigmoid(logit): nothing is mended."""
+
+    kind = "none"
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """``[...]`` -> scores ``[...]`` in [0, 1]."""
+        return torch.sigmoid(logits)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds; tensors are saved with the weights."""
+        return {"kind": self.kind}
+
+
+class Temperature(Calibration):
+    """score = sigmoid(logit / temperature + shift) (Guo et al. 2017, with Platt's shift: class weights move the logit).
+
+    Args:
+        temperature: above 0. shift: in nats of the odds.
+    """
+
+    kind = "temperature"
+
+    def __init__(self, temperature: float = 1.0, shift: float = 0.0) -> None:
+        super().__init__()
+        if not (0 < temperature < float("inf") and isfinite(shift)):
+            raise UserError(
+                f"temperature={temperature}, shift={shift} is no calibration: make the gate again"
+            )
+        self.temperature, self.shift = float(temperature), float(shift)
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """As above."""
+        return torch.sigmoid(logits / self.temperature + self.shift)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Kind and both numbers."""
+        return {"kind": self.kind, "temperature": self.temperature, "shift": self.shift}
+
+
+class Isotonic(Calibration):
+    """A rising curve through knots, straight in between and level outside (Zadrozny and Elkan 2002).
+
+    Args:
+        logits: ``[k]`` rising, k >= 2. scores: ``[k]`` not falling, in [0, 1].
+    """
+
+    kind = "isotonic"
+    logits: Tensor
+    scores: Tensor
+
+    def __init__(self, logits: Tensor, scores: Tensor) -> None:
+        super().__init__()
+        fits = logits.dim() == 1 and logits.shape == scores.shape and len(logits) >= 2
+        if not (
+            fits
+            and bool((logits.diff() > 0).all())
+            and bool((scores.diff() >= 0).all())
+            and 0 <= float(scores[0]) <= float(scores[-1]) <= 1
+        ):
+            raise UserError(
+                "the isotonic curve does not rise through at least two knots: make the gate again"
+            )
+        self.register_buffer("logits", logits.float())
+        self.register_buffer("scores", scores.float())
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """As above."""
+        right = torch.searchsorted(self.logits, logits.detach().contiguous()).clamp(1, len(self.logits) - 1)
+        low, high = self.logits[right - 1], self.logits[right]
+        share = ((logits - low) / (high - low)).clamp(0, 1)
+        return torch.lerp(self.scores[right - 1], self.scores[right], share)
+
+
+def read_calibration(fields: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> Calibration:
+    """The calibration that an artifact holds; none stands for ``none``.
+
+    Raises:
+        UserError: unknown kind, numbers that make no sense. KeyError: a number or a tensor is missing.
+    """
+    kind = "none" if fields is None else fields["kind"]
+    if kind == "none":
+        return Calibration()
+    if kind == "isotonic":
+        return Isotonic(tensors["calibration.logits"], tensors["calibration.scores"])
+    if kind == "temperature":
+        assert fields is not None
+        return Temperature(float(fields["temperature"]), float(fields["shift"]))
+    raise unknown("calibration", kind, CALIBRATIONS)

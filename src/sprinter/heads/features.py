@@ -1,0 +1,196 @@
+"""What a head may read: numbers that a driver has at hand when it drafts, each a pure function of one draft step.
+
+=============  ===========================================================================  ===========
+name           value                                                                        shape
+=============  ===========================================================================  ===========
+hidden         the draft's last hidden state that produced q (of the token before x)        ``[..., d]``
+entropy        H(q) in nats                                                                 ``[...]``
+max_q          max q                                                                        ``[...]``
+top_q(k=10)    the k largest probabilities of q, falling                                    ``[..., k]``
+position       place of x in its draft run, from 1                                          ``[...]``
+hidden_x       the draft's last hidden state after x was fed: one draft step more           ``[..., d]``
+log_q          ln q(x)                                                                      ``[...]``
+=============  ===========================================================================  ===========
+
+q is the raw law (softmax at temperature 1). ``hidden_x`` and ``log_q`` look at the token x, the others do not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.errors import UserError
+from sprinter.laws import entropy
+
+__all__ = [
+    "FEATURES", "LARGEST_K", "DraftStep", "feature_width", "parse_features", "read_features", "sees_token",
+    "stack_features", "top_k_of", "unknown",
+]  # fmt: skip
+
+LARGEST_K = 64
+"""Of top_q(k): the records of the laboratory keep so many of the draft's probabilities."""
+_DEFAULT_K = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """What a driver knows after drafting x. Any leading shape, the same for all.
+
+    Attributes:
+        hidden: ``[..., d]`` state that produced q.
+        law: ``[..., V]`` raw q.
+        position: ``[...]`` place of x in its draft run, from 1.
+        token: ``[...]`` x, for features that look at it.
+        hidden_x: ``[..., d]`` state after x was fed, likewise.
+    """
+
+    hidden: Tensor | None = None
+    law: Tensor | None = None
+    position: Tensor | None = None
+    token: Tensor | None = None
+    hidden_x: Tensor | None = None
+
+
+def _given(value: Tensor | None, feature: str) -> Tensor:
+    if value is None:
+        raise UserError(f"the head reads '{feature}', and the driver did not give what it is made of")
+    return value
+
+
+def _hidden(step: DraftStep, k: int) -> Tensor:
+    return _given(step.hidden, "hidden")
+
+
+def _entropy(step: DraftStep, k: int) -> Tensor:
+    return entropy(_given(step.law, "entropy"))
+
+
+def _max_q(step: DraftStep, k: int) -> Tensor:
+    return _given(step.law, "max_q").amax(-1)
+
+
+def _top_q(step: DraftStep, k: int) -> Tensor:
+    law = _given(step.law, "top_q")
+    best = law.topk(min(k, law.shape[-1]), -1).values
+    return torch.nn.functional.pad(best, (0, k - best.shape[-1]))
+
+
+def _position(step: DraftStep, k: int) -> Tensor:
+    return _given(step.position, "position")
+
+
+def _hidden_x(step: DraftStep, k: int) -> Tensor:
+    return _given(step.hidden_x, "hidden_x")
+
+
+def _log_q(step: DraftStep, k: int) -> Tensor:
+    token = _given(step.token, "log_q").unsqueeze(-1)
+    return _given(step.law, "log_q").gather(-1, token).squeeze(-1).log()
+
+
+FEATURES: Mapping[str, Callable[[DraftStep, int], Tensor]] = {
+    "hidden": _hidden,
+    "entropy": _entropy,
+    "max_q": _max_q,
+    "top_q": _top_q,
+    "position": _position,
+    "hidden_x": _hidden_x,
+    "log_q": _log_q,
+}
+"""The pure function of each feature: (step, k) -> values; k counts for top_q alone."""
+
+_SEES_TOKEN = frozenset({"hidden_x", "log_q"})
+_VECTORS = frozenset({"hidden", "hidden_x"})
+
+
+def parse_features(spec: str | Iterable[str]) -> tuple[str, ...]:
+    """Names in their one spelling: "hidden, top_q" -> ("hidden", "top_q(k=10)").
+
+    Raises:
+        UserError: unknown names (with a did-you-mean), names that stand twice, none at all, k out of range.
+    """
+    words = re.split(r",(?![^(]*\))", spec) if isinstance(spec, str) else list(spec)
+    names = tuple(_canonical(word.strip()) for word in words if word.strip())
+    if not names:
+        raise UserError(f"no features: give at least one of {', '.join(FEATURES)}")
+    bases = [_base(name) for name in names]
+    if twice := [base for base in bases if bases.count(base) > 1]:
+        raise UserError(f"the feature '{twice[0]}' stands twice: name it once")
+    return names
+
+
+def read_features(names: Iterable[str], step: DraftStep) -> dict[str, Tensor]:
+    """The named features of one draft step, as a head takes them.
+
+    Raises:
+        UserError: the step lacks what a feature is made of.
+    """
+    return {name: FEATURES[_base(name)](step, top_k_of(name)) for name in names}
+
+
+def stack_features(names: Iterable[str], values: Mapping[str, Tensor]) -> Tensor:
+    """Side by side in the order of ``names``: ``[..., n]`` float32, the input of a network.
+
+    Raises:
+        UserError: a feature is missing.
+    """
+    columns = []
+    for name in names:
+        if name not in values:
+            raise UserError(f"the head reads '{name}', and got {', '.join(values) or 'nothing'}")
+        column = values[name].float()
+        columns.append(column if _is_vector(name) else column.unsqueeze(-1))
+    return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
+
+
+def feature_width(name: str, hidden_size: int) -> int:
+    """How many numbers a feature has: d, k or 1."""
+    return hidden_size if name in _VECTORS else top_k_of(name) if _base(name) == "top_q" else 1
+
+
+def sees_token(names: Iterable[str]) -> bool:
+    """Whether one of the features looks at x itself: it needs x drafted, and ``hidden_x`` a draft step more."""
+    return not _SEES_TOKEN.isdisjoint(names)
+
+
+def top_k_of(name: str) -> int:
+    """k of ``top_q(k=...)``, 0 for other features."""
+    found = re.search(r"k=(\d+)\)$", name)
+    return int(found[1]) if found else 0
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """The error for an unknown name, with the nearest known one."""
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    return UserError(f"unknown {kind} '{name}': {hint}")
+
+
+def _base(name: str) -> str:
+    return name.partition("(")[0]
+
+
+def _is_vector(name: str) -> bool:
+    return name in _VECTORS or _base(name) == "top_q"
+
+
+def _canonical(word: str) -> str:
+    found = re.fullmatch(r"\s*([\w-]+)\s*(?:\(\s*k\s*=\s*(\d+)\s*\))?", word)
+    base = found[1] if found else _base(word)
+    if base not in FEATURES:
+        raise unknown("feature", base, FEATURES)
+    if base != "top_q" and found is not None and found[2] is None:
+        return base
+    if base != "top_q" or found is None:
+        raise UserError(f"'{word}' is not a feature: only top_q takes a parameter, as top_q(k={_DEFAULT_K})")
+    k = int(found[2] or _DEFAULT_K)
+    if not 1 <= k <= LARGEST_K:
+        raise UserError(f"k={k} of top_q is out of range: give a whole number from 1 to {LARGEST_K}")
+    return f"top_q(k={k})"

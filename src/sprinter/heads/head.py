@@ -1,0 +1,237 @@
+"""A head: feature spec + network + calibration, on top of a frozen draft.
+
+Kinds: ``gate`` (SPRINTER's verifier: may this token be kept without asking the target?), and the stop rules
+``specdec++`` (the chance that the target accepts x, from the state at x) and ``disco`` (the same from the law alone).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sprinter.errors import UserError
+from sprinter.heads.calibration import Calibration
+from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
+from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
+
+__all__ = ["KINDS", "Gate", "Head", "HeadConfig", "weights_fingerprint"]
+
+KINDS = ("gate", "specdec++", "disco")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What a head is and what it was made for.
+
+    Attributes:
+        hidden_size: d of the draft.
+        draft_id, draft_revision, draft_fingerprint: the draft whose hidden states and laws it reads.
+        target_id: the target that it predicts.
+        label: what the score estimates, e.g. "overlap" (β, the chance that exact acceptance keeps a draft token).
+        tau: threshold at which its maker reports it.
+        kind: "gate", "specdec++" or "disco".
+        architecture: "linear", "mlp", "ffn" or "resnet".
+        features: what it reads, in order; see ``sprinter.heads.features``.
+        width, layers: size of the network, where its architecture has one.
+    """
+
+    hidden_size: int
+    draft_id: str
+    target_id: str
+    draft_revision: str | None = None
+    draft_fingerprint: str | None = None
+    label: str = "overlap"
+    tau: float = 0.5
+    kind: str = "gate"
+    architecture: str = "linear"
+    features: tuple[str, ...] = ("hidden",)
+    width: int | None = None
+    layers: int | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.hidden_size, bool)
+            or not isinstance(self.hidden_size, int)
+            or self.hidden_size < 1
+        ):
+            raise UserError(f"hidden_size={self.hidden_size} is out of range: give the draft's hidden size")
+        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:
+            raise UserError(f"tau={self.tau} is out of range: give a number in [0, 1]")
+        for what, value, known in (
+            ("kind of head", self.kind, KINDS),
+            ("architecture", self.architecture, ARCHITECTURES),
+        ):
+            if value not in known:
+                raise unknown(what, value, known)
+        object.__setattr__(self, "features", parse_features(self.features))
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers the network reads."""
+        return sum(feature_width(name, self.hidden_size) for name in self.features)
+
+    def network(self) -> Network:
+        """A fresh network of this kind."""
+        sizes = {"width": self.width, "layers": self.layers}
+        given = {name: value for name, value in sizes.items() if value is not None}
+        return build_network(self.architecture, self.inputs, **given)
+
+
+class Head(nn.Module):
+    """Scores in [0, 1], computed in float32.
+
+    Args:
+        config: what it is and what it was made for.
+        network: reads ``config.inputs`` numbers.
+        calibration: makes a probability of its logit.
+
+    Attributes:
+        facts: what its maker wrote into the artifact beside the head's own fields (how it was trained).
+    """
+
+    def __init__(self, config: HeadConfig, network: Network, calibration: Calibration | None = None) -> None:
+        super().__init__()
+        if network.inputs != config.inputs:
+            raise UserError(
+                f"the head's network reads {network.inputs} numbers, its features are {config.inputs}: "
+                "the artifact is damaged, make it again"
+            )
+        self.config = config
+        self.facts: Mapping[str, Any] = {}
+        self.network = network.float().requires_grad_(False)
+        self.calibration = Calibration() if calibration is None else calibration
+        self.train(False)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What ``forward`` must be given; ``sprinter.heads.features.read_features`` makes it of a draft step."""
+        return self.config.features
+
+    @property
+    def sees_token(self) -> bool:
+        """Whether it looks at x itself, not at its prefix alone."""
+        return sees_token(self.features)
+
+    @torch.inference_mode()
+    def forward(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Scores ``[...]``, float32.
+
+        Args:
+            features: by name, each ``[..., d]``, ``[..., k]`` or ``[...]``; of a head with a single feature also the
+                bare tensor (``[..., d]`` for the paper's gate).
+
+        Raises:
+            UserError: a feature is missing.
+        """
+        scores: Tensor = self.calibration(self.network(self._stacked(features)))
+        return scores
+
+    def _stacked(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
+        if not isinstance(features, Tensor):
+            return stack_features(self.features, features)
+        if len(self.features) > 1:
+            raise UserError(f"the head reads {', '.join(self.features)}: give each by its name")
+        return stack_features(self.features, {self.features[0]: features})
+
+    @property
+    def size(self) -> int:
+        """Parameters of the network."""
+        return self.network.size
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one score: a multiplication and an addition a weight."""
+        return self.network.flops
+
+    def check_draft(self, *, id: str, revision: str | None, hidden_size: int, model: nn.Module) -> None:
+        """Raise a UserError if this head was made for another draft."""
+        made_for, name = self.config, "gate" if self.config.kind == "gate" else f"{self.config.kind} head"
+        if hidden_size != made_for.hidden_size:
+            raise UserError(
+                f"the {name} reads hidden states of size {made_for.hidden_size}, draft '{id}' has size {hidden_size}: "
+                f"use the {name} made for this draft (this one was made for '{made_for.draft_id}')"
+            )
+        if made_for.draft_fingerprint is not None:
+            if weights_fingerprint(model) != made_for.draft_fingerprint:
+                raise UserError(
+                    f"the {name} was made for other weights of draft '{made_for.draft_id}' than those of '{id}': "
+                    f"train a {name} for this draft, or load the draft that it was made for"
+                )
+        elif id != made_for.draft_id or (
+            None not in (revision, made_for.draft_revision) and revision != made_for.draft_revision
+        ):
+            raise UserError(
+                f"the {name} was made for draft '{made_for.draft_id}' (revision {made_for.draft_revision or 'any'}), "
+                f"not for '{id}' (revision {revision or 'unknown'}): use the {name} made for this draft"
+            )
+
+
+class Gate(Head):
+    """The gate of the SPRINTER paper: score = sigmoid(w · h + b), computed in float32.
+
+    A calibration may take the place of the sigmoid.
+
+    Args:
+        config: what it was made for.
+        weight: ``[1, d]``; bias: ``[1]``.
+        calibration: makes a probability of the logit.
+    """
+
+    def __init__(
+        self, config: HeadConfig, weight: Tensor, bias: Tensor, calibration: Calibration | None = None
+    ) -> None:
+        if not self.fits(config):
+            raise UserError(
+                "this gate is not one linear layer on the hidden state: make a Head of its network"
+            )
+        if tuple(weight.shape) != (1, config.hidden_size) or tuple(bias.shape) != (1,):
+            raise UserError(
+                f"the gate's weights have shape {tuple(weight.shape)} and {tuple(bias.shape)}, its config says "
+                f"hidden_size={config.hidden_size}: the artifact is damaged, make it again"
+            )
+        network = Linear(config.hidden_size)
+        with torch.no_grad():
+            network.weight.copy_(weight.detach())
+            network.bias.copy_(bias.detach())
+        super().__init__(config, network, calibration)
+
+    @staticmethod
+    def fits(config: HeadConfig) -> bool:
+        """Whether this class is the one for it."""
+        return (config.kind, config.architecture, config.features) == ("gate", "linear", ("hidden",))
+
+    @property
+    def weight(self) -> Tensor:
+        """``[1, d]``."""
+        assert isinstance(self.network, Linear)
+        return self.network.weight
+
+    @property
+    def bias(self) -> Tensor:
+        """``[1]``."""
+        assert isinstance(self.network, Linear)
+        return self.network.bias
+
+    @torch.inference_mode()
+    def forward(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """``[..., d]`` (bare, or by its name "hidden") -> scores ``[...]`` in [0, 1], float32."""
+        hidden = features if isinstance(features, Tensor) else self._stacked(features)
+        scores: Tensor = self.calibration(hidden.float() @ self.weight[0] + self.bias[0])
+        return scores
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, shapes and the first 64 values (as bfloat16) of every parameter.
+
+    The same for one checkpoint wherever it lies and whichever dtype it is loaded in; cheap for any size.
+    """
+    digest = hashlib.sha256()
+    for name, values in sorted(model.named_parameters()):
+        digest.update(f"{name}{tuple(values.shape)}".encode())
+        digest.update(values.detach().flatten()[:64].to("cpu", torch.bfloat16).float().numpy().tobytes())
+    return digest.hexdigest()
