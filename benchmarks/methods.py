@@ -3,8 +3,8 @@
     python benchmarks/methods.py --data DIR
 
 60 paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete, arms
-interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed; the dials of opt,
-fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 values of each, read off by interpolation).
+interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed; the dials of opt, uno,
+fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 to 10 values of each, read off by interpolation).
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ DRIFTS = (0.05, 0.10, 0.20)
 SVIP_H = (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)
 ADAEDL_LAMBDA = (0.0, 0.15, 0.3, 0.4, 0.5)
 DIALS: dict[str, tuple[str, Sequence[float]]] = {  # spec with the dial's place, values to try
-    "opt": ("opt(epsilon={}, gamma={gamma})", (0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)),
-    "fuzzy": ("fuzzy(threshold={}, gamma={gamma})", (0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.3)),
+    "opt": ("opt(epsilon={}, gamma={gamma})", (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)),
+    "uno": ("uno(epsilon={}, gamma={gamma})", (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8)),
+    "fuzzy": ("fuzzy(threshold={}, gamma={gamma})", (0.01, 0.02, 0.035, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.3)),
     "mentored": ("mentored(kl={}, gamma={gamma})", (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)),
     "sprinter": ("sprinter(tau={})", (0.3, 0.45, 0.6, 0.68, 0.74, 0.8, 0.86)),
 }
 FIXED = (
     "heuristic", "confidence(c=0.4)", "lookup(n=3, gamma=5)", "batch(drafts=2, gamma={gamma})",
-    "specinfer(drafts=2, gamma={gamma})", "spectr(drafts=2, gamma={gamma})", "uno(epsilon=0.01, gamma={gamma})",
+    "specinfer(drafts=2, gamma={gamma})", "spectr(drafts=2, gamma={gamma})",
     "lenient(w=0.8, gamma={gamma})", "typical(gamma={gamma})", "bild", "random(rate=0.5, gamma={gamma})",
     "coin(rate=0.5)", "allocation(share=0.5)", "draft-only",
 )  # fmt: skip
@@ -62,7 +63,7 @@ def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[st
         drifts = curve(pair, spec, values, prompts, temperature)["drift"]
         settings["curves"][spec] = dict(zip(map(str, values), drifts, strict=True))
         for drift in DRIFTS:
-            value = round(read_off(drift, drifts, values), 4)
+            value = round(read_off(drift, drifts, values), 6)
             settings["dials"][f"{name} @ {drift:.2f}"] = spec.format(value)
     return settings
 

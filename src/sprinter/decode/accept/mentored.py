@@ -18,7 +18,7 @@ from sprinter.laws import residual
 __all__ = ["Mentored"]
 
 _LEAST = 1e-9  # refusal mass that arithmetic can still carry
-_STEPS = 60  # of a bisection; a tiny α needs its relative precision
+_PIECES, _ROUNDS = 64, 10  # a bracket is cut to 2^-60 of its length; a tiny α needs its relative precision
 
 
 @ACCEPT.rule("mentored")
@@ -61,16 +61,16 @@ class Mentored(AcceptRule):
         if self.lossless:
             return chances(p, q), residual(p, q)
         b, slope = self._solve(p, q)
-        excess = (p * slope.unsqueeze(-1) - q).clamp(min=0).double()
+        excess = (p * slope - q).clamp(min=0).double()
         total = excess.sum(-1, keepdim=True)
         r = torch.where(total > 0, excess / total, p.double())
         return b.to(p.dtype), r.to(p.dtype)
 
     def _solve(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """b ``[..., V]`` and μ = 1/λ ``[...]``, float64."""
+        """b ``[..., V]`` and μ = 1/λ ``[..., 1]``, float64."""
         sums = _Sums.of(p.double(), q.double())
         zero, one = torch.zeros_like(sums.kl_all), torch.ones_like(sums.kl_all)
-        slack = sums.kl(sums.refused_at_zero(zero), zero) <= self.kl
+        slack = sums.kl(sums.refused_at_zero(zero), zero) <= self.kl  # [..., 1]
         everything = sums.kl_all <= self.kl
         alpha, share = one, zero
         if not bool((slack | everything).all()):
@@ -78,24 +78,27 @@ class Mentored(AcceptRule):
         if bool((slack & ~everything).any()):
             share = _edge(lambda tried: sums.kl(sums.refused_at_zero(tried), zero) <= self.kl, zero, one)
         share = torch.where(everything, one, share)
-        b_alpha = torch.where(q > 0, p / (alpha.unsqueeze(-1) * q), 1.0).clamp(max=1)
-        b_slack = torch.where(p > 0, 1.0, share.unsqueeze(-1)).to(torch.float64)
+        b_alpha = torch.where(q > 0, p / (alpha * q), 1.0).clamp(max=1)
+        b_slack = torch.where(p > 0, 1.0, share).to(torch.float64)
         open_ended = slack | everything
-        b = torch.where(open_ended.unsqueeze(-1), b_slack, b_alpha)
+        b = torch.where(open_ended, b_slack, b_alpha)
         refused = torch.where(open_ended, sums.refused_at_zero(share), sums.refused(alpha))
         return b, sums.slope(refused)
 
 
 class _Sums(NamedTuple):
-    """Cumulative sums over the tokens in order of p/q, so that every trial of α costs a search, not a pass."""
+    """Cumulative sums over the tokens in order of p/q, so that every trial of α costs a search, not a pass.
+
+    α, c and the refusal mass come as ``[..., K]``: K trials a position at once.
+    """
 
     ratio: Tensor  # [..., V] p/q ascending; inf where q = 0
     p: Tensor  # [..., V + 1] mass of p before entry i
     q: Tensor
     plogr: Tensor  # Σ p ln(p/q) before entry i, 0 where q = 0
-    gap: Tensor  # [..., V] Σ_{i >= j} (p_i / ratio_j − q_i), decreasing in j
-    kl_all: Tensor  # [...] KL(p‖q)
-    outside: Tensor  # [...] mass of q where p = 0
+    rise: Tensor  # [..., V] Σ_{i >= j} (q_i − p_i / ratio_j), increasing in j
+    kl_all: Tensor  # [..., 1] KL(p‖q)
+    outside: Tensor  # [..., 1] mass of q where p = 0
 
     @staticmethod
     def of(p: Tensor, q: Tensor) -> _Sums:
@@ -106,13 +109,15 @@ class _Sums(NamedTuple):
         sum_p, sum_q, sum_k = (_before(values) for values in (p, q, terms))
         tail_p, tail_q = sum_p[..., -1:] - sum_p[..., :-1], sum_q[..., -1:] - sum_q[..., :-1]
         gap = torch.where(ratio > 0, tail_p / ratio.clamp(min=1e-300), torch.inf) - tail_q
-        kl_all = torch.where(((p > 0) & (q == 0)).any(-1), torch.inf, sum_k[..., -1])
-        return _Sums(ratio, sum_p, sum_q, sum_k, gap, kl_all, torch.where(p == 0, q, 0.0).sum(-1))
+        kl_all = torch.where(((p > 0) & (q == 0)).any(-1, keepdim=True), torch.inf, sum_k[..., -1:])
+        return _Sums(
+            ratio, sum_p, sum_q, sum_k, -gap, kl_all, torch.where(p == 0, q, 0.0).sum(-1, keepdim=True)
+        )
 
     def refused(self, alpha: Tensor) -> Tensor:
         """1 − R = Σ [q − p/α]₊."""
-        i = torch.searchsorted(self.ratio, alpha.unsqueeze(-1))
-        return (self.q.gather(-1, i) - self.p.gather(-1, i) / alpha.unsqueeze(-1)).squeeze(-1).clamp(min=0)
+        i = torch.searchsorted(self.ratio, alpha)
+        return (self.q.gather(-1, i) - self.p.gather(-1, i) / alpha).clamp(min=0)
 
     def refused_at_zero(self, share: Tensor) -> Tensor:
         """1 − R for b = 1 where p > 0 and b = share where p = 0."""
@@ -121,28 +126,28 @@ class _Sums(NamedTuple):
     def slope(self, refused: Tensor) -> Tensor:
         """μ = 1/λ with Σ [μp − q]₊ = 1 − R."""
         j = self._first(refused)
-        tail_p = (self.p[..., -1:] - self.p.gather(-1, j)).squeeze(-1)
-        tail_q = (self.q[..., -1:] - self.q.gather(-1, j)).squeeze(-1)
+        return self._slope_at(j, refused)
+
+    def _slope_at(self, j: Tensor, refused: Tensor) -> Tensor:
+        tail_p, tail_q = self.p[..., -1:] - self.p.gather(-1, j), self.q[..., -1:] - self.q.gather(-1, j)
         return (refused + tail_q) / tail_p.clamp(min=1e-300)
 
     def _first(self, refused: Tensor) -> Tensor:
-        """The first entry (``[..., 1]``) with p/q > λ: where the gap has fallen to what was refused."""
-        j = torch.searchsorted(-self.gap, -refused.unsqueeze(-1), right=True)
-        return j.clamp(max=self.ratio.shape[-1] - 1)
+        """The first entry with p/q > λ: where no more is missing than was refused."""
+        return torch.searchsorted(self.rise, -refused, right=True).clamp(max=self.ratio.shape[-1] - 1)
 
     def kl(self, refused: Tensor, alpha: Tensor) -> Tensor:
         """KL(p‖π) = Σ p ln clip(p/q, α, λ)."""
-        i = torch.searchsorted(self.ratio, alpha.unsqueeze(-1))
-        j = torch.maximum(self._first(refused), i)
-        low = self.p.gather(-1, i) * alpha.unsqueeze(-1).log().clamp(min=-1e300)
+        first = self._first(refused)
+        i = torch.searchsorted(self.ratio, alpha)
+        j = torch.maximum(first, i)
+        low = self.p.gather(-1, i) * alpha.log().clamp(min=-1e300)
         middle = self.plogr.gather(-1, j) - self.plogr.gather(-1, i)
-        high = (
-            -(self.p[..., -1:] - self.p.gather(-1, j))
-            * self.slope(refused).unsqueeze(-1).clamp(min=1e-300).log()
-        )
+        slope = self._slope_at(first, refused).clamp(min=1e-300)
+        high = -(self.p[..., -1:] - self.p.gather(-1, j)) * slope.log()
         # Where p has mass and q none, π lives on what is refused; less than this is lost in 1 − Σ q·b.
         lost = self.kl_all.isinf() & (refused < _LEAST)
-        return torch.where(lost, torch.inf, (low + middle + high).squeeze(-1))
+        return torch.where(lost, torch.inf, low + middle + high)
 
 
 def _before(values: Tensor) -> Tensor:
@@ -151,9 +156,11 @@ def _before(values: Tensor) -> Tensor:
 
 
 def _edge(feasible: Callable[[Tensor], Tensor], good: Tensor, bad: Tensor) -> Tensor:
-    """The feasible end of a bracket that a bisection has closed; ``good`` is feasible."""
-    for _ in range(_STEPS):
-        middle = (good + bad) / 2
-        fine = feasible(middle)
-        good, bad = torch.where(fine, middle, good), torch.where(fine, bad, middle)
+    """The feasible end of a bracket that a search has closed; ``good`` is feasible. All ``[..., 1]``."""
+    places = torch.arange(1, _PIECES, device=good.device, dtype=torch.float64) / _PIECES
+    for _ in range(_ROUNDS):
+        inside = good + (bad - good) * places
+        fine = feasible(inside).cumprod(-1).sum(-1, keepdim=True)
+        tried = torch.cat([good, inside, bad], -1)
+        good, bad = tried.gather(-1, fine), tried.gather(-1, fine + 1)
     return good
