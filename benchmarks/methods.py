@@ -3,8 +3,8 @@
     python benchmarks/methods.py --data DIR
 
 60 paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete, arms
-interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed; the dials of opt, uno,
-fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 to 10 values of each, read off by interpolation).
+interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed; the dials of opt,
+uno, fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 to 10 values, read off by interpolation).
 """
 
 from __future__ import annotations
