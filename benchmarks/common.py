@@ -207,13 +207,17 @@ def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
     }
 
 
-def arguments(doc: str | None, tuning_prompts: int) -> argparse.Namespace:
+def arguments(doc: str | None, tuning_prompts: int, again: bool = False) -> argparse.Namespace:
     """The options that the scripts share; ``doc`` is the script's docstring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--tuning-prompts", type=int, default=tuning_prompts)
     parser.add_argument("--repeats", type=int, default=1)
+    if again:
+        parser.add_argument(
+            "--again", nargs="+", default=[], metavar="ARM", help="measure only these arms anew"
+        )
     return parser.parse_args()
 
 

@@ -24,11 +24,11 @@ class Confidence(StopRule):
 
     Args:
         c: threshold, probability.
-        law: q processed (what x was drawn from) or raw.
+        law: q raw, or processed (what x was drawn from; of no use at temperature 0, where q(x) is 1).
     """
 
     c: float = 0.4
-    law: str = "processed"
+    law: str = "raw"
 
     def __post_init__(self) -> None:
         between("c", self.c, 0.0, 1.0)
