@@ -9,6 +9,7 @@ import typer
 from sprinter import __version__
 from sprinter.cli.demo import demo
 from sprinter.cli.doctor import doctor
+from sprinter.cli.gate import gate
 from sprinter.cli.generate import generate
 from sprinter.cli.methods import methods
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (generate, methods, doctor, demo):
     app.command()(command)
+app.add_typer(gate, name="gate")
 
 
 def _version(asked: bool) -> None:

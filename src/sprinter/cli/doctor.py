@@ -215,7 +215,7 @@ def _gate(pair: Pair) -> Found:
     config = pair.gate.config
     return (
         "ok",
-        f"made for {config.draft_id}, label {config.label}, {config.hidden_size + 1} parameters, tau {config.tau:g}",
+        f"made for {config.draft_id}, label {config.label}, {pair.gate.size} parameters, tau {config.tau:g}",
     )
 
 

@@ -1,0 +1,149 @@
+"""``sprinter gate label``: texts in, labelled records out."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sprinter.cli.loading import load
+from sprinter.cli.pages import print_json
+
+if TYPE_CHECKING:
+    from sprinter.gate.label import LabelReport, Progress
+
+__all__ = ["command"]
+
+
+def command(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="Texts: .txt, .jsonl, each also .gz, .parquet, or the name of a data set; may be repeated.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[str, typer.Option(help="Directory for the labels.", show_default=False)],
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Where it is not the target's own.")] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Field of a record that holds its text; dots lead into objects.",
+            show_default="text, prompt, question, turns or content",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read at most so many texts.", show_default="all")] = None,
+    prompt_share: Annotated[float, typer.Option(help="Share of a text's words that is its prompt.")] = 0.3,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Cut prompts to so many tokens; 0: no cut, too long ones are skipped.")
+    ] = 128,
+    new_tokens: Annotated[int, typer.Option(help="Labelled positions a text.")] = 20,
+    classes_per_prompt: Annotated[
+        int, typer.Option(help="1: each prompt gets the next of the four prefix classes; 4: all of them.")
+    ] = 1,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="Of the completions; labels are at their own.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Texts a step; more need more memory.")] = 128,
+    engine: Annotated[Literal["local", "ray"], typer.Option(help="Where the steps run.")] = "local",
+    workers: Annotated[int, typer.Option(help="Of the ray engine.")] = 2,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Of a running Ray cluster.", show_default="one on this machine")
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the labels in --out first.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Label texts for a gate: prompts go on in four ways, both models score them, one shard is written a step.
+
+    A run that was interrupted goes on where it stopped when the same command is given again.
+    """
+    from sprinter.gate.labeller import LabelSettings
+
+    settings = LabelSettings(
+        seed,
+        temperature,
+        prompt_share,
+        prompt_tokens,
+        new_tokens,
+        classes_per_prompt,
+        batch_size,
+        limit,
+        field,
+    )
+    pair = load(target, draft, None, tokenizer=tokenizer, device=device, dtype=dtype)
+    from sprinter.gate.label import label
+
+    with _bar(shown=sys.stderr.isatty()) as progress:
+        report = label(
+            pair, [*data, *(more or ())], out, settings, engine=engine, workers=workers, ray_address=ray_address, restart=restart,
+            progress=progress,
+        )  # fmt: skip
+    if json:
+        print_json(_summary(report, out))
+    else:
+        print(_line(report, out))
+
+
+def _summary(report: LabelReport, out: str) -> dict[str, Any]:
+    info = report.info
+    return {
+        "out": out, "positions": info.positions, "prompts": info.prompts, "skipped": info.skipped,
+        "shards": info.shards, "resumed_shards": report.resumed, "seconds": round(report.seconds, 3),
+        "tokens": report.tokens, "tokens_per_s": round(report.tokens_per_s, 1), "dataset_hash": info.dataset_hash,
+    }  # fmt: skip
+
+
+def _line(report: LabelReport, out: str) -> str:
+    info = report.info
+    skipped = ", ".join(
+        f"{count} {reason.replace('_', ' ')}" for reason, count in info.skipped.items() if count
+    )
+    speed = f"{report.tokens_per_s:.0f} tokens/s" if report.tokens else "nothing was left to do"
+    parts = [
+        f"{info.positions} positions of {info.prompts} prompts in {out}",
+        f"skipped: {skipped or 'none'}",
+        f"{report.seconds:.1f} s, {speed}",
+        f"hash {str(info.dataset_hash)[:16]}",
+    ]
+    return "; ".join(parts)
+
+
+@contextlib.contextmanager
+def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+    """A progress bar with tokens/s and the time that is left, on a terminal; else nothing."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("labelling"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[speed]:.0f} tokens/s"),
+        TextColumn("{task.fields[positions]} positions"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("labelling", total=1.0, speed=0.0, positions=0)
+
+        def show(done: Any) -> None:
+            speed = done.tokens / done.seconds
+            bar.update(task, completed=done.share, speed=speed, positions=done.positions)
+
+        yield show

@@ -1,0 +1,208 @@
+"""``sprinter gate train``: a head from labels."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sprinter.cli.pages import console, print_json
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sprinter.gate.roc import Report
+    from sprinter.gate.train import Epoch
+
+__all__ = ["command", "print_areas"]
+
+
+def command(
+    labels: Annotated[
+        list[Path],
+        typer.Option(help="Directory made by 'sprinter gate label'; may be repeated.", show_default=False),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory for the head.", show_default=False)],
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[DIR]...", help="More labels, as in --labels labels/*.", show_default=False),
+    ] = None,
+    head: Annotated[
+        str, typer.Option(help="linear (the paper), mlp, resnet: gates; disco, specdec++: stop rules.")
+    ] = "linear",
+    label: Annotated[
+        str | None,
+        typer.Option(
+            help="What to estimate: overlap, overlap(temperature=0.7), ratio(lambda=1.2), "
+            "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, "
+            "fuzzy(divergence=js, threshold=0.3).",
+            show_default="overlap; accept(at=text) for specdec++",
+        ),
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="What to read, with commas: hidden, entropy, max_q, top_q(k=10), position, hidden_x, log_q.",
+            show_default="by head",
+        ),
+    ] = None,
+    weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Of rejections in the loss: a number, or balanced.", show_default="1; 6 for specdec++"
+        ),
+    ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="none, temperature or isotonic.", show_default="temperature; none for specdec++"),
+    ] = None,
+    tau: Annotated[float, typer.Option(help="Threshold to report the head at.")] = 0.5,
+    epochs: Annotated[int, typer.Option(help="At most.")] = 20,
+    lr: Annotated[float, typer.Option(help="Step size of Adam.")] = 5e-4,
+    batch: Annotated[
+        int | None, typer.Option(help="Positions a step.", show_default="some 400 steps an epoch")
+    ] = None,
+    patience: Annotated[
+        int, typer.Option(help="Stop after so many epochs without a better validation loss.")
+    ] = 3,
+    width: Annotated[int | None, typer.Option(help="Of mlp and disco.", show_default="by head")] = None,
+    layers: Annotated[
+        int | None, typer.Option(help="Hidden layers or residual blocks.", show_default="by head")
+    ] = None,
+    mix: Annotated[
+        float, typer.Option(help="Share of target tokens in the context, for heads that look at the token.")
+    ] = 0.15,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="Prefix classes to train on, with commas.", show_default="all that fit"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the split by prompt, the weights and the batches.")] = 0,
+    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Train a gate or a learned stop rule on labels, judge it on held-out prompts, and save it."""
+    from sprinter.gate.card import save_trained
+    from sprinter.gate.dataset import read_positions
+    from sprinter.gate.roc import judge
+    from sprinter.gate.settings import TrainSettings
+    from sprinter.gate.train import train
+
+    settings = TrainSettings(
+        head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau, mix,
+        tuple(word.strip() for word in classes.split(",")) if classes else None,
+    )  # fmt: skip
+    _check_out(out)
+    began = time.perf_counter()
+    positions = read_positions([*labels, *(more or ())], settings.inputs)
+    with _display(settings.epochs) as show:
+        trained = train(positions, settings, show)
+    report = judge(trained.head, positions.select(positions.parts(seed) == 2), repeats)
+    facts = save_trained(trained, report, positions, out)
+    seconds = round(time.perf_counter() - began, 2)
+    if json:
+        print_json({"out": str(out), "head": head, "size": trained.head.size, "time_s": seconds, **facts})
+        return
+    split = facts["split"]
+    console().print(
+        f"{head} head, {trained.head.size:,} parameters, estimates {trained.label}; "
+        f"best epoch {facts['best_epoch']} of {facts['epochs']}; {split['train']['positions']:,} positions of "
+        f"{split['train']['prompts']:,} prompts; {seconds:.1f} s"
+    )
+    print_areas(report)
+    console().print(f"saved in {out}")
+
+
+def print_areas(report: Report) -> None:
+    """The table of AU-ROCs, and what the head's own τ keeps."""
+    from rich import box
+    from rich.table import Table
+
+    signals = list(next(iter(report.truths.values())).signals)
+    title = f"AU-ROC on {report.positions:,} held-out positions of {report.prompts:,} prompts"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in ("label", *signals, f"η_TP at τ = {report.tau:g}", "η_FP"):
+        table.add_column(name, overflow="fold")
+    for label, truth in report.truths.items():
+        areas = [str(truth.signals[name].auc) for name in signals]
+        table.add_row(label, *areas, *(f"{kept.value:.3f}" for kept in truth.at_tau))
+    console().print(table)
+    console().print(
+        f"label {report.label}: mean {report.mean_label:.3f}, mean score {report.mean_score:.3f}, "
+        f"R² {report.r2:.3f}, calibration error {report.calibration_error:.3f}"
+    )
+
+
+def _weight(text: str | None) -> float | str | None:
+    if text is None or text == "balanced":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--weight '{text}' is not a number: give a number such as 6, or balanced") from None
+
+
+def _check_out(out: Path) -> None:
+    """A head may take the place of a head, of nothing else."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out '{out}' is a file: give a directory")
+    config = out / "config.json"
+    if not config.is_file():
+        return
+    try:
+        kind = json_module.loads(config.read_text(encoding="utf-8")).get("speculators_model_type")
+    except (ValueError, AttributeError, OSError):
+        kind = None
+    if kind != "sprinter":
+        raise UserError(
+            f"--out '{out}' holds something else (its config.json is no head's): give another directory"
+        )
+
+
+@contextmanager
+def _display(epochs: int) -> Iterator[Callable[[Epoch], None]]:
+    """Shows the losses on standard error: a live table on a terminal, a line an epoch in a pipe."""
+    history: list[Epoch] = []
+    if not sys.stderr.isatty():
+        yield lambda epoch: print(_line(epoch, epochs), file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(_losses(history, epochs), console=Console(stderr=True), transient=True) as live:
+
+        def show(epoch: Epoch) -> None:
+            history.append(epoch)
+            live.update(_losses(history, epochs))
+
+        yield show
+
+
+def _line(epoch: Epoch, epochs: int) -> str:
+    mark = " best" if epoch.best else ""
+    return f"epoch {epoch.number}/{epochs}: loss {epoch.train_loss:.4f}, validation {epoch.validation_loss:.4f}{mark}"
+
+
+def _losses(history: list[Epoch], epochs: int) -> Table:
+    """The last epochs, each with a bar as long as its validation loss stands above the lowest."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"epoch {len(history)} of at most {epochs}", title_justify="left"
+    )
+    for name in ("epoch", "loss", "validation", ""):
+        table.add_column(name, justify="right" if name else "left")
+    found = [epoch.validation_loss for epoch in history]
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    for epoch in history[-12:]:
+        length = round(30 * (epoch.validation_loss - low) / max(1e-9, high - low))
+        row: list[Any] = [str(epoch.number), f"{epoch.train_loss:.4f}", f"{epoch.validation_loss:.4f}"]
+        table.add_row(*row, "█" * length + ("best" if epoch.best else ""), style="" if epoch.best else "dim")
+    return table

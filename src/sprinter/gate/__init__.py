@@ -1,0 +1,1 @@
+"""The gate laboratory: label texts, train heads on the labels, judge them."""

@@ -1,0 +1,117 @@
+"""How to train a head: presets and settings.
+
+Presets (``--head``): ``linear`` (the SPRINTER paper), ``mlp`` and ``resnet`` are gates; ``specdec++`` and ``disco`` are
+stop rules. Each brings its features, label, weight on rejections and calibration; all can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sprinter.decode.checks import at_least, between
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+from sprinter.gate.labels import Label, parse_label
+from sprinter.gate.records import KINDS
+from sprinter.heads.calibration import CALIBRATIONS
+from sprinter.heads.features import parse_features, sees_token
+
+__all__ = ["PRESETS", "TrainSettings"]
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"kind": "gate", "architecture": "linear"},
+    "mlp": {"kind": "gate", "architecture": "mlp", "width": 64, "layers": 1},
+    "resnet": {"kind": "gate", "architecture": "resnet", "layers": 3},
+    "specdec++": {
+        "kind": "specdec++", "architecture": "resnet", "layers": 3, "features": ("hidden_x",),
+        "label": "accept(at=text)", "weight": 6.0, "calibration": "none",
+    },
+    "disco": {
+        "kind": "disco", "architecture": "ffn", "width": 32, "layers": 1,
+        "features": ("top_q(k=10)", "entropy", "position"),
+    },
+}  # fmt: skip
+"""What each ``head`` stands for; what is not said is said by ``_USUAL``."""
+_USUAL: Mapping[str, Any] = {
+    "features": ("hidden",), "label": "overlap", "weight": 1.0, "calibration": "temperature", "width": None,
+    "layers": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How to train. None takes the preset's value.
+
+    Attributes:
+        head: a preset.
+        label: what to estimate, a spec of ``sprinter.gate.labels``.
+        features: what it reads, see ``sprinter.heads.features``.
+        seed: of the split, the weights and the order of batches.
+        epochs: at most. lr: of Adam. patience: epochs without a better validation loss.
+        batch: positions a step; None takes some 400 steps an epoch, so that small data sets are learned as well.
+        weight: of rejections in the loss; "balanced" makes both classes weigh the same.
+        calibration: none, temperature or isotonic, fitted on the validation part.
+        width, layers: of the network.
+        tau: threshold at which the head is reported.
+        mix: share of target tokens in the context, for labels and features that look at the text's token.
+        classes: prefix classes to train on; None takes those that fit label and features.
+    """
+
+    head: str = "linear"
+    label: str | None = None
+    features: tuple[str, ...] | str | None = None
+    seed: int = 0
+    epochs: int = 20
+    lr: float = 5e-4
+    batch: int | None = None
+    patience: int = 3
+    weight: float | str | None = None
+    calibration: str | None = None
+    width: int | None = None
+    layers: int | None = None
+    tau: float = 0.5
+    mix: float = 0.15
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.head not in PRESETS:
+            raise did_you_mean("head", str(self.head), list(PRESETS))
+        preset = {**_USUAL, **PRESETS[self.head]}
+        for field in fields(self):
+            if getattr(self, field.name) is None and field.name in preset:
+                object.__setattr__(self, field.name, preset[field.name])
+        object.__setattr__(self, "label", str(parse_label(self.label or "")))
+        object.__setattr__(self, "features", parse_features(self.features or ()))
+        self._check()
+
+    def _check(self) -> None:
+        for name in ("epochs", "patience", *(() if self.batch is None else ("batch",))):
+            at_least(name, getattr(self, name), 1)
+        between("lr", self.lr, 1e-8, 10.0)
+        between("tau", self.tau, 0.0, 1.0)
+        between("mix", self.mix, 0.0, 0.5)
+        if self.weight != "balanced":
+            between("weight", self.weight, 1e-3, 1e3)
+        if self.calibration not in CALIBRATIONS:
+            raise did_you_mean("calibration", str(self.calibration), list(CALIBRATIONS))
+        for name in self.classes or ():
+            if name not in KINDS:
+                raise did_you_mean("prefix class", name, list(KINDS))
+        label = self.target
+        if sees_token(self.inputs) and label.sees_token and not label.at_text:
+            raise UserError(
+                f"label {label} speaks of another token than the features {', '.join(self.inputs)} do: "
+                f"use {label.name}(at=text)"
+            )
+
+    @property
+    def target(self) -> Label:
+        """The label."""
+        return parse_label(self.label or "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The features."""
+        return parse_features(self.features or ())
