@@ -18,6 +18,11 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 TITLES = {
     "main_job": "The main job: speed, target calls and drift at three drifts",
     "methods": "Every method",
+    "crosscheck": "Against transformers' assisted decoding",
+    "gate_study_builtin": "Gates: which signal is worth learning (built-in pair)",
+    "gate_study_other": "Gates: which signal is worth learning (another pair)",
+    "gate_transfer": "Gates: one kind of text to another",
+    "gate_labelling": "Labelling speed",
 }
 
 
@@ -32,10 +37,15 @@ def where(results: dict[str, Any]) -> str:
     env = results["environment"]
     device = env["gpu"] or f"{env['cpu']}, {env['cores']} cores, {env['threads']} thread(s)"
     return (
-        f"`{results['command'].strip()} --data DIR`: {results['prompts']} paragraphs, "
+        f"`{results['command'].strip()} --data DIR`: {texts(results)}"
         f"{results['new_tokens']} new tokens each, on {device}; "
         f"torch {env['torch']}, transformers {env['transformers']}, commit {env['commit']}."
     )
+
+
+def texts(results: dict[str, Any]) -> str:
+    """How many texts, where the results say so in one place."""
+    return f"{results['prompts']} paragraphs, " if "prompts" in results else ""
 
 
 def readme_block() -> str:
