@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import TEMPERATURES, command, environment, heldout_prompts, write_results
+from common import ROOT, TEMPERATURES, command, environment, heldout_prompts, write_results
 
 import sprinter
 from pair_data import read_documents
@@ -37,6 +38,7 @@ from sprinter.heads.head import Head
 
 PAPER = "paper, λ=1.2"
 ALL = "hidden, entropy, max_q, top_q(k=10)"
+TOLD = ALL + ", temperature"
 CANDIDATES: dict[str, dict[str, Any]] = {  # name -> settings
     "paper, λ=1": {"label": "ratio(lambda=1.0)"},
     PAPER: {"label": "ratio(lambda=1.2)"},
@@ -57,6 +59,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {  # name -> settings
         "label": "overlap(temperature=0.7)", "features": ALL, "head": "mlp", "width": 128
     },
     "agreement, mlp, hidden and law": {"label": "agreement", "features": ALL, "head": "mlp", "width": 128},
+    "own overlap, linear, hidden, law and T": {"label": "overlap(temperature=own)", "features": TOLD},
+    "own overlap, mlp, hidden, law and T": {
+        "label": "overlap(temperature=own)", "features": TOLD, "head": "mlp", "width": 128
+    },
     "overlap, resnet": {"label": "overlap", "head": "resnet"},
 }  # fmt: skip
 SHARES = (0.15, 0.35, 0.55, 0.75, 0.9)  # of positions that score at least τ
@@ -137,16 +143,16 @@ def trace(
     return Trace(*np.moveaxis(np.array(rows, dtype=float), -1, 0))
 
 
-def taus(head: Head, positions: Positions) -> list[float]:
+def taus(head: Head, positions: Positions, temperature: float = 1.0) -> list[float]:
     """Thresholds that the wanted shares of the test part's positions reach."""
-    test = positions.inputs[positions.parts(SEED) == 2]
+    test = positions.inputs[(positions.parts(SEED) == 2) & positions.at_temperature(temperature)]
     scores = head.calibration(head.network(test))
     return [round(float(scores.quantile(1 - share)), 6) for share in SHARES]
 
 
 def train_all(
     names: Sequence[str], sources: Sequence[Path], out: Path
-) -> dict[str, tuple[Head, list[float], dict[str, Any]]]:
+) -> dict[str, tuple[Head, dict[float, list[float]], dict[str, Any]]]:
     """Every candidate: the gate, its thresholds, what the laboratory says of it."""
     gates, cache = {}, {}
     for name in names:
@@ -160,7 +166,7 @@ def train_all(
         report = judge(trained.head, positions.select(positions.parts(SEED) == 2), repeats=200)
         save_trained(trained, report, positions, folder)
         head = load_gate(folder)
-        gates[name] = (head, taus(head, positions), facts(report))
+        gates[name] = (head, {t: taus(head, positions, t) for t in TEMPERATURES}, facts(report))
         print(f"{name}: {time.time() - began:.0f} s, {gates[name][2]['auc']}", file=sys.stderr)
     return gates
 
@@ -251,6 +257,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="*", default=list(CANDIDATES), choices=list(CANDIDATES), metavar="GATE"
     )
+    parser.add_argument("--add", action="store_true", help="keep what the last results hold of other gates")
     args = parser.parse_args()
     began, names = time.time(), list(dict.fromkeys([PAPER, *args.only]))
     pair = sprinter.load_pair(args.target, draft=args.draft) if args.target else sprinter.load_pair()
@@ -271,18 +278,24 @@ def main() -> None:
         },
         "curves": {},
     }
+    earlier = ROOT / "benchmarks" / "results" / f"gate_study_{args.name}.json"
+    if args.add and earlier.is_file():
+        known = json.loads(earlier.read_text(encoding="utf-8"))
+        results |= {"gates": known["gates"] | results["gates"], "curves": known["curves"]}
+        results["added"] = [*known.get("added", []), {"gates": names, "command": known["command"]}]
     for temperature in TEMPERATURES:
         plain = trace(pair, ["sprinter(tau=1.0)"], prompts, temperature, "no trust")
         coins = [f"coin(rate={rate})" for rate in RATES]
         traces = {"coin": trace(pair, coins, prompts, temperature, "coin")}
         for name, (head, values, _) in gates.items():
             gated = sprinter.Pair(pair.models, head)
-            specs = [f"sprinter(tau={min(1.0, max(0.0, tau))})" for tau in values]
+            specs = [f"sprinter(tau={min(1.0, max(0.0, tau))})" for tau in values[temperature]]
             traces[name] = trace(gated, specs, prompts, temperature, name)
+        old = results["curves"].get(str(temperature), {"points": {}, "read_off": {}})
         results["curves"][str(temperature)] = {
             "plain": points(plain)[0],
-            "points": {name: points(one) for name, one in traces.items()},
-            "read_off": read_off(traces, plain),
+            "points": old["points"] | {name: points(one) for name, one in traces.items()},
+            "read_off": old["read_off"] | read_off(traces, plain),
         }
         results["seconds"] = round(time.time() - began, 1)
         write_results(f"gate_study_{args.name}", results, table(results))

@@ -227,7 +227,8 @@ class RowDriver:
         """Scores for x, the last token of the text. A head that reads the state at x has x run through the draft now;
         the next draft token comes from that same pass."""
         self._place = (round, self._place[1] + 1 if self._place[0] == round else 1)
-        step = DraftStep(hidden, law, torch.tensor(self._place[1]), torch.tensor(x, device=law.device))
+        temperature, place = torch.tensor(self._sampling.temperature), torch.tensor(self._place[1])
+        step = DraftStep(hidden, law, place, torch.tensor(x, device=law.device), temperature=temperature)
         if any("hidden_x" in head.features for head in self._heads.values()):
             began = time.perf_counter()
             step = replace(step, hidden_x=self._step(side)[1][0])
@@ -290,4 +291,4 @@ _READINGS: Mapping[str, Signal] = {
 }
 _SIGNALS = {name + law: read for name, read in _READINGS.items() for law in ("", "_processed")}
 _RAW_SIGNALS = frozenset(_READINGS)
-_STATES = frozenset({"hidden", "hidden_x", "position"})  # features that need no law
+_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that need no law

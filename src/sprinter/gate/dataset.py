@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sprinter.errors import UserError
-from sprinter.gate.records import FIELDS, KINDS, LabelInfo, Records, read_info, read_shards
+from sprinter.gate.records import FIELDS, KINDS, TEMPERATURES, LabelInfo, Records, read_info, read_shards
 from sprinter.heads.features import LARGEST_K, stack_features, top_k_of
 from sprinter.heads.head import Head
 
@@ -61,6 +61,11 @@ class Positions:
         wanted = torch.tensor([KINDS.index(kind) for kind in kinds], dtype=self.columns["kind"].dtype)
         return torch.isin(self.columns["kind"], wanted)
 
+    def at_temperature(self, temperature: float) -> Tensor:
+        """Mask of the positions at this temperature, ``[n]`` bool; all of them where none is told apart."""
+        told = self.columns.get("temperature")
+        return torch.ones(len(self), dtype=torch.bool) if told is None else told == temperature
+
     def parts(self, seed: int) -> Tensor:
         """The part of each position, index into ``PARTS``, ``[n]``."""
         by_prompt = torch.tensor([part_of(prompt, seed) for prompt in self.prompts], dtype=torch.int64)
@@ -79,8 +84,8 @@ def part_of(prompt: str, seed: int) -> int:
     return 0 if place < _SHARES[0] else 1 if place < _SHARES[0] + _SHARES[1] else 2
 
 
-def record_features(records: Records, names: Sequence[str]) -> Tensor:
-    """The features of a head side by side, ``[n, m]`` float32.
+def record_features(records: Records, names: Sequence[str], temperature: float = 1.0) -> Tensor:
+    """The features of a head side by side, ``[n, m]`` float32; ``temperature`` is the one that the head is told.
 
     ``log_q`` and ``hidden_x`` are those of the text's token. The place in the draft run is counted from the end of the
     prompt: it is true of draft-written texts alone.
@@ -92,6 +97,7 @@ def record_features(records: Records, names: Sequence[str]) -> Tensor:
         "max_q": records.max_q,
         "log_q": records.log_q_token,
         "position": records.step + 1,
+        "temperature": torch.full_like(records.entropy, temperature),
     }
     for name in names:
         if k := top_k_of(name):
@@ -102,6 +108,9 @@ def record_features(records: Records, names: Sequence[str]) -> Tensor:
 def read_positions(directories: Sequence[str | Path], features: Sequence[str]) -> Positions:
     """All positions of finished data sets of one pair, a shard at a time.
 
+    With the feature ``temperature`` every record stands there once for each recorded temperature, named by the column
+    "temperature".
+
     Raises:
         UserError: no directory, one that holds no finished labels, data sets of different pairs, no position at all.
     """
@@ -110,15 +119,20 @@ def read_positions(directories: Sequence[str | Path], features: Sequence[str]) -
     infos = tuple(read_info(directory) for directory in directories)
     _check_same_pair(directories, infos)
     inputs: list[Tensor] = []
-    columns: dict[str, list[Tensor]] = {name: [] for name in _SMALL}
+    told = ("temperature",) if "temperature" in features else ()
+    columns: dict[str, list[Tensor]] = {name: [] for name in (*_SMALL, *told)}
     numbers: dict[str, int] = {}
     groups: list[Tensor] = []
     for directory, info in zip(directories, infos, strict=True):
         for records in read_shards(directory):
-            inputs.append(record_features(records, features))
-            groups.append(_groups(records.prompt, info, numbers))
-            for name in _SMALL:
-                columns[name].append(getattr(records, name))
+            group = _groups(records.prompt, info, numbers)
+            for temperature in TEMPERATURES if "temperature" in features else (None,):
+                inputs.append(record_features(records, features, 1.0 if temperature is None else temperature))
+                groups.append(group)
+                for name in _SMALL:
+                    columns[name].append(getattr(records, name))
+                if temperature is not None:
+                    columns["temperature"].append(torch.full_like(records.entropy, temperature))
     if not sum(len(part) for part in inputs):
         raise UserError(
             f"the labels in {_listed(directories)} hold no position: label more text with 'sprinter gate label'"

@@ -4,7 +4,8 @@
 ratio(lambda=1.2, at=drawn)       1 if q(x)/p(x) <= λ (the SPRINTER paper, with x ~ q); at=greedy takes x = argmax q,
                                   at=text the text's own token
 expected-ratio(lambda=1.2)        its expectation over x ~ q
-overlap(temperature=1.0)          β = Σ min(p, q), the chance that exact acceptance keeps a draft token
+overlap(temperature=1.0)          β = Σ min(p, q), the chance that exact acceptance keeps a draft token;
+                                  temperature=own takes the temperature that the head is told (feature "temperature")
 agreement                         1 if argmax q = argmax p: the overlap at temperature 0
 accept(at=drawn)                  min(1, p/q)(x), the chance that exact acceptance keeps this x (SpecDec++ with at=text)
 fuzzy(divergence=js,              1 if the divergence of p and q is below the threshold (the classifier that the fuzzy
@@ -37,6 +38,7 @@ __all__ = [
 Columns = Mapping[str, Tensor]
 """Name → column of records, ``[n]`` or ``[n, ...]``."""
 _PLACES = ("drawn", "greedy", "text")
+_OWN = "own"
 
 
 class Label(ABC):
@@ -133,19 +135,28 @@ class Overlap(Label):
     """β = Σ min(p, q) of the laws at a temperature.
 
     Args:
-        temperature: 1, 0.7 or 0.
+        temperature: 1, 0.7 or 0; "own": the one that the head is told.
     """
 
-    temperature: float = 1.0
+    temperature: float | str = 1.0
     name: ClassVar[str] = "overlap"
     soft: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _column_of("temperature", self.temperature, TEMPERATURES)
+        if self.temperature != _OWN:
+            if isinstance(self.temperature, str):
+                raise did_you_mean("temperature of the label", self.temperature, [_OWN])
+            _column_of("temperature", self.temperature, TEMPERATURES)
 
     def values(self, columns: Columns) -> Tensor:
         """As above."""
-        return columns["overlap"][:, TEMPERATURES.index(self.temperature)].clamp(0, 1)
+        overlap = columns["overlap"].clamp(0, 1)
+        if isinstance(self.temperature, float | int):
+            return overlap[:, TEMPERATURES.index(self.temperature)]
+        if "temperature" not in columns:
+            raise UserError(f"label {self} goes with the feature 'temperature': add it to the features")
+        told = columns["temperature"].unsqueeze(1) == torch.tensor(TEMPERATURES)
+        return (overlap * told).sum(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,11 @@ same whoever makes it. Batch composition is the local engine's, and every actor 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib import import_module
@@ -63,7 +65,9 @@ class RayEngine:
         items = [{"number": step.number, "rows": _packed(step)} for step in steps]
         if not items:
             return
-        ray, started = self._ray, self._connect()
+        ray = self._ray
+        with _without_warnings():
+            started = self._connect()
         try:
             data = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
                 _Worker,
@@ -130,6 +134,14 @@ class _Worker:
         number = int(batch["number"][0])
         shard = self._label(Step(number, _unpacked(batch["rows"][0])))
         return {"number": np.array([number]), "shard": np.array([shard], dtype=object)}
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Ray warns of its own settings, which nobody here can mend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _packed(step: Step) -> str:

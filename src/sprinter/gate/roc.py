@@ -176,10 +176,13 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
     signals = {head.config.kind: scores, "entropy": -columns["entropy"], "max q": columns["max_q"]}
     if head.sees_token:
         signals["q(x)"] = columns["log_q_token"]
-    truths = {
-        name: _truth(values, signals, scores, head.config.tau, bootstrap)
-        for name, values in _labels(own, columns, at_text=head.sees_token or own.at_text).items()
-    }
+    warm, cold = positions.at_temperature(1.0), positions.at_temperature(0.0)  # the same where none is told
+    truths = {}
+    for name, values in _labels(own, columns, at_text=head.sees_token or own.at_text).items():
+        rows = cold if name == str(Agreement()) else warm
+        shown = {signal: found[rows] for signal, found in signals.items()}
+        draws = bootstrap if bool(rows.all()) else Bootstrap.make(positions.group[rows], repeats, seed)
+        truths[name] = _truth(values[rows], shown, scores[rows], head.config.tau, draws)
     values = own.values(columns).double()
     error = (values - scores.double()).square().mean()
     return Report(

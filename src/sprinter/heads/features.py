@@ -8,6 +8,7 @@ entropy        H(q) in nats                                                     
 max_q          max q                                                                        ``[...]``
 top_q(k=10)    the k largest probabilities of q, falling                                    ``[..., k]``
 position       place of x in its draft run, from 1                                          ``[...]``
+temperature    of the sampling: one head then serves all temperatures                      ``[...]``
 hidden_x       the draft's last hidden state after x was fed: one draft step more           ``[..., d]``
 log_q          ln q(x)                                                                      ``[...]``
 =============  ===========================================================================  ===========
@@ -48,6 +49,7 @@ class DraftStep:
         position: ``[...]`` place of x in its draft run, from 1.
         token: ``[...]`` x, for features that look at it.
         hidden_x: ``[..., d]`` state after x was fed, likewise.
+        temperature: ``[...]`` of the sampling, 0 for greedy texts.
     """
 
     hidden: Tensor | None = None
@@ -55,6 +57,7 @@ class DraftStep:
     position: Tensor | None = None
     token: Tensor | None = None
     hidden_x: Tensor | None = None
+    temperature: Tensor | None = None
 
 
 def _given(value: Tensor | None, feature: str) -> Tensor:
@@ -85,6 +88,10 @@ def _position(step: DraftStep, k: int) -> Tensor:
     return _given(step.position, "position")
 
 
+def _temperature(step: DraftStep, k: int) -> Tensor:
+    return _given(step.temperature, "temperature")
+
+
 def _hidden_x(step: DraftStep, k: int) -> Tensor:
     return _given(step.hidden_x, "hidden_x")
 
@@ -100,6 +107,7 @@ FEATURES: Mapping[str, Callable[[DraftStep, int], Tensor]] = {
     "max_q": _max_q,
     "top_q": _top_q,
     "position": _position,
+    "temperature": _temperature,
     "hidden_x": _hidden_x,
     "log_q": _log_q,
 }
