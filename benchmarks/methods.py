@@ -63,14 +63,22 @@ def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[st
     )
     settings: dict[str, Any] = {"gamma": gamma, "speeds": {**speeds, **svip, **adaedl}}
     settings |= {"svip": next(iter(svip)), "adaedl": next(iter(adaedl)), "dials": {}, "curves": {}}
-    for name, (spec, values) in DIALS.items():
-        spec = spec.replace("{gamma}", str(gamma))
-        drifts = curve(pair, spec, values, prompts, temperature)["drift"]
-        settings["curves"][spec] = dict(zip(map(str, values), drifts, strict=True))
-        for drift in DRIFTS:
-            value = round(read_off(drift, drifts, values), 6)
-            settings["dials"][f"{name} @ {drift:.2f}"] = spec.format(value)
+    for name in DIALS:
+        tune_dial(pair, prompts, temperature, name, settings)
     return settings
+
+
+def tune_dial(
+    pair: sprinter.Pair, prompts: list[str], temperature: float, name: str, settings: dict[str, Any]
+) -> None:
+    """Values of one dial for the wanted drifts, written into ``settings``."""
+    spec, values = DIALS[name]
+    spec = spec.replace("{gamma}", str(settings["gamma"]))
+    drifts = curve(pair, spec, values, prompts, temperature)["drift"]
+    settings["curves"][spec] = dict(zip(map(str, values), drifts, strict=True))
+    for drift in DRIFTS:
+        value = round(read_off(drift, drifts, values), 6)
+        settings["dials"][f"{name} @ {drift:.2f}"] = spec.format(value)
 
 
 def arms_of(settings: dict[str, Any]) -> dict[str, str]:
@@ -102,20 +110,27 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def again(pair: sprinter.Pair, prompts: list[str], names: list[str]) -> None:
-    """Measure some arms of the last results anew, beside both bases, and put their rows in the place of the old."""
+def again(pair: sprinter.Pair, tuning: list[str], prompts: list[str], names: list[str]) -> None:
+    """Measure some arms of the last results anew, beside both bases, and put their rows in the place of the old.
+
+    The name of a dial stands for all of its arms, and has it tuned anew.
+    """
     began = time.time()
     results = json.loads((ROOT / "benchmarks" / "results" / "methods.json").read_text(encoding="utf-8"))
     for temperature in TEMPERATURES:
-        named = arms_of(results["tuned"][str(temperature)])
-        chosen = {name: spec for name, spec in named.items() if name in (*BASES, *names)}
+        settings = results["tuned"][str(temperature)]
+        for name in DIALS:
+            if name in names:
+                tune_dial(pair, tuning, temperature, name, settings)
+        wanted = (*BASES, *names)
+        chosen = {name: spec for name, spec in arms_of(settings).items() if name.split(" @")[0] in wanted}
         arms = [method_arm(pair, spec, temperature, name) for name, spec in chosen.items()]
         interleave(arms, prompts, note=f"T={temperature}")
         fresh = {arm.name: row(arm, temperature, plain=arms[0], exact=arms[1]) for arm in arms[len(BASES) :]}
-        results["rows"] = [
-            fresh.get(old["arm"], old) if old["temperature"] == temperature else old
-            for old in results["rows"]
-        ]
+        rows = {t: [old for old in results["rows"] if old["temperature"] == t] for t in TEMPERATURES}
+        rows[temperature] = [fresh.pop(old["arm"], old) for old in rows[temperature]]
+        rows[temperature] += fresh.values()
+        results["rows"] = [one for t in TEMPERATURES for one in rows[t]]
     entry = {"arms": names, "environment": environment(), "seconds": round(time.time() - began, 1)}
     results["again"] = [*results.get("again", []), entry]
     write_results("methods", results, table(results["rows"]))
@@ -126,10 +141,10 @@ def main() -> None:
     args = arguments(__doc__, tuning_prompts=12, again=True)
     began = time.time()
     pair = sprinter.load_pair()
-    if args.again:
-        return again(pair, heldout_prompts(args.data, args.prompts), args.again)
     tuning = heldout_prompts(args.data, args.tuning_prompts, skip=args.prompts)
     prompts = heldout_prompts(args.data, args.prompts)
+    if args.again:
+        return again(pair, tuning, prompts, args.again)
     rows: list[dict[str, Any]] = []
     settings = {}
     for temperature in TEMPERATURES:

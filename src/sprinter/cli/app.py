@@ -12,6 +12,7 @@ from sprinter.cli.doctor import doctor
 from sprinter.cli.gate import gate
 from sprinter.cli.generate import generate
 from sprinter.cli.methods import methods
+from sprinter.cli.theory import theory
 
 __all__ = ["app"]
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 for command in (generate, methods, doctor, demo):
     app.command()(command)
 app.add_typer(gate, name="gate")
+app.add_typer(theory, name="theory")
 
 
 def _version(asked: bool) -> None:

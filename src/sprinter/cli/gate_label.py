@@ -93,8 +93,8 @@ def command(
 
     with _bar(shown=sys.stderr.isatty()) as progress:
         report = label(
-            pair, [*data, *(more or ())], out, settings, engine=engine, workers=workers, ray_address=ray_address, restart=restart,
-            progress=progress,
+            pair, [*data, *(more or ())], out, settings, engine=engine, workers=workers,
+            ray_address=ray_address, restart=restart, progress=progress,
         )  # fmt: skip
     if json:
         print_json(_summary(report, out))

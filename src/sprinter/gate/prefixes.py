@@ -22,7 +22,7 @@ from sprinter.random import AddressedDraws, Purpose
 __all__ = ["Readings", "Row", "Writer"]
 
 ORIGINAL, DRAFT, TARGET, INTERLEAVED = range(len(KINDS))
-_AT_ONCE = 32  # rows of one pass where rows need not keep step: by length, so that little is padding
+_AT_ONCE = 16  # rows of one pass where rows need not keep step: by length, so that little is padding
 
 
 @dataclass(frozen=True, slots=True)

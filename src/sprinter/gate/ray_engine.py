@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,10 @@ class RayEngine:
         self._on_gpu = model.device.type == "cuda"
         self._spec = {
             "info": asdict(info),
+            "target": _whole(info.target_id),
+            "draft": _whole(info.draft_id),
             "settings": asdict(settings),
-            "tokenizer": tokenizer.name_or_path or None,
+            "tokenizer": _whole(tokenizer.name_or_path) or None,
             "device": model.device.type,
             "threads": torch.get_num_threads(),
         }
@@ -117,9 +120,8 @@ class _Worker:
         torch.set_num_threads(spec["threads"])
         info = spec["info"]
         models = load_models(
-            info["target_id"], info["draft_id"], tokenizer=spec["tokenizer"], device=spec["device"],
-            dtype=info["dtype"], revision=info["target_revision"],
-            draft_revision=info["draft_revision"],
+            spec["target"], spec["draft"], tokenizer=spec["tokenizer"], device=spec["device"], dtype=info["dtype"],
+            revision=info["target_revision"], draft_revision=info["draft_revision"],
         )  # fmt: skip
         assert models.draft is not None
         for which, model in (("target", models.target), ("draft", models.draft)):
@@ -142,6 +144,11 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def _whole(source: str) -> str:
+    """A directory's whole path (a worker stands elsewhere), a hub id as it is."""
+    return str(Path(source).resolve()) if source and Path(source).is_dir() else source
 
 
 def _packed(step: Step) -> str:

@@ -30,7 +30,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
     "disco": {
         "kind": "disco", "architecture": "ffn", "width": 32, "layers": 1,
-        "features": ("top_q(k=10)", "entropy", "position"),
+        "features": ("top_q(k=10)", "entropy", "position"), "weight": "balanced", "calibration": "none",
     },
 }  # fmt: skip
 """What each ``head`` stands for; what is not said is said by ``_USUAL``."""

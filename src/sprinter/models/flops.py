@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-__all__ = ["forward_flops"]
+__all__ = ["forward_flops", "full_context"]
 
 _UNGATED = frozenset(
     {
@@ -31,13 +31,15 @@ def forward_flops(config: PreTrainedConfig, context: int | None = None) -> float
             as if they attended to all of it.
     """
     text: Any = config.get_text_config(decoder=True)
-    attended = (
-        context
-        if context is not None
-        else int(_first(text, "max_position_embeddings", "max_seq_len") or 2048)
-    )
+    attended = full_context(config) if context is None else context
     d, vocab, layers = int(text.hidden_size), int(text.vocab_size), int(text.num_hidden_layers)
     return float(2 * vocab * d + layers * (_attention(text, d, attended) + _mlp(text, d)) + 2 * d * vocab)
+
+
+def full_context(config: PreTrainedConfig) -> int:
+    """Tokens that a model can attend to; 2,048 where its config names no number."""
+    text: Any = config.get_text_config(decoder=True)
+    return int(_first(text, "max_position_embeddings", "max_seq_len") or 2048)
 
 
 def _attention(text: Any, d: int, context: int) -> int:

@@ -1,0 +1,147 @@
+"""``sprinter theory flops``: forward FLOPs of models and methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from sprinter.cli.loading import load
+from sprinter.cli.pages import console, print_json
+from sprinter.cli.theory_common import Progress, read_prompts, record
+from sprinter.errors import UserError
+
+__all__ = ["command"]
+
+
+def command(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Architecture such as gpt2-xl, directory or hub id.",
+            show_default="the paper's",
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to count.")] = 20,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens attended to.", show_default="the model's full context")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="With --draft: a round's FLOPs. With --method: the target.")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Likewise the draft.")] = None,
+    gate: Annotated[str | None, typer.Option(help="With --method: a gate made for this draft.")] = None,
+    gamma: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.")] = 5,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="Both counts of this method, by a quick probe; may be repeated."),
+    ] = None,
+    texts: Annotated[int, typer.Option(min=2, help="Texts of the probe.")] = 12,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Count forward FLOPs as Hoffmann et al. (2022, Appendix F): of models, of a round, of methods."""
+    if method:
+        value = _methods(method, target, draft, gate, texts, Progress())
+    elif target is not None or draft is not None:
+        if target is None or draft is None:
+            raise UserError("a round needs both models: give --target and --draft")
+        value = _round(target, draft, gamma, context)
+    else:
+        value = {"models": _models(models, tokens, context), "tokens": tokens}
+    if json:
+        print_json(value)
+        return
+    for rows in value.values():
+        if isinstance(rows, list):
+            _print(rows)
+
+
+def _models(models: Sequence[str] | None, tokens: int, context: int | None) -> list[dict[str, Any]]:
+    from sprinter.models.flops import forward_flops, full_context
+    from sprinter.theory.flops import PAPER_TABLE, config_of
+
+    rows = []
+    for name in models or PAPER_TABLE:
+        config = config_of(name)
+        each = forward_flops(config, context)
+        printed = PAPER_TABLE.get(name.lower()) if tokens == 20 and context is None else None
+        rows.append({
+            "model": name, "context": context or full_context(config), "flops_per_token": each,
+            "billions": tokens * each / 1e9, "paper_billions": printed,
+        })  # fmt: skip
+    return rows
+
+
+def _round(target: str, draft: str, gamma: int, context: int | None) -> dict[str, Any]:
+    """Equations 5 and 6, and what the second leaves out."""
+    from sprinter.models.flops import forward_flops
+    from sprinter.theory.flops import config_of
+    from sprinter.theory.sequential import sequential_flops, speculative_flops
+
+    t, d = (config_of(name) for name in (target, draft))
+    big, small = forward_flops(t, context), forward_flops(d, context)
+    gate = 2.0 * int(d.get_text_config(decoder=True).hidden_size)
+    exact = float(speculative_flops(gamma, small, big))
+    rows = [
+        {"round": f"speculative, {gamma} draft tokens (equation 5)", "billions": exact / 1e9},
+        {"round": f"sprinter, {gamma} draft tokens, by passes (equation 6)",
+         "billions": float(sequential_flops(gamma, small, gate, big)) / 1e9},
+        {"round": "the same by tokens: the target's cache needs them all", "billions": (exact + gamma * gate) / 1e9},
+    ]  # fmt: skip
+    return {"target": target, "draft": draft, "gamma": gamma, "rounds": rows}
+
+
+def _methods(
+    specs: Sequence[str],
+    target: str | None,
+    draft: str | None,
+    gate: str | None,
+    texts: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    from sprinter.decode.methods import parse_method
+    from sprinter.laws import Sampling
+    from sprinter.models.flops import forward_flops
+    from sprinter.theory.flops import method_flops
+    from sprinter.theory.predict import predict
+
+    methods = [parse_method(spec) for spec in specs]
+    pair = load(target, draft, gate)
+    recordings = record(pair, read_prompts(None, texts), 64, Sampling(), 0, progress)
+    assert pair.models.draft is not None
+    big, small = (forward_flops(model.model.config) for model in (pair.models.target, pair.models.draft))
+    rows = []
+    for method in methods:
+        found = predict(recordings, method)
+        head = pair.heads["gate"].flops if "gate" in method.needs else 0.0
+        count = method_flops(
+            found.calls, found.tokens_read, found.draft_steps, found.gate_scores, big, small, head
+        )
+        rows.append({
+            "method": method.name, "millions_by_passes": count.passes / 1e6, "millions_by_tokens": count.tokens / 1e6,
+            "passes_over_plain": count.passes_ratio, "tokens_over_plain": count.tokens_ratio,
+        })  # fmt: skip
+    progress.close()
+    return {"methods": rows}
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for key, value in rows[0].items():
+        table.add_column(key.replace("_", " "), justify="left" if isinstance(value, str) else "right")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3e}" if value >= 1e6 else f"{value:.2f}"
+    return str(value)

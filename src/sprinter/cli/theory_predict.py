@@ -1,0 +1,159 @@
+"""``sprinter theory predict``: tokens a target call, drift and speed-up of any method, without decoding with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sprinter.cli.loading import load
+from sprinter.cli.pages import console, print_json
+from sprinter.cli.theory_common import Progress, read_prompts, record
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from sprinter.engine.pair import Pair
+    from sprinter.theory.recording import Recording
+
+__all__ = ["command"]
+
+_METHODS = ("autoregressive", "speculative", "sprinter")
+
+
+def command(
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="Any method; may be repeated.", show_default=", ".join(_METHODS)),
+    ] = None,
+    best: Annotated[bool, typer.Option(help="Name the best gamma, h, lambda, tau and T.")] = True,
+    max_drift: Annotated[float, typer.Option(help="Of lossy methods among the best.")] = 0.1,
+    cost_ratio: Annotated[
+        float | None,
+        typer.Option(help="Time of a draft step over that of a target pass.", show_default="measured here"),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
+    gate: Annotated[
+        str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="Labels made by 'sprinter gate label' instead of a probe.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
+    ] = None,
+    texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens a text.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this share.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict methods on your pair: a short probe records both models' laws, the decode loop replays them."""
+    from sprinter.decode.methods import parse_method
+    from sprinter.laws import Sampling
+    from sprinter.theory import predict as theory
+
+    methods = [parse_method(spec) for spec in method or _METHODS]
+    given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
+    sampling = Sampling(temperature, top_k, top_p)
+    lines, progress = read_prompts(prompts, texts), Progress()
+    pair = load(target, draft, gate, device=device)
+    if labels is not None:
+        recordings = _from_labels(labels, pair, sampling)
+    else:
+        recordings = record(pair, lines, new_tokens, sampling, seed, progress)
+    cost = given or theory.measure_costs(pair)
+    wanted = [m for m in methods if method or "gate" not in m.needs or "gate" in recordings[0].signals]
+    rows = [theory.predict(recordings, one, cost=cost, seed=seed).to_dict() for one in wanted]
+    found: dict[str, Any] = {}
+    if best:
+        chosen = theory.best(
+            recordings,
+            cost,
+            max_drift=max_drift,
+            seed=seed,
+            progress=lambda name: progress("looking for the best"),
+        )
+        found = {name: None if one is None else one.to_dict() for name, one in chosen.items()}
+    progress.close()
+    if json:
+        ratio = {"draft": cost.draft, "gate": cost.gate, "token": cost.token}
+        print_json({"cost_ratio": ratio, "max_drift": max_drift, "predictions": rows, "best": found})
+        return
+    _print(rows, found, cost.draft, max_drift)
+
+
+def _from_labels(directory: Path, pair: Pair, sampling: Any) -> list[Recording]:
+    """Recordings from the gate laboratory's labels, checked against the pair."""
+    from sprinter.gate.records import read_info, read_records
+    from sprinter.heads.head import weights_fingerprint
+    from sprinter.laws import Sampling
+    from sprinter.theory.labels import from_labels
+
+    info = read_info(directory)
+    assert pair.models.draft is not None
+    for which, model, wanted in (
+        ("target", pair.models.target, info.target_fingerprint),
+        ("draft", pair.models.draft, info.draft_fingerprint),
+    ):
+        if weights_fingerprint(model.model) != wanted:
+            raise UserError(
+                f"the labels in '{directory}' were made with another {which}: give the pair that made them"
+            )
+    if sampling != Sampling(temperature=info.temperature):
+        raise UserError(
+            f"the labels hold texts at temperature {info.temperature:g}: give --temperature {info.temperature:g} alone"
+        )
+    columns = read_records(directory).columns()
+    new_tokens = int(info.settings["new_tokens"])
+    return [
+        from_labels(columns, writer, temperature=info.temperature, new_tokens=new_tokens, heads=pair.heads)
+        for writer in ("target", "draft")
+    ]
+
+
+def _print(rows: list[dict[str, Any]], found: dict[str, Any], ratio: float, max_drift: float) -> None:
+    from rich import box
+    from rich.table import Table
+
+    page = console()
+    for title, named in (
+        ("Predicted", [("", row) for row in rows]),
+        (f"The best of each dial at drift <= {max_drift:g}", list(found.items())),
+    ):
+        if not named:
+            continue
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("method")
+        for name in ("tokens/call", "mean drift", "draft steps/token", "speed-up", "lossless"):
+            table.add_column(name, justify="right")
+        for dial, row in named:
+            table.add_row(*_cells(dial, row))
+        page.print(table)
+    page.print(
+        f"Speed-ups over plain decoding at a cost ratio of {ratio:.3f} (draft step over target pass); 95 % intervals."
+    )
+
+
+def _cells(dial: str, row: dict[str, Any] | None) -> tuple[str, ...]:
+    if row is None:
+        return (f"{dial}: none drifts so little", *("-",) * 5)
+    name = f"{dial}: {row['method']}" if dial else row["method"]
+    calls, drift = row["tokens_per_call_interval"], row["mean_drift_interval"]
+    return (
+        name,
+        "-" if calls is None else f"{row['tokens_per_call']:.2f} [{calls[0]:.2f}, {calls[1]:.2f}]",
+        f"{row['mean_drift']:.3f} [{drift[0]:.3f}, {drift[1]:.3f}]",
+        f"{row['draft_steps']:.2f}",
+        f"{row['speed_up']:.2f}",
+        "yes" if row["lossless"] else "no",
+    )

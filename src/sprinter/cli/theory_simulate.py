@@ -1,0 +1,86 @@
+"""``sprinter theory simulate``: closed forms beside Monte Carlo through the real decode loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sprinter.cli.pages import console, print_json
+from sprinter.cli.theory_common import Progress, check_out, write_json
+
+__all__ = ["command"]
+
+
+def command(
+    states: Annotated[int, typer.Option(help="States of the Markov chains.")] = 7,
+    horizon: Annotated[int, typer.Option(help="Tokens of a text.")] = 50,
+    drafts: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--drafts", "-m", help="Drafts M of a batch, 2 to 8; may be repeated.", show_default="4, 5"
+        ),
+    ] = None,
+    runs: Annotated[int, typer.Option(help="Texts a curve.")] = 500,
+    long: Annotated[
+        int, typer.Option(help="Horizon of the longer simulation, a quarter of the texts; 0: none.")
+    ] = 100,
+    seed: Annotated[int, typer.Option(help="Of chains and draws.")] = 10,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory for simulate.json and the figures.", show_default="numbers alone"),
+    ] = None,
+    figures: Annotated[bool, typer.Option(help="Draw PNG files into --out.")] = True,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check the theorems by simulation: non-stationary Markov chains answer the real decode loop."""
+    from sprinter.theory.figures import SIMULATIONS, save
+    from sprinter.theory.simulation import Setting, run_all
+
+    setting = Setting(states, horizon, seed, tuple(drafts or (4, 5)), runs, long)
+    check_out(out, figures)
+    progress = Progress()
+    data = run_all(setting, progress)
+    progress.close()
+    files: list[Path] = []
+    if out is not None:
+        files.append(write_json(out / "simulate.json", data))
+        if figures:
+            drawn = {name: each for name, each in SIMULATIONS.items() if each[0] in data}
+            files += [save(draw, data[part], out / f"{name}.png") for name, (part, draw) in drawn.items()]
+    if json:
+        print_json({**data, "files": [str(file) for file in files]})
+        return
+    _print(data, files)
+
+
+def _print(data: dict[str, Any], files: list[Path]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("closed form")
+    for name in ("value", "simulated", "99 % interval", "texts"):
+        table.add_column(name, justify="right")
+    for part in data.values():
+        for one in part.get("checks", []) if isinstance(part, dict) else []:
+            inside = "" if one["low"] <= one["closed"] <= one["high"] else " (outside)"
+            interval = f"{one['low']:.3f} to {one['high']:.3f}{inside}"
+            table.add_row(
+                one["what"], f"{one['closed']:.3f}", f"{one['mean']:.3f}", interval, str(one["runs"])
+            )
+    page = console()
+    page.print(table)
+    short = data["rejections"]["short"]
+    ratio = short["gamma_5"]["calls_over_theorem_1"]
+    page.print(
+        f"{data['within_interval']} of {data['comparisons']} closed forms lie within their 99 % interval."
+    )
+    page.print(
+        f"Drafts of 5 tokens need {short['gamma_5']['target_calls']:.2f} target calls a text, {100 * (ratio - 1):.1f} "
+        f"% more than drafts to the horizon ({short['theorem_1_target_calls']:.2f}); Theorem 1 counts "
+        f"{short['theorem_1_rejections']:.2f} rejections, {short['gamma_5']['rejections']:.2f} of which are left."
+    )
+    if files:
+        page.print("wrote " + ", ".join(str(file) for file in files))

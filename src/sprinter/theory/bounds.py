@@ -1,0 +1,65 @@
+"""Bounds: SVIP's on the acceptance rate, Fuzzy Speculative Decoding's and the meter's on the law of a whole text."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sprinter.errors import UserError
+from sprinter.laws import entropy, kl_divergence
+from sprinter.theory.numbers import Number, as_tensor, chance, non_negative
+
+__all__ = ["bretagnolle_huber", "cross_entropy", "entropy_bound", "fuzzy_bound", "pinsker", "text_tv_bound"]
+
+
+def pinsker(p: Tensor, q: Tensor) -> Tensor:
+    """β >= 1 − sqrt(KL(q‖p)/2) (SVIP, equations 4 and 5; Pinsker), ``[..., V]`` -> ``[...]``; may be negative."""
+    return 1 - (kl_divergence(q, p).clamp(min=0) / 2).sqrt()
+
+
+def bretagnolle_huber(p: Tensor, q: Tensor) -> Tensor:
+    """β >= 1 − sqrt(1 − exp(−KL(q‖p))) (SVIP, Appendix B), ``[..., V]`` -> ``[...]``; always in [0, 1]."""
+    return 1 - (-torch.expm1(-kl_divergence(q, p).clamp(min=0))).sqrt()
+
+
+def cross_entropy(q: Tensor, p: Tensor) -> Tensor:
+    """H_{q,p} = −Σ q ln p in nats: Pinsker's bound reads 1 − sqrt((H_{q,p} − H_q)/2)."""
+    return entropy(q) + kl_divergence(q, p)
+
+
+def entropy_bound(h: Number, c: Number = 0.15) -> Tensor:
+    """SVIP's stand-in for Pinsker's bound, 1 − sqrt(c·H(q)): H_{q,p} is taken to be a multiple of H_q. No bound."""
+    return 1 - (as_tensor(c) * non_negative("h", h)).sqrt()
+
+
+def fuzzy_bound(
+    divergence: str, tokens: Number, threshold: Number, draft_share: Number, other_share: Number | None = None
+) -> Tensor:
+    """Bound on the divergence between the laws of whole texts, target's and method's (FSD, section 4.2, Appendix B).
+
+    N·share·T, for sampled drafts and divergences of the processed laws. Whose text the share of tokens from the draft
+    is counted in matters: kl = KL(target‖method): in the target's; kl_reversed and tv: in the method's own. For js the
+    paper's derivation has a gap: the divergence of whole texts does not split into positions. Splitting it against the
+    product of the positions' mixtures gives N·T·(share + other share), the two counted in either text.
+
+    Args:
+        divergence: "kl", "kl_reversed", "tv" or "js".
+        tokens: N. threshold: T. draft_share: in [0, 1], in the text named above (js: the target's).
+        other_share: for js, the share in the method's own text.
+    """
+    if divergence not in ("kl", "kl_reversed", "tv", "js"):
+        raise UserError(f"there is no bound for divergence '{divergence}': give kl, kl_reversed, tv or js")
+    share = chance("draft_share", draft_share)
+    if divergence == "js":
+        if other_share is None:
+            raise UserError(
+                "the bound for js needs both shares: give other_share, counted in the method's own text"
+            )
+        share = share + chance("other_share", other_share)
+    return non_negative("tokens", tokens) * non_negative("threshold", threshold) * share
+
+
+def text_tv_bound(drifts: Tensor) -> Tensor:
+    """TV between the laws of whole texts is at most the expected sum of drifts under the method's own text, and at
+    most 1. ``drifts [texts, positions]`` -> a number."""
+    return drifts.sum(-1).mean().clamp(max=1)

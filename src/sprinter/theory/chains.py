@@ -1,0 +1,220 @@
+"""Expected rejections on Markov chains (Yin et al. 2024, Theorems 1 and 3), and what finite drafts and lossy rules do.
+
+The paper's setting: position n of the text, n = 1 ... T, has laws p_n(· | x_{n−1}) and q_n(· | x_{n−1}) that change
+with n; x_0 is the prompt. Drafts run to the horizon T, a call ends at its first rejection, and no bonus is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule
+from sprinter.decode.checks import at_least
+from sprinter.errors import UserError
+from sprinter.laws import kl_divergence, overlap, residual, tv_distance
+from sprinter.theory.front import batch_laws
+from sprinter.theory.numbers import chance
+
+__all__ = [
+    "Chain", "Counts", "RuleOnChain", "SequentialCounts", "batch_rejections", "expected_rejections", "mean_overlap",
+    "positions", "rejections_by_position", "rule_on_chain", "sequential_counts", "speculative_counts",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A target and a draft that are non-stationary Markov chains.
+
+    Attributes:
+        p, q: ``[T, S, S]`` float64; p[n − 1, s] is the target's law of token n after token s.
+        start: law of the prompt token, ``[S]``.
+    """
+
+    p: Tensor
+    q: Tensor
+    start: Tensor
+
+    def __post_init__(self) -> None:
+        if self.p.dim() != 3 or self.p.shape != self.q.shape or self.p.shape[1:] != (len(self.start),) * 2:
+            raise UserError(
+                f"laws of shapes {tuple(self.p.shape)} and {tuple(self.q.shape)} with {len(self.start)} states are no "
+                "chain: give p and q as [horizon, states, states]"
+            )
+        for law in (self.p, self.q, self.start):
+            if not bool((law >= 0).all()) or not bool(((law.sum(-1) - 1).abs() < 1e-9).all()):
+                raise UserError("a row of the chain is no law: give entries of at least 0 that sum to 1")
+
+    @classmethod
+    def random(cls, states: int = 7, horizon: int = 50, seed: int = 10) -> Chain:
+        """The paper's instance (its Appendix F): rows are uniform numbers, normalised; a uniform prompt.
+
+        The paper's seed is 10; its 16.41 rejections depend on an unpublished order of draws, so ours differ a little.
+        """
+        at_least("states", states, 2)
+        at_least("horizon", horizon, 1)
+        numbers = torch.Generator().manual_seed(seed)
+        rows = torch.rand(2, horizon, states, states, generator=numbers, dtype=torch.float64)
+        p, q = rows / rows.sum(-1, keepdim=True)
+        return cls(p, q, torch.full((states,), 1 / states, dtype=torch.float64))
+
+    @property
+    def horizon(self) -> int:
+        """T, tokens of a text."""
+        return len(self.p)
+
+    @property
+    def states(self) -> int:
+        """S, the vocabulary."""
+        return len(self.start)
+
+
+def positions(start: Tensor, steps: Tensor) -> Tensor:
+    """Law of the token before each position, ``[T, S]``, for transition laws ``steps [T, S, S]``."""
+    laws = [start]
+    for step in steps[:-1]:
+        laws.append(laws[-1] @ step)
+    return torch.stack(laws)
+
+
+# --- drafts to the horizon: Theorems 1 and 3 --------------------------------------------------------------------------
+def rejections_by_position(chain: Chain) -> Tensor:
+    """E_{x<n ~ p} TV(q_n, p_n), the chance that position n is a rejection, ``[T]``."""
+    return (positions(chain.start, chain.p) * tv_distance(chain.p, chain.q)).sum(-1)
+
+
+def expected_rejections(chain: Chain) -> float:
+    """Theorem 1: E[N_rej] = Σ_n E_{x<n ~ p} TV(q_n, p_n). By Theorem 2 no unbiased rule does better."""
+    return float(rejections_by_position(chain).sum())
+
+
+def batch_rejections(chain: Chain, drafts: int | None) -> float:
+    """Theorem 3: E[N_rej] with M independent drafts of which the accepted one is followed; None is M → ∞.
+
+    Σ_n E_p TV(p, q) − Σ_n Ē_f [TV(p, q) − Π_m TV(p^m, q)], with f(x_{1:n}) = P(x_{1:n}, the n-th token replaced) by the
+    recursion of equation 22 and f(prompt) = 1; Ē is a sum that f weighs without being a law.
+    """
+    refused, last = batch_laws(chain.p, chain.q, drafts)
+    beyond = (chain.p - chain.q).clamp(min=0)
+    saved = tv_distance(chain.p, chain.q) - refused
+    before, f, improvement = chain.start, chain.start, 0.0
+    for n in range(chain.horizon):
+        improvement += float((f * saved[n]).sum())
+        first = (
+            refused[n].unsqueeze(-1) * last[n]
+        )  # rejection where a batch begins; elsewhere a single draft is left
+        f = (before - f) @ beyond[n] + f @ first
+        before = before @ chain.p[n]
+    return expected_rejections(chain) - improvement
+
+
+# --- drafts of γ tokens ----------------------------------------------------------------------------------------------
+class Counts(NamedTuple):
+    """Expected counts of one text."""
+
+    rejections: float
+    target_calls: float
+
+
+def speculative_counts(chain: Chain, gamma: int, to_horizon: bool = False) -> Counts:
+    """Exact counts of speculative decoding with drafts of γ tokens and a bonus, by dynamic programming.
+
+    The state is (token before the position, draft tokens since the last call). ``to_horizon`` as in a method: the
+    last token of the text is drafted too; γ >= T with it is Theorem 1, whose target calls are N_rej + 1 unless the last
+    token was rejected.
+    """
+    at_least("gamma", gamma, 1)
+    both, rest = torch.minimum(chain.p, chain.q), tv_distance(chain.p, chain.q)
+    state = torch.zeros(gamma + 1, chain.states, dtype=torch.float64)
+    state[0] = chain.start
+    rejections = calls = 0.0
+    for n in range(chain.horizon):
+        last = n == chain.horizon - 1
+        drafted = state[:gamma] if to_horizon or not last else torch.zeros_like(state[:gamma])
+        plain = state.sum(0) - drafted.sum(0)
+        refused = drafted.sum(0) * rest[n]
+        after = torch.zeros_like(state)
+        after[1:] = drafted @ both[n]
+        after[0] = refused @ residual(chain.p[n], chain.q[n]) + plain @ chain.p[n]
+        rejections += float(refused.sum())
+        calls += float(refused.sum() + plain.sum())
+        if last:
+            calls += float(after[1:].sum())  # the call that checked a draft which ended the text
+        state = after
+    return Counts(rejections, calls)
+
+
+class SequentialCounts(NamedTuple):
+    """Expected counts of one text: target calls, sum of drifts, bonus tokens."""
+
+    target_calls: float
+    drift: float
+    bonus: float
+
+
+def sequential_counts(chain: Chain, eta_tp: float, eta_fp: float) -> SequentialCounts:
+    """Exact counts of SPRINTER with the gate of its theorems, no cap, on a chain.
+
+    Theorem 3.1 gives every *drafted* position the law p_S; a bonus token has the law p. So the mean drift of a text is
+    η_FP·TV(p, q) over the drafted positions alone, and less over all.
+    """
+    better = chain.q <= chain.p
+    trust = torch.where(better, float(chance("eta_tp", eta_tp)), float(chance("eta_fp", eta_fp)))
+    trusted = chain.q * trust
+    kept = torch.minimum(chain.p, chain.q) * (1 - trust)
+    replaced = (1 - (trusted + kept).sum(-1, keepdim=True)) * residual(chain.p, chain.q)
+    tv = tv_distance(chain.p, chain.q)
+    drafted, bonus = chain.start, torch.zeros_like(chain.start)
+    calls = drift = given = 0.0
+    for n in range(chain.horizon):
+        drift += eta_fp * float((drafted * tv[n]).sum())
+        calls += float(drafted @ (1 - trusted[n].sum(-1)))
+        given += float(bonus.sum())
+        after = drafted @ (trusted[n] + replaced[n]) + bonus @ chain.p[n]
+        drafted, bonus = after, drafted @ kept[n]
+    return SequentialCounts(calls, drift, given)
+
+
+# --- lossy rules -----------------------------------------------------------------------------------------------------
+class RuleOnChain(NamedTuple):
+    """What an accept rule does to a chain when every token is drafted.
+
+    rejections: expected a text. drift: expected sum of TV(π, p) under the method's own text, which bounds the TV of the
+    texts. kl, kl_reversed: KL(target‖method) and KL(method‖target) of whole texts. kept, kept_by_target: expected share
+    of positions where the rule keeps every token, counted in the method's own and in the target's text.
+    """
+
+    rejections: float
+    drift: float
+    kl: float
+    kl_reversed: float
+    kept: float
+    kept_by_target: float
+
+
+def rule_on_chain(chain: Chain, rule: AcceptRule) -> RuleOnChain:
+    """Exact sums over the text of an accept rule's own law π."""
+    b, law = rule.keep(chain.p, chain.q), rule.law(chain.p, chain.q)
+    own, target = positions(chain.start, law), positions(chain.start, chain.p)
+    reject = 1 - (chain.q * b).sum(-1)
+    every = (b >= 1).all(-1).double()
+
+    def mean(weights: Tensor, values: Tensor) -> float:
+        return float(torch.where(weights > 0, weights * values, torch.zeros_like(values)).sum())
+
+    return RuleOnChain(
+        mean(own, reject),
+        mean(own, tv_distance(law, chain.p)),
+        mean(target, kl_divergence(chain.p, law)),
+        mean(own, kl_divergence(law, chain.p)),
+        mean(own, every) / chain.horizon,
+        mean(target, every) / chain.horizon,
+    )
+
+
+def mean_overlap(chain: Chain) -> float:
+    """α: the mean over positions of E_p[Σ min(p, q)]; Leviathan's formulas take every position to have it."""
+    return float((positions(chain.start, chain.p) * overlap(chain.p, chain.q)).sum() / chain.horizon)

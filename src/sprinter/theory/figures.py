@@ -1,0 +1,331 @@
+"""Figures of the theory commands, drawn from their JSON data; matplotlib is asked for when one is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["SIMULATIONS", "check_matplotlib", "draw_pareto", "draw_prediction", "save"]
+
+# Okabe and Ito's palette, told apart by all common kinds of colour vision; markers and dashes say the same again
+BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
+INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
+_COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.facecolor": "white",
+}
+_WIDTH, _DPI = 8.3, 120
+"""Inches and dots an inch: about 1,000 pixels, still readable when shown 830 wide."""
+
+
+def check_matplotlib() -> None:
+    """Raise a UserError if figures cannot be drawn here."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError("figures need matplotlib: pip install matplotlib, or give --no-figures") from None
+
+
+def save(draw: Callable[[dict[str, Any]], Figure], data: dict[str, Any], path: Path) -> Path:
+    """Draw and write a PNG, atomically."""
+    check_matplotlib()
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        figure = draw(data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        figure.savefig(part, format="png", dpi=_DPI, metadata={"Software": None})
+    part.replace(path)
+    return path
+
+
+def _canvas(panels: int, height: float) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)
+    return figure, list(axes.flat)
+
+
+# --- theory simulate -------------------------------------------------------------------------------------------------
+def _running(ax: Axes, curves: list[dict[str, Any]], title: str) -> None:
+    for curve, colour in zip(curves, _COLOURS, strict=False):
+        name = f"M = {curve['drafts']}"
+        ax.fill_between(curve["runs"], curve["low"], curve["high"], color=colour, alpha=0.18, lw=0)
+        ax.plot(curve["runs"], curve["mean"], color=colour, lw=1.3, label=f"{name}, simulated")
+        ax.axhline(
+            curve["closed"], color=colour, ls="--", lw=1.2, label=f"{name}, theorem: {curve['closed']:.2f}"
+        )
+    ax.set(title=title, xlabel="texts simulated", ylabel="rejections a text")
+    middle = [curve["closed"] for curve in curves]
+    spread = max(curve["high"][-1] - curve["low"][-1] for curve in curves)
+    ax.set_ylim(min(middle) - 1.5 * spread, max(middle) + 3 * spread)
+    ax.legend(loc="upper right")
+
+
+def _scaling(ax: Axes, data: dict[str, Any]) -> None:
+    scaling = data["scaling"]
+    ax.plot(scaling["drafts"], scaling["rejections"], color=BLUE, marker="o", ms=3, lw=1.2, label="Theorem 3")
+    ax.plot(scaling["drafts"][:1], scaling["rejections"][:1], "o", color=INK, ms=5, label="M = 1: Theorem 1")
+    ax.axhline(scaling["limit"], color=GREY, ls="--", lw=1.2, label=f"M → ∞: {scaling['limit']:.2f}")
+    for curve in data["curves"]:
+        middle, half = curve["mean"][-1], (curve["high"][-1] - curve["low"][-1]) / 2
+        ax.errorbar(curve["drafts"], middle, half, color=RED, fmt="x", ms=5, lw=1.2)
+    ax.errorbar([], [], [], color=RED, fmt="x", ms=5, label="simulated, 99 % interval")
+    ax.set(title="(c) drafts a batch", xlabel="drafts M", ylabel="rejections a text", xscale="log")
+    ax.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1", "2", "5", "10", "20", "50", "100"])
+    ax.minorticks_off()
+    ax.legend(loc="upper right")
+
+
+def draw_rejections(data: dict[str, Any]) -> Figure:
+    """Figure 2 (a) to (c) of Yin et al., or its Figure 5."""
+    figure, (a, b, c) = _canvas(3, 3.3)
+    _running(a, data["curves"][:1], f"(a) one draft, T = {data['horizon']}")
+    _running(b, data["curves"][1:], f"(b) batches, T = {data['horizon']}")
+    _scaling(c, data)
+    return figure
+
+
+def draw_short(data: dict[str, Any]) -> Figure:
+    """Drafts of γ tokens against Theorem 1's drafts to the horizon."""
+    short = data["short"]
+    figure, (ax,) = _canvas(1, 3.1)
+    ax.plot(
+        short["gamma"], short["target_calls"], color=BLUE, marker="o", ms=3.5, label="target calls, exact"
+    )
+    ax.plot(short["gamma"], short["rejections"], color=RED, marker="s", ms=3.5, label="rejections, exact")
+    ax.plot(short["gamma"], short["leviathan_calls"], color=ORANGE, ls=":", lw=1.6,
+            label="target calls, Leviathan (independent acceptances)")  # fmt: skip
+    ax.axhline(short["theorem_1_rejections"], color=GREY, ls="--", lw=1.2,
+               label=f"Theorem 1: {short['theorem_1_rejections']:.2f} rejections")  # fmt: skip
+    ratio = short["gamma_5"]["calls_over_theorem_1"]
+    ax.annotate(f"γ = 5: {100 * (ratio - 1):.0f} % more calls\nthan drafts to the horizon",
+                (5, short["gamma_5"]["target_calls"]), (5.5, 0.35 * short["target_calls"][0]), color=INK, va="top",
+                arrowprops={"arrowstyle": "->", "color": GREY})  # fmt: skip
+    ax.set(title=f"Short drafts, T = {data['horizon']}", xlabel="draft length γ (tokens)", ylabel="count a text",
+           xscale="log", ylim=(0, None))  # fmt: skip
+    ax.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    ax.minorticks_off()
+    ax.legend(loc="upper right")
+    return figure
+
+
+def draw_batch_gain(data: dict[str, Any]) -> Figure:
+    """Figure 3 (right) of Yin et al."""
+    figure, (left, right) = _canvas(2, 3.0)
+    for (u, gains), colour in zip(data["bernoulli"].items(), _COLOURS, strict=False):
+        left.plot(data["drafts"], gains, color=colour, marker="o", ms=2.5, lw=1.2, label=f"draft Ber({u})")
+    left.set(
+        title=f"target Ber({data['bernoulli_target']})",
+        xlabel="drafts M",
+        ylabel="rejection probability saved",
+    )
+    for (r, gains), colour in zip(data["uniform"].items(), _COLOURS, strict=False):
+        right.plot(data["drafts"], gains, color=colour, marker="o", ms=2.5, lw=1.2, label=f"r = {r}")
+    right.set(
+        title="draft uniform on V tokens, target on V / r",
+        xlabel="drafts M",
+        ylabel="rejection probability saved",
+    )
+    for ax in (left, right):
+        ax.set_xticks([1, 5, 10, 15, 20])
+        ax.set_ylim(top=1.35 * ax.get_ylim()[1])
+        ax.legend(loc="upper left", ncols=2)
+    return figure
+
+
+def draw_front(data: dict[str, Any]) -> Figure:
+    """Figure 4 of Yin et al.: the front, OPT on it and UNO above it."""
+    figure, (left, right) = _canvas(2, 3.2)
+    tv, points = data["tv"], data["points"]
+    left.fill_between([0, tv, 1.35 * tv], [tv, 0, 0], [1.5 * tv] * 3, color=SKY, alpha=0.15, lw=0)
+    left.plot([0, tv], [tv, 0], color=INK, lw=1.3, label="Pareto front (Theorem 5)")
+    for name, colour, marker in (("opt", BLUE, "o"), ("uno", RED, "s")):
+        drift = [point[name]["drift"] for point in points]
+        left.plot(
+            [point["reject"] for point in points], drift, color=colour, lw=1, label=f"{name}, by formula"
+        )
+        left.plot([point[name]["measured_reject"] for point in points],
+                  [point[name]["measured_drift"] for point in points], marker, color=colour, ms=4.5, mfc="none",
+                  label=f"{name}, simulated")  # fmt: skip
+        right.plot(
+            [point["epsilon"] for point in points],
+            drift,
+            color=colour,
+            marker=marker,
+            ms=4,
+            lw=1.2,
+            label=name,
+        )
+    left.text(0.2 * tv, 0.25 * tv, "out of reach", color=GREY, ha="center")
+    left.set(xlabel="rejection probability", ylabel="TV(π, p)", xlim=(0, 1.35 * tv), ylim=(0, 1.5 * tv),
+             title="(a) one position of the chain")  # fmt: skip
+    right.plot([point["epsilon"] for point in points], [point["loss"] for point in points], color=INK, ls="--", lw=1,
+               label="Loss* (Theorem 4)")  # fmt: skip
+    right.set(
+        xlabel="slack ε in b = min(1, (p + ε)/q)",
+        ylabel="TV(π, p)",
+        title="(b) bias at a slack",
+        ylim=(0, None),
+    )
+    left.legend(loc="upper right")
+    right.legend(loc="lower right")
+    return figure
+
+
+def draw_trusted(data: dict[str, Any]) -> Figure:
+    """Figures 5 and 6 of SPRINTER."""
+    figure, (left, right) = _canvas(2, 3.2)
+    for curve, colour in zip(data["curves"], (BLUE, RED), strict=True):
+        name = f"$\\eta_{{FP}}$ = {curve['eta_fp']}"
+        left.plot(data["eta_tp"], curve["trusted"], color=colour, lw=1.4, label=name)
+        right.plot(data["eta_tp"], curve["stop_time"], color=colour, lw=1.4, label=name)
+        for point in curve["points"]:
+            half = (point["high"] - point["low"]) / 2
+            left.errorbar(point["eta_tp"], point["mean"], half, color=colour, fmt="o", ms=3.5, lw=1.2)
+    left.errorbar([], [], [], color=GREY, fmt="o", ms=3.5, label="simulated, 99 % interval")
+    for ax, key in ((left, "trusted"), (right, "stop_time")):
+        low, high = (curve[key][-1] for curve in data["curves"])
+        ax.annotate(
+            "",
+            (1.02, low),
+            (1.02, high),
+            arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0},
+        )
+        ax.text(1.04, (low + high) / 2, f"{high - low:.1f}", va="center")
+        ax.set(xlabel="true-positive rate $\\eta_{TP}$", xlim=(-0.03, 1.12))
+        ax.legend(loc="upper left")
+    left.set(ylabel="expected tokens trusted E[N]", title=f"Theorem 3.3, r = {data['r']} acceptable tokens")
+    right.set(ylabel="expected stopping time (s)", title=f"Theorem 3.4, draft step {data['t_draft']} s")
+    return figure
+
+
+SIMULATIONS: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
+    "yin-figure-2": ("rejections", draw_rejections),
+    "short-drafts": ("rejections", draw_short),
+    "yin-figure-3": ("batch_gain", draw_batch_gain),
+    "yin-figure-4": ("front", draw_front),
+    "yin-figure-5": ("longer", draw_rejections),
+    "sprinter-figures-5-6": ("trusted", draw_trusted),
+}
+"""File name of each figure of ``theory simulate``: which part of the data it shows, and how."""
+
+
+# --- theory pareto and predict ---------------------------------------------------------------------------------------
+_LOOKS: dict[str, tuple[str, str]] = {
+    "opt": (BLUE, "o"), "mentored": (GREEN, "D"), "lenient": (SKY, "v"), "uno": (RED, "s"), "fuzzy": (PURPLE, "^"),
+    "random": (GREY, "x"), "typical": (ORANGE, "P"), "bild": (INK, "*"), "speculative": (INK, "o"), "svip": (INK, "s"),
+    "batch": (SKY, "D"), "specinfer": (SKY, "s"), "spectr": (SKY, "o"), "lookup": (GREY, "v"),
+    "draft-only": (GREY, "D"), "coin": (GREY, "+"), "sprinter": (ORANGE, "o"), "sprinter, tail 4": (ORANGE, "s"),
+    "best prefix-only gate": (INK, ""),
+}  # fmt: skip
+"""Colour and marker of a method, the same in both panels."""
+
+
+def _plot(ax: Axes, curve: dict[str, Any], *, line: str = "-", label: str = "", marker: bool = True) -> None:
+    colour, shape = _LOOKS.get(curve["name"], (INK, "o"))
+    x, y = ([point[axis] for point in curve["points"]] for axis in ("x", "y"))
+    label = label or curve["name"]
+    if min(y) > ax.get_ylim()[1]:
+        label += " (off the picture)"
+    ax.plot(x, y, line, color=colour, marker=shape if marker else "", ms=3.8, lw=1.1, label=label,
+            mfc="white" if curve["name"].startswith("sprinter") else colour)  # fmt: skip
+
+
+def _front(ax: Axes, tv: float) -> None:
+    ax.fill_between([0, tv], [tv, 0], color=PALE, lw=0)
+    ax.plot([0, tv], [tv, 0], color=INK, lw=1.6, label="front (Theorem 5)")
+
+
+def draw_pareto(data: dict[str, Any]) -> Figure:
+    """Rejections or looks against drift at one position, and target calls against drift in the loop."""
+    figure, (left, right) = _canvas(2, 5.0)
+    tv = data["front"]["tv"]
+    for ax in (left, right):
+        ax.set_ylim(-0.015 * tv, 1.12 * tv)
+    _front(left, tv)
+    for curve in data["rules"]:
+        _plot(left, curve)
+    for curve in data["gates"]:
+        oracle = curve["name"].startswith("best")
+        _plot(left, curve, line=":" if oracle else "--", label=f"{curve['name']} (looks)", marker=not oracle)
+    for ax in (left, right):
+        ax.text(0.008, 0.01 * tv, "out of reach\nof one draft", color=GREY, fontsize=7, va="bottom")
+    left.set(xlabel="share of tokens that needed the target:\nrefused (rules that see p), looked at (gates, dashed)",
+             ylabel="mean drift TV(π, p)", title="(a) at one position", xlim=(0, 1.02))  # fmt: skip
+    _front(right, tv)
+    for curve in data["loop"]:
+        _plot(right, curve, line="--" if curve["name"].startswith(("sprinter", "coin")) else "-")
+    right.set(xlabel="target calls a new token", title="(b) in the loop, drafts of 5 unless varied",
+              xlim=(0, None))  # fmt: skip
+    for ax in (left, right):
+        ax.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.2),
+            ncols=3,
+            fontsize=7.5,
+            handlelength=1.6,
+            columnspacing=1,
+        )
+    return figure
+
+
+def draw_prediction(data: dict[str, Any]) -> Figure:
+    """Predicted against measured tokens a target call and drift, one point a method."""
+    figure, axes = _canvas(2, 3.9)
+    names = (("tokens_per_call", "tokens a target call"), ("drift", "mean drift TV(π, p)"))
+    for ax, (key, title) in zip(axes, names, strict=True):
+        rows = [row for row in data["rows"] if row[key]["measured"]]
+        most = 1.08 * max(max(row[key]["measured"], row[key]["predicted"]) for row in rows)
+        least = 0.0 if key == "drift" else 0.95
+        ax.fill_between(
+            [least, most], [0.95 * least, 0.95 * most], [1.05 * least, 1.05 * most], color=PALE, lw=0
+        )
+        ax.plot([least, most], [least, most], color=GREY, lw=1, label="equal; band: ± 5 %")
+        for temperature, colour, marker in ((1.0, BLUE, "o"), (0.7, GREEN, "s"), (0.0, RED, "^")):
+            here = [row for row in rows if row["temperature"] == temperature]
+            if here:
+                x, y = ([row[key][which] for row in here] for which in ("measured", "predicted"))
+                error = [
+                    [abs(row[key]["interval"][side] - row[key]["measured"]) for row in here]
+                    for side in (0, 1)
+                ]
+                ax.errorbar(
+                    x,
+                    y,
+                    xerr=error,
+                    color=colour,
+                    fmt=marker,
+                    ms=3.8,
+                    lw=0.9,
+                    label=f"temperature {temperature:g}",
+                )
+        ax.set(xlabel=f"measured {title}", ylabel="predicted", xlim=(least, most), ylim=(least, most))
+        if key == "tokens_per_call":
+            ax.set(xscale="log", yscale="log")
+            ticks = [tick for tick in (1, 2, 3, 5, 10, 20) if tick <= most]
+            ax.set_xticks(ticks, [str(tick) for tick in ticks])
+            ax.set_yticks(ticks, [str(tick) for tick in ticks])
+            ax.minorticks_off()
+        ax.legend(loc="upper left")
+    return figure

@@ -1,0 +1,125 @@
+"""Forward FLOPs: of a model by its configuration, and of a method by the two honest counts.
+
+A model's count is ``sprinter.models.flops.forward_flops`` (Hoffmann et al. 2022, Appendix F). A method has two:
+
+* *passes*: every pass of a model counts as one token, the SPRINTER paper's count (equations 5 and 6 differ in it);
+* *tokens*: every token that goes through a model counts, whichever pass takes it; the target's cache needs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, GPT2Config, GPTNeoConfig, PreTrainedConfig
+
+from sprinter.decode.checks import at_least
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+from sprinter.models.flops import forward_flops
+from sprinter.models.source import load_error
+
+__all__ = [
+    "ARCHITECTURES",
+    "PAPER_TABLE",
+    "MethodFlops",
+    "config_of",
+    "method_flops",
+    "paper_table",
+]
+
+
+def _gpt2(d: int, layers: int, heads: int) -> Callable[[], PreTrainedConfig]:
+    return lambda: GPT2Config(n_embd=d, n_layer=layers, n_head=heads)
+
+
+def _neo(d: int, layers: int, heads: int) -> Callable[[], PreTrainedConfig]:
+    types = [[["global", "local"], layers // 2]]
+    return lambda: GPTNeoConfig(hidden_size=d, num_layers=layers, num_heads=heads, attention_types=types)
+
+
+ARCHITECTURES: Mapping[str, Callable[[], PreTrainedConfig]] = {
+    "gpt2": _gpt2(768, 12, 12),
+    "gpt2-medium": _gpt2(1024, 24, 16),
+    "gpt2-large": _gpt2(1280, 36, 20),
+    "gpt2-xl": _gpt2(1600, 48, 25),
+    "gpt-neo-125m": _neo(768, 12, 12),
+    "gpt-neo-1.3b": _neo(2048, 24, 16),
+    "gpt-neo-2.7b": _neo(2560, 32, 20),
+}
+"""Shapes known by name, without a network."""
+
+PAPER_TABLE: Mapping[str, float] = {
+    "gpt2": 7.25,
+    "gpt2-xl": 71.78,
+    "gpt-neo-125m": 8.01,
+    "gpt-neo-1.3b": 64.66,
+}
+"""SPRINTER, Appendix A.8: billions of FLOPs for 20 tokens. The last is 64.65 by the rule that gives the rest."""
+
+
+def config_of(name: str) -> PreTrainedConfig:
+    """The configuration of a named architecture, a directory or a hub id.
+
+    Raises:
+        UserError: none of these, or the hub is out of reach.
+    """
+    if name.lower() in ARCHITECTURES:
+        return ARCHITECTURES[name.lower()]()
+    directory = Path(name).expanduser()
+    if not directory.is_dir() and "/" not in name:
+        raise did_you_mean("architecture", name, list(ARCHITECTURES))
+    if directory.is_dir() and not (directory / "config.json").is_file():
+        raise UserError(f"'{name}' has no config.json: give a Hugging Face model directory")
+    try:
+        config: Any = AutoConfig.from_pretrained(directory if directory.is_dir() else name)
+        forward_flops(config)
+    except UserError:
+        raise
+    except AttributeError as error:
+        raise UserError(f"'{name}' is no decoder-only language model ({error}): give one") from None
+    except Exception as error:
+        raise load_error(error, name, "model") from error
+    assert isinstance(config, PreTrainedConfig)
+    return config
+
+
+def paper_table(tokens: int = 20) -> list[dict[str, Any]]:
+    """The paper's table by derivation: model, billions of FLOPs for ``tokens`` tokens, what the paper prints for 20."""
+    at_least("tokens", tokens, 1)
+    return [
+        {"model": name, "billions": tokens * forward_flops(config_of(name)) / 1e9, "paper": printed}
+        for name, printed in PAPER_TABLE.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodFlops:
+    """FLOPs a new token, by either count, and over those of plain decoding."""
+
+    passes: float
+    tokens: float
+    passes_ratio: float
+    tokens_ratio: float
+
+
+def method_flops(
+    calls: float,
+    tokens_read: float,
+    draft_steps: float,
+    gate_scores: float,
+    target: float,
+    draft: float,
+    gate: float,
+) -> MethodFlops:
+    """The two counts of a method.
+
+    Args:
+        calls, tokens_read, draft_steps, gate_scores: a new token (a ``Prediction`` has them).
+        target, draft, gate: FLOPs of one token through each.
+    """
+    drafting = draft_steps * draft + gate_scores * gate
+    passes, tokens = calls * target + drafting, tokens_read * target + drafting
+    return MethodFlops(passes, tokens, passes / target, tokens / target)

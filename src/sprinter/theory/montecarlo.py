@@ -1,0 +1,260 @@
+"""Monte Carlo through the real decode loop: ``sprinter.decode.loop.decode`` answered by a Markov chain from tables."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.checks import at_least, between
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores
+from sprinter.decode.drafter import Model
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.methods import Method
+from sprinter.decode.run import Answer, Asking
+from sprinter.decode.trust import State, TrustRule
+from sprinter.errors import UserError
+from sprinter.laws import entropy
+from sprinter.random import Draws, Purpose
+from sprinter.theory.chains import Chain
+
+__all__ = [
+    "ChainRun",
+    "ClassGate",
+    "Estimate",
+    "PlainDraws",
+    "TableDriver",
+    "answer_all",
+    "estimate",
+    "simulate",
+]
+
+Bounds = list[list[list[float]]]
+Progress = Callable[[int, int], None]
+"""(runs done, runs wanted)."""
+
+
+class Estimate(NamedTuple):
+    """A mean and its interval (normal approximation)."""
+
+    mean: float
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Whether the interval covers ``value``."""
+        return self.low <= value <= self.high
+
+
+def estimate(values: Tensor, level: float = 0.99) -> Estimate:
+    """Mean of independent values ``[runs]`` with its interval at ``level``."""
+    between("level", level, 0.0, 1.0)
+    at_least("runs", len(values), 2)
+    values = values.double()
+    z = float(torch.special.ndtri(torch.tensor((1 + level) / 2, dtype=torch.float64)))
+    mean, half = float(values.mean()), z * float(values.std()) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassGate(TrustRule):
+    """The gate of SPRINTER's theorems: trusts x with chance η_TP where q(x) <= p(x), else with chance η_FP.
+
+    It needs the signal "acceptable", which no real pair can give; ``TableDriver`` does.
+    """
+
+    eta_tp: float = 0.9
+    eta_fp: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset({"acceptable", "uniform"})
+    sees_token: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        between("eta_tp", self.eta_tp, 0.0, 1.0)
+        between("eta_fp", self.eta_fp, 0.0, 1.0)
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """u < η of x's class."""
+        return signals["uniform"] < torch.where(signals["acceptable"], self.eta_tp, self.eta_fp), state
+
+
+class PlainDraws:
+    """Numbers from one generator, consumed in order: for simulations, where no text need be repeated piece by piece."""
+
+    def __init__(self, seed: int) -> None:
+        self._numbers = Random(seed)
+
+    def pick(self, bounds: Sequence[float]) -> int:
+        """An index with chances whose running sums are ``bounds``."""
+        return min(bisect(bounds, self._numbers.random() * bounds[-1]), len(bounds) - 1)
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """One token id from ``law [V]``."""
+        return self.pick(list(accumulate(law.tolist())))
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """One number in [0, 1)."""
+        return self._numbers.random()
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """u < chance for each."""
+        return [self._numbers.random() < b for b in chances]
+
+
+class TableDriver:
+    """Answers the loop from a chain's tables, a whole run of drafts an answer.
+
+    Args:
+        bounds: running sums of q's rows, ``bounds[n][s]``; signals: tables ``[T, S]`` or ``[T, S, S]``.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        bounds: list[list[list[float]]],
+        signals: Mapping[str, Tensor],
+        prompt: int,
+        draws: PlainDraws,
+    ) -> None:
+        self._chain, self._bounds, self._signals, self._draws = chain, bounds, signals, draws
+        self._drafted, self._read = [[prompt]], [[prompt]]
+
+    def answer(self, request: AskDraft | AskScore) -> Answer:
+        """One answer."""
+        if isinstance(request, AskScore):
+            text = _goto(self._read, request)
+            self._read = [[*text, *chain] for chain in request.chains or ((),)]
+            laws = torch.stack([self._after(row, request.start) for row in self._read])
+            return Scores(laws if request.chains else laws[0])
+        text = _goto(self._drafted, request)
+        self._drafted = [list(text) for _ in range(request.width)]
+        drafts = tuple(self._propose(row, request.at_most) for row in self._drafted)
+        return drafts if request.width > 1 else drafts[0]
+
+    def _after(self, text: list[int], start: int) -> Tensor:
+        # the loop asks for the law beyond a draft that fills the text, too, and draws nothing from it
+        places = [min(place, self._chain.horizon - 1) for place in range(start, len(text))]
+        return self._chain.p[places, text[start:]]
+
+    def _propose(self, text: list[int], count: int) -> Draft:
+        first = len(text)
+        for n in range(first - 1, first - 1 + count):
+            text.append(self._draws.pick(self._bounds[n][text[-1]]))
+        places, before, tokens = range(first - 1, len(text) - 1), text[first - 1 : -1], text[first:]
+        laws = self._chain.q[places, before]
+        signals = {
+            name: table[places, before, tokens] if table.dim() == 3 else table[places, before]
+            for name, table in self._signals.items()
+        }
+        return Draft(tuple(tokens), laws, signals)
+
+
+def _goto(rows: list[list[int]], request: AskDraft | AskScore) -> list[int]:
+    text = rows[request.row if len(rows) > 1 else 0]
+    return [*text[: request.start], *request.tokens]
+
+
+def _tables(chain: Chain) -> dict[str, Tensor]:
+    """Signals after each state ``[T, S]``, or of each token after it ``[T, S, S]``."""
+    read = {"entropy": entropy(chain.q), "max_prob": chain.q.amax(-1), "token_prob": chain.q}
+    return (
+        read
+        | {f"{name}_processed": table for name, table in read.items()}
+        | {"acceptable": chain.q <= chain.p}
+    )
+
+
+def answer_all(loop: Asking, answer: Callable[[AskDraft | AskScore], Answer]) -> None:
+    """Answer a decoding's requests until it ends."""
+    request = next(loop, None)
+    while request is not None:
+        try:
+            request = loop.send(answer(request))
+        except StopIteration:
+            request = None
+
+
+@dataclass(frozen=True)
+class ChainRun:
+    """Counts of many texts, each ``[runs]`` float64; ``tokens`` int64 ``[runs, T]``.
+
+    Attributes:
+        rejections: replacements drawn. target_calls: as in the stats. drift: sum of TV(π, p) over the text.
+        first_trusted: tokens trusted in the first round, N of SPRINTER's Theorem 3.3. first_tokens: tokens that the
+            first round wrote. tokens: the texts.
+    """
+
+    rejections: Tensor
+    target_calls: Tensor
+    drift: Tensor
+    first_trusted: Tensor
+    first_tokens: Tensor
+    tokens: Tensor
+
+
+def simulate(
+    chain: Chain,
+    method: Method,
+    runs: int,
+    *,
+    seed: int = 0,
+    length: int | None = None,
+    progress: Progress | None = None,
+) -> ChainRun:
+    """Decode ``runs`` texts of the chain with the real loop.
+
+    Args:
+        length: tokens of a text; None: the chain's horizon.
+        progress: called after each run.
+
+    Raises:
+        UserError: the method needs a signal that a chain does not have, such as a gate's score.
+    """
+    at_least("runs", runs, 1)
+    length = chain.horizon if length is None else length
+    tables = _tables(chain)
+    if missing := method.needs - tables.keys() - {"uniform"}:
+        raise UserError(
+            f"method {method.name} needs {', '.join(sorted(missing))}, which a Markov chain does not have"
+        )
+    if not isinstance(method.drafter, Model) or method.drafter.greedy or method.accept.needs_raw:
+        raise UserError(
+            f"method {method.name} cannot be simulated on a chain: give one that samples from the draft model"
+        )
+    bounds = chain.q.cumsum(-1).tolist()
+    prompts = list(accumulate(chain.start.tolist()))
+    signals = {name: tables[name] for name in method.needs & tables.keys()}
+    rows = []
+    texts = torch.empty(runs, length, dtype=torch.long)
+    for run in range(runs):
+        draws = PlainDraws(seed * 1_000_003 + run)
+        prompt, record = draws.pick(prompts), Record()
+        driver = TableDriver(chain, bounds, signals, prompt, draws)
+        answer_all(decode((prompt,), method, Limits(length), draws, record, complete=True), driver.answer)
+        texts[run] = torch.tensor([token.id for token in record.tokens])
+        rows.append(_counts(record))
+        if progress is not None:
+            progress(run + 1, runs)
+    table = torch.tensor(rows, dtype=torch.float64).T
+    rejections, calls, drift, trusted, first = table
+    return ChainRun(rejections, calls, drift, trusted, first, texts)
+
+
+def _counts(record: Record) -> tuple[float, ...]:
+    tokens = record.tokens
+    return (
+        sum(token.origin is Origin.REPLACEMENT for token in tokens),
+        record.stats.target_calls,
+        sum(token.drift or 0.0 for token in tokens),
+        sum(token.round == 1 and token.origin is Origin.TRUSTED for token in tokens),
+        record.accept_lengths[0],
+    )
+
+
+_: type[Draws] = PlainDraws

@@ -1,0 +1,71 @@
+"""Laws over a large vocabulary on fewer outcomes: the likeliest tokens alone, all others in groups.
+
+A group is an outcome whose chance is that of its tokens together. Groups never mix tokens that the target likes better
+with tokens that the draft likes better, so TV(p, q), the overlap, and with them exact acceptance, are kept. Rules that
+look at single small probabilities (OPT's slack, typical acceptance) are kept as far as groups are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["FULL", "group_laws", "grouping", "split_rest"]
+
+FULL = 4096
+"""Vocabularies up to this size are recorded whole."""
+KEPT, GROUPS = 1024, 64
+
+
+def grouping(p: Tensor, q: Tensor, kept: int = KEPT, groups: int = GROUPS) -> tuple[Tensor, Tensor]:
+    """Outcomes of one position: (outcome of each token ``[V]``, ids of the tokens that stand alone ``[kept]``).
+
+    The tokens with the largest max(p, q) stand alone. The others, in order of p/q, fall into groups of about equal
+    mass: the first half of the groups where p < q, the second where p >= q.
+    """
+    alone = torch.maximum(p, q).topk(kept).indices
+    others = torch.ones(len(p), dtype=torch.bool).index_fill(0, alone, False).nonzero().squeeze(-1)
+    mass = (p + q).double()
+    order = others[(p[others] / q[others].clamp(min=1e-38)).argsort()]
+    outcome = torch.empty(len(p), dtype=torch.long)
+    outcome[alone] = torch.arange(kept)
+    half = groups // 2
+    worse = p[order] < q[order]
+    for tokens, first in ((order[worse], kept), (order[~worse], kept + half)):
+        share = mass[tokens].cumsum(0) / mass[tokens].sum().clamp(min=1e-300)
+        outcome[tokens] = first + (share * half).ceil().long().clamp(1, half) - 1
+    return outcome, alone
+
+
+def group_laws(
+    laws: Sequence[Tensor], tokens: Tensor, kept: int = KEPT, groups: int = GROUPS
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """(laws on outcomes, the tokens' outcomes ``[n]``, ids of the outcomes ``[n, kept + groups]``, −1 for a group).
+
+    Args:
+        laws: p, q and others over the vocabulary, each ``[n, V]``; grouped by the first two.
+        tokens: ids ``[n]``.
+    """
+    found = [grouping(p, q, kept, groups) for p, q in zip(laws[0], laws[1], strict=True)]
+    place = torch.stack([outcome for outcome, _ in found])
+    ids = torch.stack([alone for _, alone in found])
+    ids = torch.cat([ids, torch.full((len(ids), groups), -1)], -1)
+    on = tuple(torch.zeros(ids.shape, dtype=law.dtype).scatter_add_(-1, place, law) for law in laws)
+    return on, place.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), ids
+
+
+def split_rest(
+    rest_p: Tensor, rest_q: Tensor, overlap: Tensor, groups: int = GROUPS
+) -> tuple[Tensor, Tensor]:
+    """Laws on ``groups`` outcomes, ``[n, groups]``, for tokens of which only p, q and Σ min(p, q) are known, ``[n]``.
+
+    Half of the overlap lies where the target is below the draft, half where it is above; each half of the groups is one
+    outcome cut into equal pieces, so that pieces are small as tokens are.
+    """
+    half = groups // 2
+    common = torch.minimum(overlap, torch.minimum(rest_p, rest_q)).clamp(min=0) / 2
+    p = torch.stack([common, rest_p - common], -1).repeat_interleave(half, -1) / half
+    q = torch.stack([rest_q - common, common], -1).repeat_interleave(half, -1) / half
+    return p, q

@@ -1,0 +1,198 @@
+"""Rejections against drift: Theorem 5's front and every method, from recorded laws.
+
+Two planes, one line. At a position a rule that sees q(x) and p(x) refuses with P(reject) and emits a law TV(π, p) from
+the target's; by Theorem 5 no such rule, with one draft, is below the line from (0, TV) to (TV, 0), TV the mean
+TV(p, q). In the loop, with drafts to the horizon, calls a token *are* rejections, so the same line bounds target calls
+a token; drafts of γ tokens stay above 1/(γ + 1).
+
+What the line does not bound: several drafts (Theorem 3), and the worth of a prefix-only gate. A gate trusts or checks
+a position without seeing x or p; its exact check puts it *on* the line counted by refusals, but what it saves is
+looking, not refusing. Its plane is share of positions looked at against drift: there the coin is the straight line
+from (0, TV) to (1, 0), and the best any prefix-only gate can do is to trust the positions with the least TV(p, q).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule, Bild, Fuzzy, Lenient, Mentored, Opt, RandomAccept, Typical, Uno
+from sprinter.decode.draft import LawPair
+from sprinter.laws import tv_distance
+from sprinter.theory.front import rejection
+from sprinter.theory.predict import predict
+from sprinter.theory.recording import Recording
+
+__all__ = ["LOOP", "RULES", "gate_curve", "oracle_curve", "pareto", "rule_point"]
+
+_CHUNK = 256  # positions at once
+
+RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]] = {
+    "opt": (Opt, "epsilon", (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)),
+    "mentored": (Mentored, "kl", (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)),
+    "lenient": (Lenient, "w", (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)),
+    "uno": (Uno, "epsilon", (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)),
+    "fuzzy": (
+        lambda T: Fuzzy("js_reference", T),
+        "threshold",
+        (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0),
+    ),
+    "random": (RandomAccept, "rate", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "typical": (lambda e: Typical(epsilon=e), "epsilon", (0.001, 0.003, 0.01, 0.03, 0.09)),
+    "bild": (Bild, "rollback", (2.0, 3.0, 5.0, 7.0)),
+}
+"""Accept rules: what makes one, its dial, the values shown. At T = 1 and a tiny ε a curve ends where all is kept."""
+
+LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "speculative": ("speculative(gamma={:.0f})", (1, 2, 3, 5, 8, 12)),
+    "svip": ("svip(h={:g})", (0.3, 0.6, 0.9)),
+    "batch": ("batch(drafts={:.0f})", (2, 4)),
+    "specinfer": ("specinfer(drafts={:.0f})", (2, 4)),
+    "spectr": ("spectr(drafts={:.0f})", (2, 4)),
+    "lookup": ("lookup(gamma={:.0f})", (5,)),
+    "opt": ("opt(epsilon={:g})", (0.001, 0.005, 0.02)),
+    "mentored": ("mentored(kl={:g})", (0.05, 0.2)),
+    "lenient": ("lenient(w={:g})", (0.8, 0.5)),
+    "uno": ("uno(epsilon={:g})", (0.001, 0.005, 0.02)),
+    "fuzzy": ("fuzzy(threshold={:g})", (0.1, 0.2, 0.3)),
+    "random": ("random(rate={:g})", (0.25, 0.5, 0.75)),
+    "typical": ("typical(epsilon={:g})", (0.09,)),
+    "bild": ("bild(rollback={:g})", (5.0,)),
+    "draft-only": ("draft-only", (0,)),
+    "coin": ("coin(rate={:g})", (0.3, 0.6, 0.8, 0.9)),
+    "sprinter": ("sprinter(tau={:g})", (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)),
+    "sprinter, tail 4": ("sprinter(tau={:g}, tail=4)", (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)),
+}
+"""Methods of the registry in the loop: spec with a place for the value, and the values shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """x: rejection probability, share looked at, or target calls a token; y: mean TV(π, p)."""
+
+    value: float
+    x: float
+    y: float
+    spec: str = ""
+
+    def to_dict(self, tv: float) -> dict[str, Any]:
+        """With its distance to the line x + y = tv, measured along either axis."""
+        shown = {"value": self.value, "x": self.x, "y": self.y, "above_front": self.x + self.y - tv}
+        return shown | ({"spec": self.spec} if self.spec else {})
+
+
+def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
+    """Mean rejection probability and mean drift of a rule over the recorded positions."""
+    reject = drift = 0.0
+    for rows in _rows(recording):
+        p, q = recording.p[rows].double(), recording.q[rows].double()
+        control = (
+            LawPair(recording.raw_p[rows].double(), recording.raw_q[rows].double())
+            if rule.needs_raw
+            else None
+        )
+        reject += float(rejection(q, rule.keep(p, q, control)).sum())
+        drift += float(rule.drift(p, q, control).sum())
+    return Point(value, reject / len(recording.tokens), drift / len(recording.tokens))
+
+
+def gate_curve(scores: Tensor, tv: Tensor, thresholds: Sequence[float]) -> list[Point]:
+    """Trust where the score reaches τ: share looked at against drift, ``scores`` and ``tv`` ``[N]``."""
+    trusted = [(tau, scores >= tau) for tau in thresholds]
+    return [Point(tau, 1 - float(t.double().mean()), float((tv * t).mean())) for tau, t in trusted]
+
+
+def oracle_curve(tv: Tensor, points: int = 41) -> list[Point]:
+    """The best of all prefix-only gates: trust the positions with the least TV(p, q)."""
+    ranked = torch.cat([torch.zeros(1, dtype=tv.dtype), tv.sort().values.cumsum(0)]) / len(tv)
+    at = torch.linspace(0, len(tv), points).long()
+    return [Point(float(n) / len(tv), 1 - float(n) / len(tv), float(ranked[n])) for n in at]
+
+
+def pareto(
+    recordings: Sequence[Recording],
+    *,
+    loop: Mapping[str, tuple[str, Sequence[float]]] = LOOP,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Both planes as plain data; the positions are those of the target's text, methods are replayed on their own kind.
+
+    Args:
+        recordings: as for ``predict``.
+        loop: methods to replay; those that need what was not recorded are left out.
+        progress: called with the name of what is done.
+    """
+    say = progress or (lambda name: None)
+    target = next(one for one in recordings if one.writer == "target")
+    tv = _distances(target)
+    mean = float(tv.mean())
+    rules = []
+    for name, (make, dial, values) in RULES.items():
+        points = [rule_point(target, make(value), value).to_dict(mean) for value in values]
+        rules.append({"name": name, "dial": dial, "points": points})
+        say(name)
+    gates = [
+        {
+            "name": "coin",
+            "dial": "rate",
+            "points": [Point(r, 1 - r, r * mean).to_dict(mean) for r in (0.0, 0.5, 1.0)],
+        },
+        {
+            "name": "best prefix-only gate",
+            "dial": "share",
+            "points": [p.to_dict(mean) for p in oracle_curve(tv)],
+        },
+    ]
+    if "gate" in target.signals:
+        taus = torch.quantile(target.signals["gate"], torch.linspace(0, 1, 21, dtype=torch.float64)).tolist()
+        taus = [0.0, *taus, 1.0]
+        gates.append({"name": "sprinter", "dial": "tau", "points": [
+            p.to_dict(mean) for p in gate_curve(target.signals["gate"], tv, taus)]})  # fmt: skip
+    return {
+        "front": {"tv": mean, "points": [[0.0, mean], [mean, 0.0]]},
+        "positions": len(target.tokens),
+        "texts": len(target.lengths),
+        "rules": rules,
+        "gates": gates,
+        "loop": _in_the_loop(recordings, loop, seed, say),
+    }
+
+
+def _rows(recording: Recording) -> list[slice]:
+    """All positions, some at a time."""
+    return [slice(first, first + _CHUNK) for first in range(0, len(recording.tokens), _CHUNK)]
+
+
+def _distances(recording: Recording) -> Tensor:
+    """TV(p, q) of every position, ``[N]``."""
+    return torch.cat(
+        [tv_distance(recording.p[at].double(), recording.q[at].double()) for at in _rows(recording)]
+    )
+
+
+def _in_the_loop(
+    recordings: Sequence[Recording],
+    loop: Mapping[str, tuple[str, Sequence[float]]],
+    seed: int,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    have_gate = "gate" in recordings[0].signals
+    distance = {one.writer: float(_distances(one).mean()) for one in recordings}
+    curves = []
+    for name, (spec, values) in loop.items():
+        if spec.startswith("sprinter") and not have_gate:
+            continue
+        points = []
+        for value in values:
+            found = predict(recordings, spec.format(value), seed=seed)
+            # the front of the method's own kind of text
+            tv = found.weight * distance["target"] + (1 - found.weight) * distance.get("draft", 0.0)
+            points.append(Point(value, found.calls, found.mean_drift, spec.format(value)).to_dict(tv))
+            say(spec.format(value))
+        curves.append({"name": name, "lossless": all(point["y"] == 0 for point in points), "points": points})
+    return curves

@@ -1,0 +1,259 @@
+"""What a method will do on a pair: tokens a target call, drift, speed-up, from recorded laws; the best parameters.
+
+A method writes neither the target's text nor the draft's. It is replayed along a text of each, and parts from the one
+in a share of the tokens, from the other in another; the two predictions are mixed in the shares parted_draft :
+parted_target. An exact method never parts from the target's text, the draft alone never from the draft's: each is
+predicted on its own kind of text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.methods import Method, parse_method
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+from sprinter.models.choose import make_runner
+from sprinter.models.pair import LoadedModel
+from sprinter.theory.recording import Recording
+from sprinter.theory.replay import Replay, replay
+
+__all__ = ["FAMILIES", "CostRatio", "Prediction", "best", "measure_costs", "predict"]
+
+_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CostRatio:
+    """Times over that of a target pass with one new token.
+
+    Attributes:
+        draft: of a draft step. gate: of a gate's score.
+        token: of each further token in a target pass, 0 where memory traffic decides.
+    """
+
+    draft: float
+    gate: float = 0.0
+    token: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not 0.0 <= value < float("inf"):
+                raise UserError(
+                    f"cost ratio {name}={value} is out of range: give a number of at least 0, such as 0.2"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What to expect of a method, per new token unless said otherwise; ``low`` and ``high`` bound 95 % intervals.
+
+    Attributes:
+        method: its full name. lossless: whether its text has the target's law.
+        tokens_per_call: tokens a target call (None: the target is never called), and its interval.
+        mean_drift: mean TV(π, p), and its interval.
+        calls, draft_steps, gate_scores, tokens_read, trusted, rejections: of the loop.
+        speed_up: over plain decoding with the target, None without a cost ratio.
+        parted: shares of tokens in which the replays left the target's and the draft's text.
+        weight: of the target's text in the mixture.
+    """
+
+    method: str
+    lossless: bool
+    tokens_per_call: float | None
+    tokens_per_call_interval: tuple[float, float] | None
+    mean_drift: float
+    mean_drift_interval: tuple[float, float]
+    calls: float
+    draft_steps: float
+    gate_scores: float
+    tokens_read: float
+    trusted: float
+    speed_up: float | None
+    parted: tuple[float, float | None]
+    weight: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def predict(
+    recordings: Sequence[Recording],
+    method: str | Method,
+    *,
+    cost: CostRatio | None = None,
+    repeats: int = 1,
+    seed: int = 0,
+) -> Prediction:
+    """Replay a method along a text of the target and, if recorded, one of the draft, and mix.
+
+    Args:
+        recordings: one by each writer, along texts after the same prompts; or the target's alone.
+        repeats: replays of each text. seed: the same gives the same prediction.
+
+    Raises:
+        UserError: recordings that do not belong together, or a signal that was not recorded.
+    """
+    method = parse_method(method)
+    by_writer = {recording.writer: recording for recording in recordings}
+    if "target" not in by_writer or len(by_writer) != len(recordings):
+        raise UserError(
+            "a prediction needs one recording along texts of the target, and at most one of the draft"
+        )
+    along = {writer: replay(one, method, repeats=repeats, seed=seed) for writer, one in by_writer.items()}
+    target, draft = along["target"], along.get("draft")
+    weight = _weight(target, draft)
+    mixed = [(weight, target)] + ([(1 - weight, draft)] if draft is not None else [])
+
+    def rate(name: str) -> float:
+        return float(sum(share * getattr(one, name) / one.tokens for share, one in mixed))
+
+    calls, steps = rate("target_calls"), rate("draft_steps")
+    scores = steps if "gate" in method.needs else 0.0
+    read = rate("read")
+    intervals = _intervals([(share, one.by_text) for share, one in mixed], seed)
+    return Prediction(
+        method=method.name,
+        lossless=method.lossless(_greedy(by_writer["target"])),
+        tokens_per_call=1 / calls if calls else None,
+        tokens_per_call_interval=intervals[0] if calls else None,
+        mean_drift=sum(share * one.mean_drift for share, one in mixed),
+        mean_drift_interval=intervals[1],
+        calls=calls,
+        draft_steps=steps,
+        gate_scores=scores,
+        tokens_read=read,
+        trusted=rate("trusted"),
+        speed_up=None if cost is None else _speed_up(cost, calls, steps, scores, read),
+        parted=(target.parted / target.tokens, draft.parted / draft.tokens if draft is not None else None),
+        weight=weight,
+    )
+
+
+def _weight(target: Replay, draft: Replay | None) -> float:
+    """The target's text's share: the nearer a replay stays to its text, the more that text is the method's own."""
+    if draft is None:
+        return 1.0
+    left, right = target.parted / target.tokens, draft.parted / draft.tokens
+    return right / (left + right) if left + right > 0 else 1.0
+
+
+def _greedy(recording: Recording) -> bool:
+    """Whether the processed laws are one-hot."""
+    return bool((recording.p.amax(-1) == 1).all()) and bool((recording.q.amax(-1) == 1).all())
+
+
+def _speed_up(cost: CostRatio, calls: float, steps: float, scores: float, read: float) -> float:
+    """Plain decoding costs 1 a token."""
+    return 1 / max(
+        1e-12, calls + cost.token * max(0.0, read - calls) + cost.draft * steps + cost.gate * scores
+    )
+
+
+def _intervals(mixed: Sequence[tuple[float, Tensor]], seed: int) -> list[tuple[float, float]]:
+    """95 % bootstrap intervals over texts of tokens a call and of mean drift."""
+    numbers = torch.Generator().manual_seed(seed)
+    calls, drift = (torch.zeros(_RESAMPLES, dtype=torch.float64) for _ in range(2))
+    for share, by_text in mixed:
+        picks = torch.randint(len(by_text), (_RESAMPLES, len(by_text)), generator=numbers)
+        tokens, called, drifted = by_text[picks].sum(1)[:, :3].T
+        calls += share * called / tokens
+        drift += share * drifted / tokens
+    edges = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    found = [torch.quantile(values, edges).tolist() for values in (1 / calls.clamp(min=1e-12), drift)]
+    return [(low, high) for low, high in found]
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+def measure_costs(pair: Pair, *, context: int = 64, tokens: int = 8, repeats: int = 15) -> CostRatio:
+    """Cost ratios of a pair on this machine: medians of single passes after ``context`` tokens.
+
+    Raises:
+        UserError: the pair has no draft.
+    """
+    if pair.models.draft is None:
+        raise UserError("a cost ratio needs both models, and this pair has no draft: give draft=...")
+    one = _pass_s(pair.models.target, context, 1, repeats)
+    several = _pass_s(pair.models.target, context, tokens, repeats)
+    gate = 0.0
+    if pair.gate is not None:
+        hidden = torch.zeros(pair.models.draft.hidden_size, device=pair.models.draft.model.device)
+        gate = _median_s(lambda: float(pair.gate(hidden)), repeats)  # type: ignore[misc]
+    step = _pass_s(pair.models.draft, context, 1, repeats)
+    return CostRatio(step / one, gate / one, max(0.0, (several - one) / (tokens - 1) / one))
+
+
+def _pass_s(model: LoadedModel, context: int, tokens: int, repeats: int) -> float:
+    context = max(1, min(context, model.context - tokens))
+    runner = make_runner(model.model, batch=1, max_len=context + tokens)
+    ids = torch.zeros(1, context + tokens, dtype=torch.long, device=runner.device)
+
+    def once() -> None:
+        runner.rewind([context])
+        step = runner.extend(ids[:, :tokens])
+        assert step.logits is not None
+        float(step.logits[0, -1, 0])  # waits for the device
+
+    with torch.inference_mode():
+        runner.extend(ids[:, :context], logits=False)
+        return _median_s(once, repeats)
+
+
+def _median_s(work: Callable[[], object], repeats: int) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return median(times)
+
+
+# --- the best parameters ---------------------------------------------------------------------------------------------
+FAMILIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "gamma": ("speculative(gamma={:.0f})", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)),
+    "h": ("svip(h={:g})", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)),
+    "lambda": ("stop=adaedl(threshold={:g})", (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
+    "tau": ("sprinter(tau={:g})", (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)),
+    "T": ("fuzzy(threshold={:g})", (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)),
+}
+"""The dials: spec with a place for the value, and the values tried: draft length, SVIP's h, AdaEDL's λ, the gate's τ,
+the fuzzy threshold."""
+
+
+def best(
+    recordings: Sequence[Recording],
+    cost: CostRatio,
+    *,
+    max_drift: float = 0.1,
+    families: Mapping[str, tuple[str, Iterable[float]]] = FAMILIES,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Prediction | None]:
+    """The fastest value of each dial among those predicted to drift at most ``max_drift``; None where none does.
+
+    Dials that need a gate are left out where none was recorded.
+    """
+    if not 0.0 <= max_drift <= 1.0:
+        raise UserError(f"max_drift={max_drift} is out of range: give a number in [0, 1]")
+    found: dict[str, Prediction | None] = {}
+    for name, (spec, values) in families.items():
+        methods = [parse_method(spec.format(value)) for value in values]
+        if any("gate" in method.needs for method in methods) and "gate" not in recordings[0].signals:
+            continue
+        tried = []
+        for method in methods:
+            tried.append(predict(recordings, method, cost=cost, seed=seed))
+            if progress is not None:
+                progress(method.name)
+        fit = [one for one in tried if one.mean_drift <= max_drift]
+        found[name] = max(fit, key=lambda one: one.speed_up or 0.0, default=None)
+    return found

@@ -1,0 +1,337 @@
+"""The real decode loop answered by recorded laws, without any model.
+
+A text of the loop walks along a recorded text: at its position t the models' laws are those of the recording's position
+t, whatever tokens were written before. Draws are coupled with the recorded token x_t as closely as their laws allow:
+
+* a draft token is x_t with chance min(1, q(x_t)/μ(x_t)), μ being the law that x_t was drawn from;
+* it is kept by a uniform number that is small where it is x_t, large where it is not;
+* what replaces it, and what the target writes, is x_t with the largest chance that the law allows.
+
+Every draw keeps its law exactly, so chances of trust, stop, acceptance and drift at a position are those of the method.
+Where the method's text has the law that the recorded text was drawn from, it *is* the recorded text: an exact method
+on a text by the target is replayed without error, the dependence of acceptance on what was written before included. A
+lossy method leaves the record at ``Replay.parted`` of its tokens; after these the recorded prefix stands in for its
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule, Judge
+from sprinter.decode.checks import at_least
+from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Scores, Stats
+from sprinter.decode.drafter import Lookup, Model, look_up
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.methods import Method
+from sprinter.decode.run import Answer
+from sprinter.errors import UserError
+from sprinter.laws import one_hot
+from sprinter.random import Draws, Purpose
+from sprinter.theory.montecarlo import answer_all
+from sprinter.theory.recording import Recording
+
+__all__ = ["CoupledDraws", "Replay", "ReplayDriver", "replay"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Sums over replayed texts.
+
+    Attributes:
+        tokens, target_calls, draft_steps, trusted, accepted, checked, rounds: as in the stats.
+        drift: sum of TV(π, p). scored: tokens that it is summed over.
+        read: tokens that went through the target. parted: tokens that were not the recorded ones.
+        by_text: tokens, target calls, drift and draft steps of each text, ``[texts, 4]``.
+    """
+
+    tokens: float
+    target_calls: float
+    draft_steps: float
+    trusted: float
+    accepted: float
+    checked: float
+    rounds: float
+    drift: float
+    scored: float
+    read: float
+    parted: float
+    by_text: Tensor = field(repr=False)
+
+    @property
+    def tokens_per_call(self) -> float | None:
+        """Tokens a target call; None without a call."""
+        return self.tokens / self.target_calls if self.target_calls else None
+
+    @property
+    def mean_drift(self) -> float:
+        """Mean TV(π, p) a token."""
+        return self.drift / self.scored if self.scored else 0.0
+
+
+class CoupledDraws:
+    """Draws of one text, each with its exact law, coupled with the recorded text.
+
+    Args:
+        first: the recording's position of the text's first token; ``last``: of its last one. The loop's text has one
+            token before it.
+        coupled: False draws without regard to the recorded text.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        accept: Judge,
+        first: int,
+        last: int,
+        numbers: np.random.Generator,
+        coupled: bool = True,
+    ) -> None:
+        self._recording, self._accept, self._numbers, self._coupled = recording, accept, numbers, coupled
+        self._first, self._last = first, last
+        self._drafted: dict[int, tuple[int, Tensor]] = {}
+        self._refused = -1
+
+    def place(self, position: int) -> int:
+        """The recording's position that stands for a position of the loop's text."""
+        return min(self._first + position - 1, self._last)
+
+    def proposed(self, position: int, y: int, law: Tensor) -> None:
+        """A draft token and the law that it was drawn from."""
+        self._drafted[position] = (y, law)
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """One outcome from ``law [K]``."""
+        if not self._coupled:
+            return self._draw(law)
+        n = self.place(position)
+        x, given = int(self._recording.tokens[n]), self._recording.own[n]
+        if purpose is not Purpose.DRAFT and position == self._refused:
+            given = self._given_refusal(n, *self._drafted[position])
+        self._refused = -1
+        if self._numbers.random() * float(given[x]) < float(law[x]):
+            return x
+        return self._draw((law - given).clamp(min=0))
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """One number in [0, 1)."""
+        return float(self._numbers.random())
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """u < chance for each, u small where the draft token is the recorded one; drawn up to the first refusal."""
+        kept = [False] * len(chances)
+        for i, b in enumerate(chances):
+            if not self._uniform_for(position + i) < b:
+                self._refused = position + i
+                break
+            kept[i] = True
+        return kept
+
+    def _uniform_for(self, position: int) -> float:
+        u = float(self._numbers.random())
+        if not self._coupled:
+            return u
+        n, (y, law) = self.place(position), self._drafted[position]
+        same = min(
+            1.0, float(self._recording.own[n][y]) / float(law[y])
+        )  # the chance that y is the recorded token
+        return u * same if y == int(self._recording.tokens[n]) else same + u * (1 - same)
+
+    def _given_refusal(self, n: int, y: int, law: Tensor) -> Tensor:
+        """The law of the recorded token, given that the draft token was refused."""
+        own, rule = self._recording.own[n], self._accept
+        assert isinstance(rule, AcceptRule)
+        p, q = self._recording.p[n : n + 1], law.unsqueeze(0)
+        control = (
+            LawPair(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
+            if rule.needs_raw
+            else None
+        )
+        kept, common = (law * rule.keep(p, q, control)[0]), torch.minimum(law, own)
+        excess = (own - law).clamp(min=0)
+        apart = (law - torch.maximum(kept, common)).clamp(min=0).sum() / excess.sum().clamp(min=1e-30)
+        given = (common - kept).clamp(min=0) + excess * apart
+        total = given.sum()
+        return given / total if float(total) > 0 else own
+
+    def _draw(self, weights: Tensor) -> int:
+        bounds = weights.double().cumsum(-1).numpy()
+        return min(
+            int(np.searchsorted(bounds, self._numbers.random() * bounds[-1], side="right")), len(bounds) - 1
+        )
+
+
+class ReplayDriver:
+    """Answers the loop from one text of a recording.
+
+    Args:
+        text: number of the text. stats: draft steps and tokens read are added here.
+    """
+
+    def __init__(
+        self, recording: Recording, method: Method, text: int, draws: CoupledDraws, stats: Stats
+    ) -> None:
+        self._recording, self._draws, self._stats = recording, draws, stats
+        self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
+        self._signals = [name for name in method.needs if name in recording.signals]
+        self._heads = {kind: head for kind, head in recording.heads.items() if kind in method.needs}
+        self._token_probs = method.needs & {"token_prob", "token_prob_processed"}
+        self._place = (0, 0)  # round, tokens drafted in it
+        self._whole = method.length is not None and method.trust.never  # a run's length is known beforehand
+        self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
+
+    def answer(self, request: AskDraft | AskScore) -> Answer:
+        """One answer."""
+        if isinstance(request, AskScore):
+            return self._score(request)
+        position = request.start + len(request.tokens)
+        if isinstance(self._drafter, Lookup):
+            return self._look_up(self._drafter, position, request)
+        count = request.at_most if self._whole or request.width > 1 else 1
+        self._stats.draft_steps += count
+        drafts = tuple(self._propose(request.round, position, count, row) for row in range(request.width))
+        return drafts if request.width > 1 else drafts[0]
+
+    def _score(self, request: AskScore) -> Scores:
+        longest = len(request.chains[0]) if request.chains else 0
+        places = self._places(request.start + 1, len(request.tokens) + longest)
+        if not request.closing:
+            self._stats.target_tokens += len(places) * max(1, len(request.chains))
+        p, raw = self._recording.p[places], self._recording.raw_p[places] if self._needs_raw else None
+        if request.chains:
+            rows = len(request.chains)
+            return Scores(p.expand(rows, -1, -1), None if raw is None else raw.expand(rows, -1, -1))
+        return Scores(p, raw)
+
+    def _propose(self, round: int, position: int, count: int, row: int) -> Draft:
+        places = self._places(position, count)
+        laws = self._recording.q[places]
+        if isinstance(self._drafter, Model) and self._drafter.greedy:
+            laws = one_hot(laws)
+        tokens = []
+        for i, law in enumerate(laws):
+            tokens.append(self._draws.token(law, round, position + i, Purpose.DRAFT, row))
+            self._draws.proposed(position + i, tokens[-1], law)
+        return self._draft(round, places, tokens, laws)
+
+    def _draft(self, round: int, places: list[int], tokens: Sequence[int], laws: Tensor) -> Draft:
+        raw, each = self._recording.raw_q, range(len(places))
+        signals = {name: self._recording.signals[name][places] for name in self._signals}
+        if "token_prob" in self._token_probs:
+            signals["token_prob"] = raw[places, list(tokens)].double()
+        if "token_prob_processed" in self._token_probs:
+            signals["token_prob_processed"] = laws[each, list(tokens)].double()
+        if self._heads:
+            signals |= self._scores(round, places, tokens)
+        return Draft(tuple(tokens), laws, signals, raw[places] if self._needs_raw else None)
+
+    def _scores(self, round: int, places: list[int], tokens: Sequence[int]) -> dict[str, Tensor]:
+        """Of the heads that look at the run or the token."""
+        drafted = self._place[1] if self._place[0] == round else 0
+        self._place = (round, drafted + len(tokens))
+        made = {
+            "position": torch.arange(drafted + 1, drafted + len(tokens) + 1),
+            "log_q": self._recording.raw_q[places, list(tokens)].log(),
+        }
+        if drafted == 0 and any("hidden_x" in head.features for head in self._heads.values()):
+            self._stats.draft_steps += 1  # a run's last token is read by the draft, too
+        return {
+            kind: head(
+                {
+                    name: made[name] if name in made else self._recording.features[name][places]
+                    for name in head.features
+                }
+            ).double()
+            for kind, head in self._heads.items()
+        }
+
+    def _look_up(self, drafter: Lookup, position: int, request: AskDraft) -> Draft:
+        ids = self._recording.ids[self._first : self._first + position - 1].tolist()
+        found = look_up([*self._prompt, *ids], drafter.n, drafter.least, request.at_most)
+        if not found and drafter.uses_model:
+            self._stats.draft_steps += 1
+            return self._propose(request.round, position, 1, 0)
+        places = self._places(position, len(found))
+        tokens = [self._recording.outcome(n, id) for n, id in zip(places, found, strict=True)]
+        laws = torch.zeros(len(found), self._recording.q.shape[-1])
+        laws[range(len(found)), tokens] = 1.0
+        for i, y in enumerate(tokens):
+            self._draws.proposed(position + i, y, laws[i])
+        return self._draft(request.round, places, tokens, laws)
+
+    def _places(self, position: int, count: int) -> list[int]:
+        return [self._draws.place(position + i) for i in range(count)]
+
+
+def replay(
+    recording: Recording,
+    method: Method,
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    coupled: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Replay:
+    """Decode every recorded text ``repeats`` times.
+
+    Raises:
+        UserError: the method needs a signal that was not recorded.
+    """
+    at_least("repeats", repeats, 1)
+    have = (
+        recording.signals.keys() | recording.heads.keys() | {"uniform", "token_prob", "token_prob_processed"}
+    )
+    if missing := method.needs - have:
+        what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
+        raise UserError(f"method {method.name} needs {what}, which was not recorded: give the pair that head")
+    numbers = np.random.default_rng(seed)
+    rows = []
+    for k, (first, length) in enumerate(zip(recording.starts, recording.lengths, strict=True)):
+        rows += [_replay_text(recording, method, k, first, length, numbers, coupled) for _ in range(repeats)]
+        if progress is not None:
+            progress(k + 1, len(recording.lengths))
+    table = torch.tensor(rows, dtype=torch.float64)
+    sums = table.sum(0).tolist()
+    shown = [_COLUMNS.index(name) for name in ("tokens", "target_calls", "drift", "draft_steps")]
+    by_text = table.reshape(-1, repeats, table.shape[-1]).sum(1)[:, shown]
+    return Replay(**dict(zip(_COLUMNS, sums, strict=True)), by_text=by_text)
+
+
+_COLUMNS = (
+    "tokens", "target_calls", "draft_steps", "trusted", "accepted", "checked", "rounds", "drift", "scored", "read",
+    "parted",
+)  # fmt: skip
+
+
+def _replay_text(
+    recording: Recording,
+    method: Method,
+    k: int,
+    first: int,
+    length: int,
+    numbers: np.random.Generator,
+    coupled: bool,
+) -> tuple[float, ...]:
+    record = Record()
+    draws = CoupledDraws(
+        recording, method.accept, first, first + length - 1, numbers, coupled and method.drafter.drafts == 1
+    )
+    driver = ReplayDriver(recording, method, k, draws, record.stats)
+    limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)
+    answer_all(decode((0,), method, limits, draws, record, complete=True), driver.answer)
+    stats, tokens = record.count(), record.tokens
+    drifts = [token.drift for token in tokens if token.drift is not None]
+    written = recording.tokens[first : first + length].tolist()
+    parted = sum(token.id != x for token, x in zip(tokens, written, strict=True))
+    return (
+        stats.new_tokens, stats.target_calls, stats.draft_steps, stats.trusted, stats.accepted, stats.checked,
+        stats.rounds, sum(drifts), len(drifts), stats.target_tokens, parted,
+    )  # fmt: skip
+
+
+_: type[Draws] = CoupledDraws
