@@ -185,6 +185,7 @@ def main() -> None:
         "benchmark": "gate_labelling",
         "command": command("gate_labelling"),
         "environment": environment(),
+        "new_tokens": LabelSettings().new_tokens,
         "speed": speeds,
         "memory": memory,
         "seconds": round(time.time() - began, 1),

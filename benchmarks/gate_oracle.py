@@ -1,0 +1,93 @@
+"""How much a gate can win at all: the share of positions that may be trusted at a given drift, on recorded labels.
+
+    python benchmarks/gate_oracle.py --work FOLDER        # the folder of gate_study.py, after it ran
+
+Test prompts of the study. Positions are trusted in the order of a score until the drift of what is trusted, over all
+positions, reaches 0.05, 0.10 and 0.15. The oracle's score is the overlap β itself: no gate on the prefix can trust more.
+The coin trusts at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import command, environment, write_results
+from gate_study import ALL, DRIFTS, SEED
+from torch import Tensor
+
+from sprinter.gate.dataset import Positions, read_positions
+from sprinter.gate.records import TEMPERATURES
+from sprinter.heads.gate import load_gate
+
+GATES = {
+    "paper, λ=1.2": "paper-λ=1.2",
+    "overlap": "overlap",
+    "overlap, mlp, hidden and law": "overlap-mlp-hidden-and-law",
+    "own overlap, mlp, hidden, law and T": "own-overlap-mlp-hidden-law-and-T",
+}
+
+
+def share(scores: Tensor, distance: Tensor, drift: float) -> float:
+    """Of positions, trusted from the highest score down."""
+    spent = distance[scores.argsort(descending=True)].cumsum(0) / len(distance)
+    return int((spent <= drift).sum()) / len(distance)
+
+
+def scores_of(folder: Path, positions: dict[tuple[str, ...], Positions], temperature: float) -> Tensor:
+    """Of a saved gate, at the positions of this temperature."""
+    head = load_gate(folder)
+    chosen = positions[head.features]
+    rows = chosen.at_temperature(temperature)
+    with torch.inference_mode():
+        return head.calibration(head.network(chosen.inputs[rows])).clone()
+
+
+def main() -> None:
+    """Read, order, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, required=True, help="folder of gate_study.py")
+    began, folder = time.time(), parser.parse_args().work / "builtin"
+    specs = [("hidden",), tuple(ALL.split(", ")), (*ALL.split(", "), "temperature")]
+    positions = {}
+    for spec in specs:
+        read = read_positions([folder / "labels"], spec)
+        positions[spec] = read.select(read.parts(SEED) == 2)
+    base = positions["hidden",]
+    rows: dict[str, dict[str, list[float]]] = {}
+    for i, temperature in enumerate(TEMPERATURES):
+        distance = (1 - base.columns["overlap"][:, i]).double()
+        found = {
+            "oracle": [share(-distance, distance, drift) for drift in DRIFTS],
+            "coin": [min(1.0, drift / float(distance.mean())) for drift in DRIFTS],
+        }
+        for name, saved in GATES.items():
+            scores = scores_of(folder / saved, positions, temperature)
+            found[name] = [share(scores, distance, drift) for drift in DRIFTS]
+        rows[str(temperature)] = found
+    results: dict[str, Any] = {
+        "benchmark": "gate_oracle", "command": command("gate_oracle"), "environment": environment(),
+        "positions": len(base), "prompts": len(torch.unique(base.group)), "new_tokens": 32, "drifts": DRIFTS,
+        "trusted_share": rows, "seconds": round(time.time() - began, 1),
+    }  # fmt: skip
+    write_results("gate_oracle", results, table(rows))
+
+
+def table(rows: dict[str, dict[str, list[float]]]) -> str:
+    """Markdown: trusted share at each temperature and drift."""
+    heads = [f"T={t}, drift {drift:.2f}" for t in TEMPERATURES for drift in DRIFTS]
+    lines = [f"| score | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    lines += [
+        f"| {name} | {' | '.join(f'{v:.3f}' for t in TEMPERATURES for v in rows[str(t)][name])} |"
+        for name in rows["1.0"]
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
