@@ -3,7 +3,7 @@
     python benchmarks/gate_oracle.py --work FOLDER        # the folder of gate_study.py, after it ran
 
 Test prompts of the study. Positions are trusted in the order of a score until the drift of what is trusted, over all
-positions, reaches 0.05, 0.10 and 0.15. The oracle's score is the overlap β itself: no gate on the prefix can trust more.
+positions, reaches 0.05, 0.10 and 0.15. The oracle scores by the overlap β itself: no gate on the prefix trusts more.
 The coin trusts at random.
 """
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sprinter.errors import UserError
+from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import entropy, one_hot
 from sprinter.theory.outcomes import split_rest
@@ -57,8 +58,8 @@ def from_labels(
     lengths = _lengths(columns["prompt"], columns["step"])
     raw_p, raw_q, outcomes, tokens = _laws(columns)
     p, q = (raw_p, raw_q) if temperature else (one_hot(raw_p), one_hot(raw_q))
-    features = _features(columns)
     heads = heads or {}
+    features = _features(columns, heads, temperature)
     signals = {"entropy": columns["entropy"].double(), "max_prob": columns["max_q"].double()}
     processed = signals if temperature else {"entropy": entropy(q).double(), "max_prob": q.amax(-1).double()}
     signals = signals | {f"{name}_processed": values for name, values in processed.items()}
@@ -105,9 +106,16 @@ def _laws(columns: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor
     return p, q, outcomes, torch.where(same.any(-1), same.int().argmax(-1), other)
 
 
-def _features(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What heads may read of a position, by the names of ``sprinter.heads.features``."""
-    best = columns["top_q"].sort(-1, descending=True).values
-    named = {"hidden": columns["hidden"], "hidden_x": columns["hidden_x"], "entropy": columns["entropy"]}
-    named |= {"max_q": columns["max_q"]} | {f"top_q(k={k})": best[:, :k] for k in range(1, 65)}
-    return {name: values for name, values in named.items() if name not in DYNAMIC}
+def _features(
+    columns: Mapping[str, Tensor], heads: Mapping[str, Head], temperature: float
+) -> dict[str, Tensor]:
+    """What heads read of a position, by the names of ``sprinter.heads.features``; entropy and max q are whole."""
+    names = {name for head in heads.values() for name in head.features} - DYNAMIC
+    whole = {"entropy": columns["entropy"], "max_q": columns["max_q"]}
+    step = DraftStep(
+        columns["hidden"], law=columns["top_q"], hidden_x=columns["hidden_x"],
+        temperature=torch.full_like(columns["entropy"], temperature),
+    )  # fmt: skip
+    return {name: whole[name] for name in names & whole.keys()} | read_features(
+        sorted(names - whole.keys()), step
+    )

@@ -22,10 +22,12 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Bild, Fuzzy, Lenient, Mentored, Opt, RandomAccept, Typical, Uno
 from sprinter.decode.draft import LawPair
+from sprinter.decode.methods import parse_method
 from sprinter.laws import tv_distance
 from sprinter.theory.front import rejection
 from sprinter.theory.predict import predict
 from sprinter.theory.recording import Recording
+from sprinter.theory.replay import unrecorded
 
 __all__ = ["LOOP", "RULES", "gate_curve", "oracle_curve", "pareto", "rule_point"]
 
@@ -50,6 +52,11 @@ RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]
 LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "speculative": ("speculative(gamma={:.0f})", (1, 2, 3, 5, 8, 12)),
     "svip": ("svip(h={:g})", (0.3, 0.6, 0.9)),
+    "heuristic": ("heuristic(start={:.0f})", (5,)),
+    "confidence": ("confidence(c={:g})", (0.1, 0.4)),
+    "adaedl": ("stop=adaedl(threshold={:g})", (0.1, 0.5)),
+    "specdec++": ("specdec++(h={:g})", (0.7,)),
+    "disco": ("disco(threshold={:g})", (0.5,)),
     "batch": ("batch(drafts={:.0f})", (2, 4)),
     "specinfer": ("specinfer(drafts={:.0f})", (2, 4)),
     "spectr": ("spectr(drafts={:.0f})", (2, 4)),
@@ -62,7 +69,9 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "random": ("random(rate={:g})", (0.25, 0.5, 0.75)),
     "typical": ("typical(epsilon={:g})", (0.09,)),
     "bild": ("bild(rollback={:g})", (5.0,)),
+    "autoregressive": ("autoregressive", (0,)),
     "draft-only": ("draft-only", (0,)),
+    "allocation": ("allocation(share={:g})", (0.5,)),
     "coin": ("coin(rate={:g})", (0.3, 0.6, 0.8, 0.9)),
     "sprinter": ("sprinter(tau={:g})", (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)),
     "sprinter, tail 4": ("sprinter(tau={:g}, tail=4)", (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)),
@@ -181,11 +190,10 @@ def _in_the_loop(
     seed: int,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    have_gate = "gate" in recordings[0].signals
     distance = {one.writer: float(_distances(one).mean()) for one in recordings}
     curves = []
     for name, (spec, values) in loop.items():
-        if spec.startswith("sprinter") and not have_gate:
+        if unrecorded(recordings[0], parse_method(spec.format(values[0]))):
             continue
         points = []
         for value in values:
@@ -194,5 +202,6 @@ def _in_the_loop(
             tv = found.weight * distance["target"] + (1 - found.weight) * distance.get("draft", 0.0)
             points.append(Point(value, found.calls, found.mean_drift, spec.format(value)).to_dict(tv))
             say(spec.format(value))
-        curves.append({"name": name, "lossless": all(point["y"] == 0 for point in points), "points": points})
+        exact = all(parse_method(spec.format(value)).lossless() for value in values)
+        curves.append({"name": name, "lossless": exact, "points": points})
     return curves

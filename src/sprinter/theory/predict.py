@@ -23,7 +23,7 @@ from sprinter.errors import UserError
 from sprinter.models.choose import make_runner
 from sprinter.models.pair import LoadedModel
 from sprinter.theory.recording import Recording
-from sprinter.theory.replay import Replay, replay
+from sprinter.theory.replay import Replay, replay, unrecorded
 
 __all__ = ["FAMILIES", "CostRatio", "Prediction", "best", "measure_costs", "predict"]
 
@@ -240,14 +240,14 @@ def best(
 ) -> dict[str, Prediction | None]:
     """The fastest value of each dial among those predicted to drift at most ``max_drift``; None where none does.
 
-    Dials that need a gate are left out where none was recorded.
+    Dials that read what was not recorded (a gate's score) are left out.
     """
     if not 0.0 <= max_drift <= 1.0:
         raise UserError(f"max_drift={max_drift} is out of range: give a number in [0, 1]")
     found: dict[str, Prediction | None] = {}
     for name, (spec, values) in families.items():
         methods = [parse_method(spec.format(value)) for value in values]
-        if any("gate" in method.needs for method in methods) and "gate" not in recordings[0].signals:
+        if any(unrecorded(recordings[0], method) for method in methods):
             continue
         tried = []
         for method in methods:

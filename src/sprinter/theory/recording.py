@@ -158,7 +158,8 @@ def _read_text(pair: Pair, sampling: Sampling, prompt: Sequence[int], ids: Seque
     signals = {"entropy": entropy(raw_q), "max_prob": raw_q.amax(-1)}
     signals |= {"entropy_processed": entropy(q), "max_prob_processed": q.amax(-1)}
     hidden = read[1].hidden[0].cpu()
-    step = DraftStep(hidden=hidden[-n - 1 : -1], law=raw_q, hidden_x=hidden[-n:])
+    temperature = torch.full((n,), sampling.temperature)
+    step = DraftStep(hidden[-n - 1 : -1], law=raw_q, hidden_x=hidden[-n:], temperature=temperature)
     names = {name for head in pair.heads.values() for name in head.features} - DYNAMIC
     features = read_features(sorted(names), step)
     signals |= static_signals(pair.heads, features)

@@ -36,7 +36,7 @@ from sprinter.random import Draws, Purpose
 from sprinter.theory.montecarlo import answer_all
 from sprinter.theory.recording import Recording
 
-__all__ = ["CoupledDraws", "Replay", "ReplayDriver", "replay"]
+__all__ = ["CoupledDraws", "Replay", "ReplayDriver", "replay", "unrecorded"]
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,12 @@ class ReplayDriver:
         return [self._draws.place(position + i) for i in range(count)]
 
 
+def unrecorded(recording: Recording, method: Method) -> frozenset[str]:
+    """Signals that a method needs and a replay of this recording cannot give."""
+    given = {"uniform", "token_prob", "token_prob_processed"}
+    return method.needs - recording.signals.keys() - recording.heads.keys() - given
+
+
 def replay(
     recording: Recording,
     method: Method,
@@ -283,10 +289,7 @@ def replay(
         UserError: the method needs a signal that was not recorded.
     """
     at_least("repeats", repeats, 1)
-    have = (
-        recording.signals.keys() | recording.heads.keys() | {"uniform", "token_prob", "token_prob_processed"}
-    )
-    if missing := method.needs - have:
+    if missing := unrecorded(recording, method):
         what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
         raise UserError(f"method {method.name} needs {what}, which was not recorded: give the pair that head")
     numbers = np.random.default_rng(seed)
