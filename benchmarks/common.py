@@ -263,7 +263,8 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "sprinter": sprinter.__version__,
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else ""),
+        "commit": git("rev-parse", "--short", "HEAD")
+        + ("+" if git("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results") else ""),
     }
 
 
