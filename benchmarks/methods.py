@@ -45,6 +45,7 @@ DIALS: dict[str, tuple[str, Sequence[float]]] = {  # spec with the dial's place,
     "sprinter": ("sprinter(tau={})", (0.3, 0.45, 0.6, 0.68, 0.74, 0.8, 0.86)),
 }
 FIXED = (
+    "specdec++", "disco",
     "heuristic", "confidence(c=0.4)", "lookup(n=3, gamma=5)", "batch(drafts=2, gamma={gamma})",
     "specinfer(drafts=2, gamma={gamma})", "spectr(drafts=2, gamma={gamma})",
     "lenient(w=0.8, gamma={gamma})", "typical(gamma={gamma})", "bild", "random(rate=0.5, gamma={gamma})",

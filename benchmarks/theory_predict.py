@@ -2,17 +2,20 @@
 
     python benchmarks/theory_predict.py --data DIR [--measured-only]
 
-Measured: 200 paragraphs that the pair was not trained on, 64 new tokens, the engine itself, meter complete; arms that
-``results/theory_measured.json`` already holds are not measured again. Predicted: from laws recorded along one text of
-the target and one of the draft after each of 400 other paragraphs of the same documents, replayed without the models;
-then from 24 of them, and in simpler ways that show what each part of the prediction is worth. 95 % bootstrap intervals
-over paragraphs.
+Measured: 200 paragraphs that the pair was not trained on, 64 new tokens, meter complete; arms that
+``results/theory_measured.json`` already holds are not measured again. Where the method allows it many rows run
+together (``theory_rows``), and the first texts of each arm must equal the engine's.
+
+Predicted: from laws recorded along one text of the target and one of the draft after each of 400 other paragraphs of
+the same documents, replayed without the models; then from 24 of them, and in simpler ways that show what each part of
+the prediction is worth. 95 % bootstrap intervals over paragraphs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -21,8 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 from common import ROOT, command, environment, heldout_prompts, interval, write_results
+from theory_rows import Rows, serves
 
 import sprinter
+from sprinter.decode.draft import Stats
 from sprinter.decode.methods import parse_method
 from sprinter.laws import Sampling, tv_distance
 from sprinter.theory.figures import draw_prediction, save
@@ -44,6 +49,7 @@ ARMS: tuple[tuple[str, float], ...] = (
     ("speculative(gamma=5)", 0.0), ("sprinter(tau=0.7)", 0.0), ("fuzzy(threshold=0.2)", 0.0),
 )  # fmt: skip
 MEASURED = ROOT / "benchmarks" / "results" / "theory_measured.json"
+CHECKED = 3  # prompts of each arm on which rows run together are compared with the engine
 COLUMNS = ("tokens", "target_calls", "drift", "draft_steps", "trusted", "rounds")
 
 
@@ -53,22 +59,13 @@ def measure(pair: sprinter.Pair, prompts: list[str]) -> dict[str, Any]:
     held = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     if held.get("prompts") != len(prompts) or held.get("new_tokens") != NEW_TOKENS:
         held = {"prompts": len(prompts), "new_tokens": NEW_TOKENS, "columns": COLUMNS, "arms": {}}
+    together = Rows(pair)
     for spec, temperature in ARMS:
         name = f"{spec} @ {temperature}"
         if name in held["arms"]:
             continue
-        began, rows = time.time(), []
-        for i, prompt in enumerate(prompts):
-            s = pair.generate(
-                prompt,
-                method=spec,
-                max_new_tokens=NEW_TOKENS,
-                temperature=temperature,
-                seed=i,
-                meter="complete",
-            ).stats
-            drift = (s.mean_drift or 0.0) * s.new_tokens
-            rows.append([s.new_tokens, s.target_calls, round(drift, 5), s.draft_steps, s.trusted, s.rounds])
+        began = time.time()
+        rows = measured_rows(pair, together, prompts, spec, temperature)
         held["arms"][name] = rows
         held["environment"] = environment()
         part = MEASURED.with_suffix(".part")
@@ -76,6 +73,36 @@ def measure(pair: sprinter.Pair, prompts: list[str]) -> dict[str, Any]:
         part.replace(MEASURED)
         print(f"{name}: {time.time() - began:.0f} s", flush=True)
     return held
+
+
+def measured_rows(
+    pair: sprinter.Pair, together: Rows, prompts: list[str], spec: str, temperature: float
+) -> list[list[float]]:
+    """``COLUMNS`` of every prompt. Rows run together where they can; the first ones must equal the engine's own."""
+    method, ids = parse_method(spec), [pair.tokenizer(prompt)["input_ids"] for prompt in prompts]
+    many = serves(method)
+    stats = [r.stats for r in together.run(ids, method, Sampling(temperature), NEW_TOKENS)] if many else []
+    for i in range(CHECKED if many else len(ids)):
+        own = pair.generate(
+            ids[i],
+            method=method,
+            max_new_tokens=NEW_TOKENS,
+            temperature=temperature,
+            seed=i,
+            meter="complete",
+        ).stats
+        if many and not np.allclose(columns(own), columns(stats[i]), rtol=0, atol=0.01):
+            sys.exit(
+                f"error: {spec}, prompt {i}: rows together give {columns(stats[i])}, the engine {columns(own)}"
+            )
+        stats += [] if many else [own]
+    return [columns(one) for one in stats]
+
+
+def columns(s: Stats) -> list[float]:
+    """``COLUMNS`` of one text."""
+    drift = round((s.mean_drift or 0.0) * s.new_tokens, 3)
+    return [s.new_tokens, s.target_calls, drift, s.draft_steps, s.trusted, s.rounds]
 
 
 # --- predicted -------------------------------------------------------------------------------------------------------
