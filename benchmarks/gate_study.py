@@ -284,7 +284,13 @@ def main() -> None:
         results |= {"gates": known["gates"] | results["gates"], "curves": known["curves"]}
         results["added"] = [*known.get("added", []), {"gates": names, "command": known["command"]}]
     for temperature in TEMPERATURES:
-        plain = trace(pair, ["sprinter(tau=1.0)"], prompts, temperature, "no trust")
+        plain = trace(
+            sprinter.Pair(pair.models, gates[PAPER][0]),
+            ["sprinter(tau=1.0)"],
+            prompts,
+            temperature,
+            "no trust",
+        )
         coins = [f"coin(rate={rate})" for rate in RATES]
         traces = {"coin": trace(pair, coins, prompts, temperature, "coin")}
         for name, (head, values, _) in gates.items():

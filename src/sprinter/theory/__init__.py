@@ -4,14 +4,17 @@
 ``sequential``     SPRINTER: Theorems 3.1, 3.3, 3.4, A.4, equations 5 and 6, with limits and caps
 ``speculation``    Leviathan et al.: expected tokens a round, best draft length
 ``front``          Yin et al., Theorems 2, 4 and 5 at one position; batch improvement in closed form
-``chains``         Yin et al., Theorems 1 and 3 on Markov chains; finite draft lengths; lossy rules
-``bounds``         bounds of SVIP and of Fuzzy Speculative Decoding
+``chains``         Yin et al., Theorems 1 and 3 on Markov chains; short drafts; lossy rules; SPRINTER
+``bounds``         bounds of SVIP, of Fuzzy Speculative Decoding, and of the meter
 ``montecarlo``     the real decode loop answered by a Markov chain
-``recording``      laws recorded along texts of a pair
+``simulation``     the papers' numerical figures, closed forms beside Monte Carlo
+``recording``      laws recorded along texts of a pair; ``labels``: the same from the gate laboratory's labels
+``outcomes``       laws over large vocabularies on fewer outcomes, TV(p, q) kept
 ``replay``         the real decode loop answered by recorded laws
 ``predict``        tokens a target call, drift and speed-up of a method; the best parameters
-``pareto``         rejections against drift: the front and every method
+``pareto``         target use against drift: Theorem 5's front and every method
 ``flops``          forward FLOPs of models and methods
+``figures``        PNG files of all these
 =================  =====================================================================================
 
 p = target's law, q = draft's law; laws and rates are float64 tensors, or plain numbers, and broadcast.

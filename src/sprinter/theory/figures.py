@@ -272,7 +272,10 @@ def _exact(ax: Axes, curves: list[dict[str, Any]]) -> None:
 
 def draw_pareto(data: dict[str, Any]) -> Figure:
     """Rejections or looks against drift at one position, and target calls against drift in the loop."""
-    figure, (left, right) = _canvas(2, 5.0)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, 5.0), layout="constrained")
+    (left, right), keys = figure.subplots(2, 2, height_ratios=(3, 1))
     tv = data["front"]["tv"]
     for ax in (left, right):
         ax.set_ylim(-0.015 * tv, 1.12 * tv)
@@ -291,164 +294,12 @@ def draw_pareto(data: dict[str, Any]) -> Figure:
     for curve in data["loop"]:
         if not curve["lossless"]:
             _plot(right, curve, line="--" if curve["name"].startswith(("sprinter", "coin")) else "-")
-    right.set(
-        title="draft uniform on V tokens, target on V / r",
-        xlabel="drafts M",
-        ylabel="rejection probability saved",
-    )
-    for ax in (left, right):
-        ax.set_xticks([1, 5, 10, 15, 20])
-        ax.set_ylim(top=1.35 * ax.get_ylim()[1])
-        ax.legend(loc="upper left", ncols=2)
-    return figure
-
-
-def draw_front(data: dict[str, Any]) -> Figure:
-    """Figure 4 of Yin et al.: the front, OPT on it and UNO above it."""
-    figure, (left, right) = _canvas(2, 3.2)
-    tv, points = data["tv"], data["points"]
-    left.fill_between([0, tv, 1.35 * tv], [tv, 0, 0], [1.5 * tv] * 3, color=SKY, alpha=0.15, lw=0)
-    left.plot([0, tv], [tv, 0], color=INK, lw=1.3, label="Pareto front (Theorem 5)")
-    for name, colour, marker in (("opt", BLUE, "o"), ("uno", RED, "s")):
-        drift = [point[name]["drift"] for point in points]
-        left.plot(
-            [point["reject"] for point in points], drift, color=colour, lw=1, label=f"{name}, by formula"
-        )
-        left.plot([point[name]["measured_reject"] for point in points],
-                  [point[name]["measured_drift"] for point in points], marker, color=colour, ms=4.5, mfc="none",
-                  label=f"{name}, simulated")  # fmt: skip
-        right.plot(
-            [point["epsilon"] for point in points],
-            drift,
-            color=colour,
-            marker=marker,
-            ms=4,
-            lw=1.2,
-            label=name,
-        )
-    left.text(0.2 * tv, 0.25 * tv, "out of reach", color=GREY, ha="center")
-    left.set(xlabel="rejection probability", ylabel="TV(π, p)", xlim=(0, 1.35 * tv), ylim=(0, 1.5 * tv),
-             title="(a) one position of the chain")  # fmt: skip
-    right.plot([point["epsilon"] for point in points], [point["loss"] for point in points], color=INK, ls="--", lw=1,
-               label="Loss* (Theorem 4)")  # fmt: skip
-    right.set(
-        xlabel="slack ε in b = min(1, (p + ε)/q)",
-        ylabel="TV(π, p)",
-        title="(b) bias at a slack",
-        ylim=(0, None),
-    )
-    left.legend(loc="upper right")
-    right.legend(loc="lower right")
-    return figure
-
-
-def draw_trusted(data: dict[str, Any]) -> Figure:
-    """Figures 5 and 6 of SPRINTER."""
-    figure, (left, right) = _canvas(2, 3.2)
-    for curve, colour in zip(data["curves"], (BLUE, RED), strict=True):
-        name = f"$\\eta_{{FP}}$ = {curve['eta_fp']}"
-        left.plot(data["eta_tp"], curve["trusted"], color=colour, lw=1.4, label=name)
-        right.plot(data["eta_tp"], curve["stop_time"], color=colour, lw=1.4, label=name)
-        for point in curve["points"]:
-            half = (point["high"] - point["low"]) / 2
-            left.errorbar(point["eta_tp"], point["mean"], half, color=colour, fmt="o", ms=3.5, lw=1.2)
-    left.errorbar([], [], [], color=GREY, fmt="o", ms=3.5, label="simulated, 99 % interval")
-    for ax, key in ((left, "trusted"), (right, "stop_time")):
-        low, high = (curve[key][-1] for curve in data["curves"])
-        ax.annotate(
-            "",
-            (1.02, low),
-            (1.02, high),
-            arrowprops={"arrowstyle": "<->", "color": INK, "shrinkA": 0, "shrinkB": 0},
-        )
-        ax.text(1.04, (low + high) / 2, f"{high - low:.1f}", va="center")
-        ax.set(xlabel="true-positive rate $\\eta_{TP}$", xlim=(-0.03, 1.12))
-        ax.legend(loc="upper left")
-    left.set(ylabel="expected tokens trusted E[N]", title=f"Theorem 3.3, r = {data['r']} acceptable tokens")
-    right.set(ylabel="expected stopping time (s)", title=f"Theorem 3.4, draft step {data['t_draft']} s")
-    return figure
-
-
-SIMULATIONS: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
-    "yin-figure-2": ("rejections", draw_rejections),
-    "short-drafts": ("rejections", draw_short),
-    "yin-figure-3": ("batch_gain", draw_batch_gain),
-    "yin-figure-4": ("front", draw_front),
-    "yin-figure-5": ("longer", draw_rejections),
-    "sprinter-figures-5-6": ("trusted", draw_trusted),
-}
-"""File name of each figure of ``theory simulate``: which part of the data it shows, and how."""
-
-
-# --- theory pareto and predict ---------------------------------------------------------------------------------------
-_LOOKS: dict[str, tuple[str, str]] = {
-    "opt": (BLUE, "o"), "mentored": (GREEN, "D"), "lenient": (SKY, "v"), "uno": (RED, "s"), "fuzzy": (PURPLE, "^"),
-    "random": (GREY, "x"), "typical": (ORANGE, "P"), "bild": (INK, "*"), "draft-only": (GREY, "D"),
-    "allocation": (GREY, "v"), "coin": (GREY, "+"), "sprinter": (ORANGE, "o"), "sprinter, tail 4": (ORANGE, "s"),
-    "best prefix-only gate": (INK, ""),
-}  # fmt: skip
-"""Colour and marker of a method, the same in both panels."""
-
-
-def _plot(ax: Axes, curve: dict[str, Any], *, line: str = "-", label: str = "", marker: bool = True) -> None:
-    colour, shape = _LOOKS.get(curve["name"], (INK, "o"))
-    x, y = ([point[axis] for point in curve["points"]] for axis in ("x", "y"))
-    label = label or curve["name"]
-    if min(y) > ax.get_ylim()[1]:
-        label += " (off the picture)"
-    ax.plot(x, y, line, color=colour, marker=shape if marker else "", ms=3.8, lw=1.1, label=label,
-            mfc="white" if curve["name"].startswith("sprinter") else colour)  # fmt: skip
-
-
-def _front(ax: Axes, tv: float) -> None:
-    ax.fill_between([0, tv], [tv, 0], color=PALE, lw=0)
-    ax.plot([0, tv], [tv, 0], color=INK, lw=1.6, label="front (Theorem 5)")
-
-
-def _exact(ax: Axes, curves: list[dict[str, Any]]) -> None:
-    """The exact methods, all at drift 0, in three groups."""
-    exact = {curve["name"]: curve["points"] for curve in curves if curve["lossless"]}
-    several = exact.keys() & {"batch", "specinfer", "spectr"}
-    for label, colour, shape, names in (
-        ("speculative, γ = 1 ... 12", INK, "o", exact.keys() & {"speculative"}),
-        ("other exact methods", INK, "|", exact.keys() - several - {"speculative"}),
-        ("several drafts (exact)", SKY, "d", several),
-    ):
-        x = [point["x"] for name in sorted(names) for point in exact[name]]
-        size = 7.0 if shape == "|" else 3.8
-        ax.plot(x, [0.0] * len(x), shape, color=colour, ms=size, label=label, clip_on=False, zorder=3)
-
-
-def draw_pareto(data: dict[str, Any]) -> Figure:
-    """Rejections or looks against drift at one position, and target calls against drift in the loop."""
-    figure, (left, right) = _canvas(2, 5.0)
-    tv = data["front"]["tv"]
-    for ax in (left, right):
-        ax.set_ylim(-0.015 * tv, 1.12 * tv)
-    _front(left, tv)
-    for curve in data["rules"]:
-        _plot(left, curve)
-    for curve in data["gates"]:
-        oracle = curve["name"].startswith("best")
-        _plot(left, curve, line=":" if oracle else "--", label=f"{curve['name']} (looks)", marker=not oracle)
-    for ax in (left, right):
-        ax.text(0.008, 0.01 * tv, "out of reach\nof one draft", color=GREY, fontsize=7, va="bottom")
-    left.set(xlabel="share of tokens that needed the target:\nrefused (rules that see p), looked at (gates, dashed)",
-             ylabel="mean drift TV(π, p)", title="(a) at one position", xlim=(0, 1.02))  # fmt: skip
-    _front(right, tv)
-    for curve in data["loop"]:
-        _plot(right, curve, line="--" if curve["name"].startswith(("sprinter", "coin")) else "-")
     right.set(xlabel="target calls a new token", title="(b) in the loop, drafts of 5 unless varied",
               xlim=(0, None))  # fmt: skip
-    for ax in (left, right):
-        ax.legend(
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.2),
-            ncols=3,
-            fontsize=7.5,
-            handlelength=1.6,
-            columnspacing=1,
-        )
+    for ax, key in zip((left, right), keys, strict=True):
+        key.set_axis_off()
+        key.legend(*ax.get_legend_handles_labels(), loc="upper center", ncols=3, fontsize=7.5, handlelength=1.6,
+                   columnspacing=1, borderaxespad=0)  # fmt: skip
     return figure
 
 

@@ -98,14 +98,12 @@ def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
     """Mean rejection probability and mean drift of a rule over the recorded positions."""
     reject = drift = 0.0
     for rows in _rows(recording):
-        p, q = recording.p[rows].double(), recording.q[rows].double()
-        control = (
-            LawPair(recording.raw_p[rows].double(), recording.raw_q[rows].double())
-            if rule.needs_raw
-            else None
+        p, q = _exact(recording.p[rows]), _exact(recording.q[rows])
+        raw = (
+            LawPair(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows])) if rule.needs_raw else None
         )
-        reject += float(rejection(q, rule.keep(p, q, control)).sum())
-        drift += float(rule.drift(p, q, control).sum())
+        reject += float(rejection(q, rule.keep(p, q, raw)).sum())
+        drift += float(rule.drift(p, q, raw).sum())
     return Point(value, reject / len(recording.tokens), drift / len(recording.tokens))
 
 
@@ -180,8 +178,14 @@ def _rows(recording: Recording) -> list[slice]:
 def _distances(recording: Recording) -> Tensor:
     """TV(p, q) of every position, ``[N]``."""
     return torch.cat(
-        [tv_distance(recording.p[at].double(), recording.q[at].double()) for at in _rows(recording)]
+        [tv_distance(_exact(recording.p[at]), _exact(recording.q[at])) for at in _rows(recording)]
     )
+
+
+def _exact(law: Tensor) -> Tensor:
+    """A recorded law in float64, summing to 1 as it did before it was rounded."""
+    law = law.double()
+    return law / law.sum(-1, keepdim=True)
 
 
 def _in_the_loop(

@@ -59,7 +59,7 @@ class Prediction:
         method: its full name. lossless: whether its text has the target's law.
         tokens_per_call: tokens a target call (None: the target is never called), and its interval.
         mean_drift: mean TV(π, p), and its interval.
-        calls, draft_steps, gate_scores, tokens_read, trusted, rejections: of the loop.
+        calls, draft_steps, gate_scores, tokens_read, trusted: of the loop; tokens_read went through the target.
         speed_up: over plain decoding with the target, None without a cost ratio.
         parted: shares of tokens in which the replays left the target's and the draft's text.
         weight: of the target's text in the mixture.

@@ -1,0 +1,176 @@
+"""``sprinter theory``: simulate, pareto, flops, predict, as JSON and as text; mistakes are one line and status 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import places, run
+from tests.cli.tiny import Places, Run
+
+__all__ = ["places", "run"]  # fixtures
+SMALL = ("--texts", "3", "--new-tokens", "10")
+SIMULATE = (
+    "theory",
+    "simulate",
+    "--states",
+    "3",
+    "--horizon",
+    "5",
+    "--runs",
+    "10",
+    "--drafts",
+    "2",
+    "--long",
+    "0",
+)
+
+
+def test_help_names_the_commands(run: Run) -> None:
+    status, out, err = run("theory")
+    assert (status, err) == (0, "")
+    assert all(name in out for name in ("simulate", "pareto", "flops", "predict"))
+
+
+def test_simulate(run: Run, tmp_path: Path) -> None:
+    status, out, err = run(*SIMULATE, "--out", str(tmp_path / "new"), "--json")
+    assert status == 0 and out.count("\n") == 1 and "T=5, M=2" in err
+    value = json.loads(out)
+    assert value["comparisons"] >= 20 and value["rejections"]["horizon"] == 5 and "longer" not in value
+    held = json.loads((tmp_path / "new" / "simulate.json").read_text())
+    assert held == {key: each for key, each in value.items() if key != "files"}
+    assert {Path(file).name for file in value["files"]} >= {
+        "simulate.json",
+        "yin-figure-2.png",
+        "sprinter-figures-5-6.png",
+    }
+    assert all(Path(file).is_file() for file in value["files"])
+    status, out, _ = run(*SIMULATE)
+    assert status == 0 and "closed forms lie within their 99 % interval" in out and "Theorem 3" in out
+
+
+def test_flops(run: Run) -> None:
+    status, out, err = run("theory", "flops", "--json")
+    assert (status, err) == (0, "")
+    found = {row["model"]: round(row["billions"], 2) for row in json.loads(out)["models"]}
+    assert found == {"gpt2": 7.25, "gpt2-xl": 71.78, "gpt-neo-125m": 8.01, "gpt-neo-1.3b": 64.65}
+    status, out, _ = run("theory", "flops")
+    assert status == 0 and "71.78" in out and "64.66" in out
+    status, out, _ = run(
+        "theory", "flops", "--target", "gpt2-xl", "--draft", "gpt2", "--gamma", "4", "--json"
+    )
+    rounds = [row["billions"] for row in json.loads(out)["rounds"]]
+    assert rounds[0] == pytest.approx(4 * (71.78 + 7.25) / 20, abs=0.01) and rounds[1] < rounds[0] < rounds[2]
+
+
+def test_flops_of_methods(run: Run, places: Places) -> None:
+    methods = ("-m", "autoregressive", "-m", "sprinter(tau=0.4)")
+    status, out, _ = run("theory", "flops", *places.gated, *methods, "--texts", "2", "--json")
+    plain, gated = json.loads(out)["methods"]
+    assert status == 0 and plain["passes_over_plain"] == plain["tokens_over_plain"] == pytest.approx(1.0)
+    assert gated["millions_by_passes"] <= gated["millions_by_tokens"]
+
+
+def test_predict(run: Run, places: Places) -> None:
+    args = (
+        "theory",
+        "predict",
+        *places.gated,
+        *SMALL,
+        "-m",
+        "speculative(gamma=3)",
+        "-m",
+        "sprinter(tau=0.5)",
+    )
+    status, out, err = run(*args, "--cost-ratio", "0.2", "--no-best", "--json")
+    assert status == 0 and out.count("\n") == 1 and "recording 3 texts by the draft" in err
+    value = json.loads(out)
+    assert [row["method"].partition("(")[0] for row in value["predictions"]] == ["speculative", "sprinter"]
+    assert value["best"] == {} and value["cost_ratio"]["draft"] == 0.2
+    assert value["predictions"][0]["lossless"] and value["predictions"][0]["tokens_per_call"] >= 1
+    again = run(*args, "--cost-ratio", "0.2", "--no-best", "--json")
+    assert json.loads(again.out) == value
+
+
+def test_predict_names_the_best(run: Run, places: Places, tmp_path: Path) -> None:
+    lines = tmp_path / "prompts.txt"
+    lines.write_text("ab cd\n\nxyz\n")
+    status, out, _ = run(
+        "theory", "predict", *places.pair, "--texts", "2", "-n", "5", "--prompts", str(lines)
+    )
+    assert status == 0 and "The best of each dial" in out and "gamma: speculative(gamma=" in out
+    assert "tau:" not in out and "sprinter" not in out  # the pair has no gate
+
+
+def test_predict_from_labels(run: Run, places: Places, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text(
+        "\n".join(f"the {word} of a small town by the sea and its old harbour" for word in "abcdefgh") + "\n"
+    )
+    labels = tmp_path / "labels"
+    status, _, err = run(
+        "gate", "label", *places.pair, "--data", str(texts), "--out", str(labels), "--new-tokens", "6"
+    )
+    assert status == 0, err
+    args = (
+        "theory",
+        "predict",
+        *places.gated,
+        "--labels",
+        str(labels),
+        "--cost-ratio",
+        "0.3",
+        "--no-best",
+        "--json",
+    )
+    status, out, err = run(*args)
+    assert status == 0, err
+    assert len(json.loads(out)["predictions"]) == 3
+    status, _, err = run(*args, "--temperature", "0.5")
+    assert status == 2 and "--temperature 1" in err and err.count("\n") == 1
+
+
+def test_pareto(run: Run, places: Places, tmp_path: Path) -> None:
+    args = ("theory", "pareto", *places.gated, "--texts", "2", "--new-tokens", "4", "--out", str(tmp_path))
+    status, out, err = run(*args, "--json")
+    assert status == 0 and "replaying" in err
+    value = json.loads(out)
+    assert {curve["name"] for curve in value["gates"]} == {"coin", "best prefix-only gate", "sprinter"}
+    assert {curve["name"] for curve in value["loop"]} >= {"speculative", "opt", "fuzzy", "sprinter, tail 4"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pareto.json", "pareto.png"]
+
+
+@pytest.mark.parametrize(("args", "word"), [
+    (("flops", "gpt2-xxl"), "did you mean 'gpt2-xl'"),
+    (("flops", "--target", "gpt2"), "--draft"),
+    (("simulate", "--runs", "2"), "runs=2"),
+    (("simulate", "--drafts", "20"), "2 to 8"),
+    (("predict", "--cost-ratio", "-1"), "cost ratio"),
+    (("predict", "-m", "no-such"), "unknown method"),
+    (("predict", "--prompts", "/no/such/file"), "one prompt a line"),
+    (("predict", "--labels", "/no/such/folder"), "no labels"),
+    (("predict", "--max-drift", "2", "--texts", "2", "-n", "2"), "max-drift|max_drift"),
+    (("pareto", "--texts", "0"), "--texts"),
+    (("pareto", "--out", "/proc/nowhere/x"), "--out"),
+])  # fmt: skip
+def test_mistakes_are_one_line(run: Run, places: Places, args: tuple[str, ...], word: str) -> None:
+    import re
+
+    pair = places.gated if args[0] in ("predict", "pareto") else []
+    status, out, err = run("theory", args[0], *pair, *args[1:])
+    assert status == 2 and out == ""
+    assert re.search(word, err.splitlines()[-1]), err
+
+
+def test_figures_without_matplotlib(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run(*SIMULATE, "--out", str(tmp_path))
+    assert status == 2 and "--no-figures" in err and err.count("\n") == 1
+    status, _, _ = run(*SIMULATE, "--out", str(tmp_path), "--no-figures")
+    assert status == 0 and [path.name for path in tmp_path.iterdir()] == ["simulate.json"]
+    file = tmp_path / "file"
+    file.write_text("")
+    status, _, err = run(*SIMULATE, "--out", str(file))
+    assert status == 2 and "is a file" in err

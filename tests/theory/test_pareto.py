@@ -1,0 +1,170 @@
+"""The front and the methods beside it, and every figure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tests.theory.tools import record_chain
+
+from sprinter.errors import UserError
+from sprinter.laws import tv_distance
+from sprinter.theory.chains import Chain
+from sprinter.theory.figures import SIMULATIONS, check_matplotlib, draw_pareto, draw_prediction, save
+from sprinter.theory.pareto import LOOP, gate_curve, oracle_curve, pareto
+from sprinter.theory.simulation import Setting, run_all
+
+ON_THE_LINE, ABOVE = {"opt", "mentored", "lenient"}, {"uno", "fuzzy", "random", "typical", "bild"}
+
+
+@pytest.fixture(scope="module")
+def data() -> dict[str, Any]:
+    chain = Chain.random(6, 8, seed=2)
+    exact = [record_chain(chain, 40, writer, gate=True) for writer in ("target", "draft")]
+    # laws are recorded in float32, which the points must not show
+    recordings = [
+        dataclasses.replace(
+            one, **{name: getattr(one, name).float() for name in ("p", "q", "raw_p", "raw_q")}
+        )
+        for one in exact
+    ]
+    said: list[str] = []
+    loop = {name: LOOP[name] for name in ("speculative", "batch", "uno", "coin", "sprinter", "draft-only")}
+    found = pareto(recordings, loop=loop, progress=said.append)
+    assert len(said) >= 8 and json.dumps(found, allow_nan=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def simulated() -> dict[str, Any]:
+    setting = Setting(states=3, horizon=6, drafts=(2,), runs=30, long=8)
+    found = run_all(setting)
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+# --- the picture's numbers -------------------------------------------------------------------------------------------
+def test_rules_lie_where_theorem_5_puts_them(data: dict[str, Any]) -> None:
+    for curve in data["rules"]:
+        gaps = [point["above_front"] for point in curve["points"]]
+        if curve["name"] in ON_THE_LINE:
+            assert max(abs(gap) for gap in gaps) <= 1e-9, curve["name"]
+        else:
+            assert curve["name"] in ABOVE and min(gaps) >= -1e-9 and max(gaps) > 0.01, curve["name"]
+    assert {curve["name"] for curve in data["rules"]} == ON_THE_LINE | ABOVE
+
+
+def test_the_ends_of_the_curves(data: dict[str, Any]) -> None:
+    tv = data["front"]["tv"]
+    for curve in data["rules"]:
+        first = curve["points"][0]
+        if curve["name"] in ("opt", "mentored", "lenient"):
+            assert (first["x"], first["y"]) == pytest.approx((tv, 0.0), abs=1e-9)
+        if curve["name"] in ("fuzzy", "random"):
+            assert (first["x"], first["y"]) == pytest.approx((1.0, 0.0), abs=1e-9)
+    last = next(c for c in data["rules"] if c["name"] == "random")["points"][-1]
+    assert (last["x"], last["y"]) == pytest.approx((0.0, tv), abs=1e-9)
+
+
+def test_gates_lie_between_the_coin_and_the_best_of_their_class(data: dict[str, Any]) -> None:
+    """The recorded gate is the overlap itself: it is the best gate there is."""
+    tv = data["front"]["tv"]
+    curves = {curve["name"]: [(p["x"], p["y"]) for p in curve["points"]] for curve in data["gates"]}
+    assert curves.keys() == {"coin", "best prefix-only gate", "sprinter"}
+    for x, y in curves["coin"]:
+        assert y == pytest.approx((1 - x) * tv)
+    for x, y in curves["sprinter"]:
+        assert y <= (1 - x) * tv + 1e-9
+        assert min(abs(x - a) + abs(y - b) for a, b in curves["best prefix-only gate"]) < 0.04
+
+
+def test_gate_curves_by_hand() -> None:
+    tv, scores = torch.tensor([[0.1, 0.4, 0.2, 0.3], [0.9, 0.1, 0.6, 0.7]], dtype=torch.float64)
+    points = gate_curve(scores, tv, [0.0, 0.65, 0.95])
+    assert [(p.x, round(p.y, 12)) for p in points] == [(0.0, 0.25), (0.5, 0.1), (1.0, 0.0)]
+    oracle = oracle_curve(tv, points=5)
+    assert [(p.x, round(p.y, 12)) for p in oracle] == [
+        (1, 0),
+        (0.75, 0.025),
+        (0.5, 0.075),
+        (0.25, 0.15),
+        (0, 0.25),
+    ]
+
+
+def test_the_loop_stays_above_the_front(data: dict[str, Any]) -> None:
+    for curve in data["loop"]:
+        if curve["name"] not in ("batch",):
+            assert min(point["above_front"] for point in curve["points"]) > -0.03, curve["name"]
+    exact = next(curve for curve in data["loop"] if curve["name"] == "speculative")
+    calls = [point["x"] for point in exact["points"]]
+    assert exact["lossless"] and calls[0] == max(calls) and calls[0] > 1.2 * calls[-1]
+    assert data["front"]["tv"] > 0 and data["positions"] == 320
+
+
+def test_without_a_gate_its_methods_are_left_out() -> None:
+    one = record_chain(Chain.random(4, 4, seed=1), 10, "target")
+    found = pareto([one], loop={name: LOOP[name] for name in ("speculative", "sprinter")})
+    assert [curve["name"] for curve in found["loop"]] == ["speculative"]
+    assert "sprinter" not in {curve["name"] for curve in found["gates"]}
+    assert found["front"]["tv"] == pytest.approx(float(tv_distance(one.p, one.q).mean()))
+
+
+# --- simulations -----------------------------------------------------------------------------------------------------
+@pytest.mark.statistical
+def test_simulations_hold_their_closed_forms(simulated: dict[str, Any]) -> None:
+    """About 27 comparisons at 99 %: five outside happen with probability below 1e-5."""
+    assert simulated["comparisons"] >= 25
+    assert simulated["within_interval"] >= simulated["comparisons"] - 4
+
+
+def test_scaling_and_short_drafts(simulated: dict[str, Any]) -> None:
+    part = simulated["rejections"]
+    assert part["scaling"]["rejections"] == sorted(part["scaling"]["rejections"], reverse=True)
+    assert 0 < part["scaling"]["limit"] < part["scaling"]["rejections"][-1]
+    assert part["short"]["gamma"][-1] == 6 and part["short"]["gamma_5"]["calls_over_theorem_1"] >= 1
+
+
+def test_settings_out_of_range_are_named() -> None:
+    for wrong in ({"runs": 2}, {"states": 1}, {"horizon": 1}, {"drafts": (9,)}, {"long": -1}):
+        with pytest.raises(UserError, match="give"):
+            Setting(**wrong)  # type: ignore[arg-type]
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+def check_picture(path: Path) -> None:
+    with Image.open(path) as picture:
+        assert 900 <= picture.width <= 1100 and picture.height >= 300
+        assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 50
+    assert not list(path.parent.glob("*.part"))
+
+
+@pytest.mark.parametrize("name", list(SIMULATIONS))
+def test_every_simulation_is_drawn(simulated: dict[str, Any], tmp_path: Path, name: str) -> None:
+    part, draw = SIMULATIONS[name]
+    check_picture(save(draw, simulated[part], tmp_path / f"{name}.png"))
+
+
+def test_the_front_is_drawn(data: dict[str, Any], tmp_path: Path) -> None:
+    check_picture(save(draw_pareto, data, tmp_path / "new" / "pareto.png"))
+
+
+def test_predictions_are_drawn(tmp_path: Path) -> None:
+    rows = [
+        {"temperature": t, "tokens_per_call": {"measured": m, "predicted": 1.02 * m, "interval": [0.9 * m, 1.1 * m]},
+         "drift": {"measured": d, "predicted": d, "interval": [0.9 * d, 1.1 * d]}}
+        for t, m, d in ((1.0, 2.5, 0.0), (1.0, 4.0, 0.1), (0.0, 1.3, 0.02))
+    ]  # fmt: skip
+    check_picture(save(draw_prediction, {"rows": rows}, tmp_path / "predicted.png"))
+
+
+def test_without_matplotlib_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UserError, match=r"pip install matplotlib.*--no-figures"):
+        check_matplotlib()
