@@ -6,7 +6,7 @@ Measured: 200 paragraphs that the pair was not trained on, 64 new tokens, meter 
 ``results/theory_measured.json`` already holds are not measured again. Where the method allows it many rows run
 together (``theory_rows``), and the first texts of each arm must equal the engine's.
 
-Predicted: from laws recorded along one text of the target and one of the draft after each of 400 other paragraphs of
+Predicted: from laws recorded along one text of the target and one of the draft after each of 300 other paragraphs of
 the same documents, replayed without the models; then from 24 of them, and in simpler ways that show what each part of
 the prediction is worth. 95 % bootstrap intervals over paragraphs.
 """
@@ -256,20 +256,20 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--probe", type=int, default=400)
+    parser.add_argument("--probe", type=int, default=300)
     parser.add_argument("--measured-only", action="store_true", help="stop before the predictions")
     args = parser.parse_args()
     began = time.time()
     pair = sprinter.load_pair()
-    every = heldout_prompts(args.data, args.prompts + args.probe)
-    step = len(every) // args.prompts
-    measured_on = every[::step][: args.prompts]
-    probed = [prompt for prompt in every if prompt not in set(measured_on)]
+    every = heldout_prompts(args.data, 3 * args.prompts)
+    measured_on = every[::3]
+    others = [prompt for i, prompt in enumerate(every) if i % 3]
+    probed = [others[i * len(others) // args.probe] for i in range(args.probe)]
     held = measure(pair, measured_on)
     if args.measured_only:
         return
     temperatures = sorted({temperature for _, temperature in ARMS}, reverse=True)
-    recordings = {t: record(pair, probed if t == 1.0 else probed[: args.prompts], t) for t in temperatures}
+    recordings = {t: record(pair, probed if t == 1.0 else probed[::2], t) for t in temperatures}
     quick = {t: record(pair, probed[:24], t) for t in temperatures}
     rows = [
         compare(spec, t, recordings[t], np.array(held["arms"][f"{spec} @ {t}"], dtype=float))

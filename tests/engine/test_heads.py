@@ -100,9 +100,14 @@ def test_a_head_that_always_stops_leaves_the_shortest_runs() -> None:
 def test_what_a_pair_may_not_have() -> None:
     with pytest.raises(UserError, match="two heads of kind 'disco'"):
         pair_with(head("disco", ("entropy",)), head("disco", ("max_q",)))
-    with pytest.raises(UserError, match="looks at the token"):
-        pair_with(head("gate", ("hidden", "log_q")))
-    with pytest.raises(UserError, match=r"needs a specdec\+\+ head, and this pair has none: give heads="):
+    for kind in ("gate", "disco"):
+        with pytest.raises(UserError, match=f"this {kind} head .* looks at the token"):
+            pair_with(head(kind, ("hidden", "log_q")))
+    with pytest.raises(UserError, match="is one head: give a list"):
+        sprinter.load_pair(heads="some-directory")
+    with pytest.raises(UserError, match="is no head"):
+        pair_with(3)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"needs a specdec\+\+ head, and this pair has none: give heads=\["):
         pair_with(head("disco", ("entropy",))).generate(PROMPT, method="specdec++")
     with pytest.raises(UserError, match="this pair has no draft"):
         sprinter.Pair(LoadedPair(tiny_llama(1), None, None), None, [head("disco", ("entropy",))])  # type: ignore[arg-type]

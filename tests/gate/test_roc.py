@@ -84,7 +84,7 @@ def test_the_table_tells_share_and_overlap(report: Report, records: Records) -> 
     scores = make_gate()(records.hidden)
     row = next(row for row in report.table if row["tau"] == 0.3)
     kept = scores >= 0.3
-    assert row["share"] == pytest.approx(float(kept.float().mean()))
+    assert row["share"]["1.0"] == pytest.approx(float(kept.float().mean()))
     assert row["overlap"]["0.7"] == pytest.approx(float(records.overlap[kept][:, 1].mean()), abs=1e-6)
 
 

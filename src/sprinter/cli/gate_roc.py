@@ -32,7 +32,7 @@ def command(
         typer.Option(help="Directory for report.json and three PNG files.", show_default="numbers alone"),
     ] = None,
     repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the bootstrap.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Judge a head: ROC, precision-recall, calibration, rates over tau. Prompts that it was trained on are left out."""

@@ -40,7 +40,7 @@ def command(
     label: Annotated[
         str | None,
         typer.Option(
-            help="What to estimate: overlap, overlap(temperature=0.7), ratio(lambda=1.2), "
+            help="What to estimate: overlap, overlap(temperature=0.7), overlap(temperature=own), ratio(lambda=1.2), "
             "ratio(lambda=1.2, at=greedy), expected-ratio(lambda=1.2), agreement, accept, "
             "fuzzy(divergence=js, threshold=0.3).",
             show_default="overlap; accept(at=text) for specdec++",
@@ -49,7 +49,8 @@ def command(
     features: Annotated[
         str | None,
         typer.Option(
-            help="What to read, with commas: hidden, entropy, max_q, top_q(k=10), position, hidden_x, log_q.",
+            help="What to read, with commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
+            "specdec++ also hidden_x, log_q.",
             show_default="by head",
         ),
     ] = None,
@@ -83,7 +84,9 @@ def command(
         str | None,
         typer.Option(help="Prefix classes to train on, with commas.", show_default="all that fit"),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split by prompt, the weights and the batches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the split by prompt, the weights and the batches.")
+    ] = 0,
     repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:

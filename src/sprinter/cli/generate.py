@@ -38,6 +38,12 @@ def generate(
     gate: Annotated[
         str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
     ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Directory or hub id of a head for specdec++ or disco; may be repeated.", show_default=False
+        ),
+    ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Where it is not the target's own.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Exact limit.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
@@ -74,7 +80,7 @@ def generate(
     request = _checked(method, options)
     if target is not None:
         _check_models(request if method else None, draft, gate)
-    pair = load(target, draft, gate, tokenizer=tokenizer, device=device, dtype=dtype)
+    pair = load(target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype)
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
     page = _page(json, request.stop)
     status = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sprinter.cli.running import debugging
@@ -13,14 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(target: str | None, draft: str | None, gate: str | None, **options: str | None) -> Pair:
+def load(
+    target: str | None, draft: str | None, gate: str | None, heads: Sequence[str] = (), **options: str | None
+) -> Pair:
     """As ``sprinter.load_pair``; options that are None are left to it."""
     if not debugging():
         _silence_progress()
     from sprinter import load_pair
 
     given = {key: value for key, value in options.items() if value is not None}
-    return load_pair(target, draft=draft, gate=gate, **given)
+    return load_pair(target, draft=draft, gate=gate, heads=heads, **given)
 
 
 def _silence_progress() -> None:

@@ -227,8 +227,9 @@ class RowDriver:
         """Scores for x, the last token of the text. A head that reads the state at x has x run through the draft now;
         the next draft token comes from that same pass."""
         self._place = (round, self._place[1] + 1 if self._place[0] == round else 1)
-        temperature, place = torch.tensor(self._sampling.temperature), torch.tensor(self._place[1])
-        step = DraftStep(hidden, law, place, torch.tensor(x, device=law.device), temperature=temperature)
+        numbers = (self._place[1], x, self._sampling.temperature)
+        place, token, temperature = (torch.tensor(number, device=hidden.device) for number in numbers)
+        step = DraftStep(hidden, law, place, token, temperature=temperature)
         if any("hidden_x" in head.features for head in self._heads.values()):
             began = time.perf_counter()
             step = replace(step, hidden_x=self._step(side)[1][0])

@@ -59,6 +59,8 @@ def load_pair(
         paths = builtin_paths()
         target, draft, gate = paths["target"], paths["draft"], gate or paths["gate"]
         heads = heads or builtin_heads()
+    if isinstance(heads, str | Path | Head):
+        raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_head(head) if isinstance(head, str | Path) else head for head in heads]
@@ -86,6 +88,8 @@ class Pair:
         )
 
     def _add(self, head: Head) -> None:
+        if not isinstance(head, Head):
+            raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")
         kind, draft = head.config.kind, self.models.draft
         if draft is None:
             raise UserError(
@@ -93,10 +97,10 @@ class Pair:
             )
         if kind in self.heads:
             raise UserError(f"two heads of kind '{kind}' were given: a pair has one of each")
-        if kind == "gate" and head.sees_token:
+        if kind in ("gate", "disco") and head.sees_token:  # the meter counts on it
             raise UserError(
-                f"this gate reads {', '.join(head.features)} and so looks at the token that it judges: "
-                "train a gate on features of the prefix (hidden, entropy, max_q, top_q, position)"
+                f"this {kind} head reads {', '.join(head.features)} and so looks at the token that it judges: "
+                "train it on features of the prefix (hidden, entropy, max_q, top_q, position, temperature)"
             )
         head.check_draft(
             id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model
@@ -233,9 +237,11 @@ class _Run:
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
             )
         for kind in sorted(method.needs & set(KINDS) - pair.heads.keys()):
-            a_head, option = ("a gate", "gate") if kind == "gate" else (f"a {kind} head", "heads")
+            a_head, option = (
+                ("a gate", "gate=...") if kind == "gate" else (f"a {kind} head", "heads=[...] (--head)")
+            )
             raise UserError(
-                f"method {method.name} needs {a_head}, and this pair has none: give {option}=... or another method"
+                f"method {method.name} needs {a_head}, and this pair has none: give {option} or another method"
             )
         if method.drafter.drafts > 1:
             for which, model in (("target", pair.models.target), ("draft", pair.models.draft)):

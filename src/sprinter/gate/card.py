@@ -140,9 +140,13 @@ def _rates(report: Report) -> list[str]:
 def _table(report: Report) -> list[str]:
     rows = []
     for row in report.table:
-        overlaps = ["–" if value is None else f"{value:.3f}" for value in row["overlap"].values()]
-        rows.append(f"| {row['tau']} | {row['share']:.3f} | {' | '.join(overlaps)} |")
-    names = [f"mean β there, temperature {name}" for name in report.table[0]["overlap"]]
+        cells = [
+            f"{share:.3f} / {'–' if overlap is None else f'{overlap:.3f}'}"
+            for share, overlap in zip(row["share"].values(), row["overlap"].values(), strict=True)
+        ]
+        rows.append(f"| {row['tau']} | {' | '.join(cells)} |")
+    names = [f"temperature {name}" for name in report.table[0]["overlap"]]
     return [
-        f"| τ | share of positions at least τ | {' | '.join(names)} |", f"| --- | --- |{' --- |' * len(names)}", *rows,
+        "Share of positions that score at least τ, and the mean β there:", "",
+        f"| τ | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}", *rows,
     ]  # fmt: skip

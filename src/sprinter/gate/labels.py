@@ -72,10 +72,10 @@ class Label(ABC):
 
 def _column_of(name: str, value: float, known: tuple[float, ...]) -> int:
     """Where the records keep this λ or temperature."""
-    between(name, value, 0.0, 1e6)
     if value not in known:
         raise UserError(
-            f"{name}={value} is not among the recorded ones: give one of {', '.join(map(str, known))}"
+            f"label parameter '{name}' = {value} is not among the recorded ones: "
+            f"give one of {', '.join(map(str, known))}"
         )
     return known.index(value)
 

@@ -144,7 +144,8 @@ def unseen(head: Head, positions: Positions) -> Tensor:
     Raises:
         UserError: none is left.
     """
-    training = head.facts.get("training") or {}
+    training = head.facts.get("training")
+    training = training if isinstance(training, dict) else {}
     sources, seed = set(training.get("sources") or ()), int(training.get("seed") or 0)
     fresh = [name.partition(":")[0] not in sources or part_of(name, seed) == 2 for name in positions.prompts]
     mask = torch.tensor(fresh)[positions.group]
@@ -189,7 +190,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
         kind=head.config.kind,
         label=str(own),
         tau=head.config.tau,
-        positions=len(positions),
+        positions=int(warm.sum()),
         prompts=len(torch.unique(positions.group)),
         truths=truths,
         calibration=calibration_curve(scores, values, bootstrap),
@@ -197,7 +198,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
         r2=float(1 - error / values.var(correction=0).clamp(min=1e-12)),
         mean_label=float(values.mean()),
         mean_score=float(scores.mean()),
-        table=tuple(_row(tau, scores, columns) for tau in _TABLE),
+        table=tuple(_row(tau, scores, positions) for tau in _TABLE),
     )
 
 
@@ -240,11 +241,12 @@ def _truth(
     )
 
 
-def _row(tau: float, scores: Tensor, columns: Columns) -> dict[str, Any]:
-    kept = scores >= tau
-    overlaps = columns["overlap"][kept].double().mean(0).tolist() if bool(kept.any()) else [None] * 3
-    return {
-        "tau": tau,
-        "share": float(kept.double().mean()),
-        "overlap": dict(zip(map(str, TEMPERATURES), overlaps, strict=True)),
-    }
+def _row(tau: float, scores: Tensor, positions: Positions) -> dict[str, Any]:
+    """At each temperature, of the scores that the head gives there: the share >= τ, and the mean overlap of those."""
+    kept, shares, overlaps = scores >= tau, {}, {}
+    for i, temperature in enumerate(TEMPERATURES):
+        here = positions.at_temperature(temperature)
+        chosen = positions.columns["overlap"][here & kept][:, i].double()
+        shares[str(temperature)] = float(kept[here].double().mean())
+        overlaps[str(temperature)] = float(chosen.mean()) if len(chosen) else None
+    return {"tau": tau, "share": shares, "overlap": overlaps}

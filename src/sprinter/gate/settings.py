@@ -99,11 +99,16 @@ class TrainSettings:
         for name in self.classes or ():
             if name not in KINDS:
                 raise did_you_mean("prefix class", name, list(KINDS))
-        label = self.target
+        label, kind = self.target, PRESETS[self.head]["kind"]
         if sees_token(self.inputs) and label.sees_token and not label.at_text:
             raise UserError(
                 f"label {label} speaks of another token than the features {', '.join(self.inputs)} do: "
                 f"use {label.name}(at=text)"
+            )
+        if sees_token(self.inputs) and kind != "specdec++":
+            raise UserError(
+                f"a {kind} head that reads {', '.join(self.inputs)} looks at the token that it judges, "
+                "which would bias texts: give features of the prefix, or train specdec++"
             )
 
     @property

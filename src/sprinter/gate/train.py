@@ -102,7 +102,7 @@ def train(
     split = {
         name: {
             "prompts": len(torch.unique(positions.group[parts == number])),
-            "positions": int((parts == number).sum()),
+            "positions": int(((parts == number) & positions.at_temperature(1.0)).sum()),
         }
         for number, name in enumerate(PARTS)
     }

@@ -61,6 +61,7 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").unlink(missing_ok=True)  # an old one must never stand beside new weights
         for name, content in files.items():
             _write(directory / name, content)
     except OSError as error:
@@ -97,7 +98,9 @@ def load_head(source: str | os.PathLike[str]) -> Head:
         head = _assemble(config, fields.get("calibration"), tensors)
         head.facts = {key: value for key, value in fields.items() if key not in (*known, *_OWN)}
         return head
-    except (TypeError, KeyError, AttributeError) as error:
+    except UserError:
+        raise
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise UserError(
             f"the gate in '{directory}' lacks a field or a weight ({error}): make it again"
         ) from None

@@ -146,8 +146,8 @@ def build_network(architecture: str, inputs: int, width: int = 64, layers: int =
     if architecture not in ARCHITECTURES:
         raise unknown("architecture", architecture, ARCHITECTURES)
     for name, value in (("width", width), ("layers", layers)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"{name}={value} is out of range: give a whole number >= 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
+            raise UserError(f"{name}={value} is out of range: give a whole number in [1, 65536]")
     if architecture == "linear":
         return Linear(inputs)
     if architecture == "resnet":

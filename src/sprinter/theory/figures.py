@@ -266,6 +266,8 @@ def _exact(ax: Axes, curves: list[dict[str, Any]]) -> None:
         ("several drafts (exact)", SKY, "d", several),
     ):
         x = [point["x"] for name in sorted(names) for point in exact[name]]
+        if not x:
+            continue
         size = 7.0 if shape == "|" else 3.8
         ax.plot(x, [0.0] * len(x), shape, color=colour, ms=size, label=label, clip_on=False, zorder=3)
 

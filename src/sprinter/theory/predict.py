@@ -223,6 +223,7 @@ FAMILIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "h": ("svip(h={:g})", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)),
     "lambda": ("stop=adaedl(threshold={:g})", (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
     "tau": ("sprinter(tau={:g})", (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)),
+    "tau, tail 4": ("sprinter(tau={:g}, tail=4)", (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)),
     "T": ("fuzzy(threshold={:g})", (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)),
 }
 """The dials: spec with a place for the value, and the values tried: draft length, SVIP's h, AdaEDL's λ, the gate's τ,
