@@ -260,8 +260,10 @@ def test_plain_gate_is_a_gate_with_its_calibration(tmp_path: Path) -> None:
 
 def test_the_built_in_gate_loads_and_says_what_it_is() -> None:
     gate = load_gate(builtin_paths()["gate"])
-    assert gate.config.kind == "gate" and gate.features == ("hidden",)
-    scores = gate(torch.randn(4, gate.config.hidden_size))
+    assert gate.config.kind == "gate" and not gate.sees_token
+    law, told = torch.softmax(torch.randn(4, 50), -1), torch.tensor([0.0, 0.5, 0.7, 1.0])
+    step = DraftStep(torch.randn(4, gate.config.hidden_size), law, torch.arange(4), temperature=told)
+    scores = gate(read_features(gate.features, step))
     assert scores.shape == (4,) and ((scores >= 0) & (scores <= 1)).all()
 
 
