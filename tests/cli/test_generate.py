@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from sprinter.cli import main
 from sprinter.cli.pages import Holdback, JsonPage, PlainPage, TerminalPage, statistics_line
 from sprinter.decode.draft import Stats
 from sprinter.engine.ending import cut_at_stop
+from sprinter.heads.artifact import save_head
+from sprinter.heads.gate import load_gate
+from sprinter.heads.head import Head, HeadConfig
 
 # The contract of DESIGN.md: scripts outside the project rely on these.
 KEYS = {"text", "token_ids", "origins", "method", "lossless", "stats"}
@@ -182,3 +186,21 @@ def test_statistics_fit_a_line_of_a_terminal() -> None:
     assert line == "900 tokens, 100.0/s, 0.46 target calls/token, drift 0.000 (coverage 100%), lossless"
     assert "drift not measured, lossy" in statistics_line(Stats(new_tokens=1, wall_s=1.0))
     assert statistics_line(Stats()).startswith("0 tokens, 0.0/s")
+
+
+def test_a_trained_stop_head_is_given_by_option(places: Places, run: Run, tmp_path: Path) -> None:
+    """Without it one line says how to give it; with it the method runs."""
+    config = load_gate(places.gate).config
+    features = HeadConfig(
+        config.hidden_size, config.draft_id, config.target_id, draft_fingerprint=config.draft_fingerprint,
+        kind="disco", architecture="ffn", features=("entropy", "position"),
+    )  # fmt: skip
+    save_head(Head(features, features.network()), tmp_path / "head", "card")
+    asked = ("x", *places.pair, "-m", "disco", "-n", "6")
+    status, out, err = run("generate", *asked, "--json")
+    assert (status, out) == (2, "")
+    assert "--head" in err
+    assert err.count("\n") == 1
+    value = generated(run, *asked, "--head", str(tmp_path / "head"))
+    assert value["stats"]["new_tokens"] == 6
+    assert value["lossless"] is True
