@@ -23,6 +23,7 @@ TITLES = {
     "gate_study_other": "Gates: which signal is worth learning (another pair)",
     "gate_transfer": "Gates: one kind of text to another",
     "gate_labelling": "Labelling speed",
+    "theory_predict": "Predicted against measured",
 }
 
 

@@ -15,6 +15,7 @@ from sprinter.decode.methods import parse_method
 from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import UserError
 from sprinter.heads.gate import Gate, GateConfig, save_gate, weights_fingerprint
+from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling, overlap, tv_distance
 from sprinter.theory.chains import Chain, sequential_counts, speculative_counts
 from sprinter.theory.labels import from_labels
@@ -147,6 +148,25 @@ def test_exact_predictions_repeat_the_engine(pair: Pair) -> None:
         found = predict([one], spec)
         assert found.calls == pytest.approx(sum(out.stats.target_calls for out in outs) / 36)
         assert found.lossless
+
+
+@pytest.mark.parametrize(("kind", "features"), [
+    ("specdec++", ("hidden_x",)), ("disco", ("top_q(k=5)", "entropy", "position")),
+    ("specdec++", ("log_q", "temperature")),
+])  # fmt: skip
+def test_heads_on_the_run_or_the_token_are_replayed(pair: Pair, kind: str, features: tuple[str, ...]) -> None:
+    """At temperature 0 such a head stops the replay's runs where it stops the engine's."""
+    torch.manual_seed(3)
+    assert pair.models.draft is not None
+    config = HeadConfig(HIDDEN, pair.models.draft.id, "target", kind=kind, features=features)
+    network = config.network()
+    network.load_state_dict({name: torch.randn_like(values) for name, values in network.state_dict().items()})
+    headed = Pair(pair.models, heads=[Head(config, network)])
+    prompts, sampling = ["ab cd", "xyz", "hello there"], Sampling(temperature=0.0)
+    one = probe(headed, prompts, new_tokens=12, sampling=sampling)
+    method = f"{kind}({'h' if kind == 'specdec++' else 'threshold'}=0.6)"
+    outs = [headed.generate(prompt, method=method, max_new_tokens=12, temperature=0.0) for prompt in prompts]
+    assert predict([one], method).calls == pytest.approx(sum(out.stats.target_calls for out in outs) / 36)
 
 
 def test_large_vocabularies_are_grouped(pair: Pair) -> None:

@@ -116,7 +116,8 @@ class CoupledDraws:
         self._refused = -1
         if self._numbers.random() * float(given[x]) < float(law[x]):
             return x
-        return self._draw((law - given).clamp(min=0))
+        rest = (law - given).clamp(min=0)
+        return self._draw(rest) if float(rest.sum()) > 0 else x  # nothing but rounding is left
 
     def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
         """One number in [0, 1)."""
@@ -137,9 +138,8 @@ class CoupledDraws:
         if not self._coupled:
             return u
         n, (y, law) = self.place(position), self._drafted[position]
-        same = min(
-            1.0, float(self._recording.own[n][y]) / float(law[y])
-        )  # the chance that y is the recorded token
+        # the chance that y, once drawn, is the recorded token
+        same = min(1.0, float(self._recording.own[n][y]) / float(law[y]))
         return u * same if y == int(self._recording.tokens[n]) else same + u * (1 - same)
 
     def _given_refusal(self, n: int, y: int, law: Tensor) -> Tensor:
@@ -147,11 +147,8 @@ class CoupledDraws:
         own, rule = self._recording.own[n], self._accept
         assert isinstance(rule, AcceptRule)
         p, q = self._recording.p[n : n + 1], law.unsqueeze(0)
-        control = (
-            LawPair(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
-            if rule.needs_raw
-            else None
-        )
+        raw = LawPair(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
+        control = raw if rule.needs_raw else None
         kept, common = (law * rule.keep(p, q, control)[0]), torch.minimum(law, own)
         excess = (own - law).clamp(min=0)
         apart = (law - torch.maximum(kept, common)).clamp(min=0).sum() / excess.sum().clamp(min=1e-30)
@@ -161,9 +158,8 @@ class CoupledDraws:
 
     def _draw(self, weights: Tensor) -> int:
         bounds = weights.double().cumsum(-1).numpy()
-        return min(
-            int(np.searchsorted(bounds, self._numbers.random() * bounds[-1], side="right")), len(bounds) - 1
-        )
+        found = np.searchsorted(bounds, self._numbers.random() * bounds[-1], side="right")
+        return min(int(found), len(bounds) - 1)
 
 
 class ReplayDriver:
