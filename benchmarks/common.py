@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
 import sprinter
+from sprinter.bench.environment import environment
+from sprinter.bench.statistics import Interval, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.suites import load_suite
 from sprinter.engine.generation import Generation
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-from pair_data import missing_files, read_documents  # noqa: E402
+sys.path.insert(0, str(ROOT / "scripts"))  # some benchmarks read what the pair was trained on
 
-PROMPT_SHARE = 0.3  # of a paragraph's words, the prompt rule of the SPRINTER paper
 PROMPT_WORDS = 200
 NEW_TOKENS = 64
 TEMPERATURES = (1.0, 0.7, 0.0)
@@ -35,18 +33,13 @@ GAMMAS = (1, 2, 3, 4, 5, 6)
 
 def heldout_prompts(data: Path, count: int, skip: int = 0, longest: int = PROMPT_WORDS) -> list[str]:
     """First 30 % of the words of paragraphs that the built-in pair was not trained on, one document after another."""
-    if missing := missing_files(data):
-        sys.exit(f"error: --data {data} lacks {', '.join(missing)}")
-    documents = [d for d in read_documents(data) if d.held_out and d.source in ("wikipedia", "wikinews")]
-    columns = [[p for p in document.text.split("\n") if len(p.split()) >= 60] for document in documents]
-    paragraphs = [column[i] for i in range(max(map(len, columns))) for column in columns if i < len(column)]
-    if len(paragraphs) < skip + count:
-        sys.exit(f"error: only {len(paragraphs)} held-out paragraphs, {skip + count} are needed")
-    prompts = []
-    for paragraph in paragraphs[skip : skip + count]:
-        words = paragraph.split()
-        prompts.append(" ".join(words[: min(longest, int(PROMPT_SHARE * len(words)))]))
-    return prompts
+    try:
+        samples = load_suite("heldout", data, limit=skip + count, rule=f"words={longest}").samples
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    if len(samples) < skip + count:
+        sys.exit(f"error: only {len(samples)} held-out paragraphs, {skip + count} are needed")
+    return [" ".join(sample.turns[0].split()) for sample in samples[skip:]]
 
 
 @dataclass
@@ -105,30 +98,14 @@ def interleave(arms: Sequence[Arm], prompts: Sequence[str], repeats: int = 1, no
         print(file=sys.stderr)
 
 
-def interval(
-    top: np.ndarray, bottom: np.ndarray, repeats: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
+def interval(top: np.ndarray, bottom: np.ndarray) -> Interval:
     """Ratio of sums with its 95 % bootstrap interval over prompts: (value, low, high)."""
-    picks = np.random.default_rng(seed).integers(len(top), size=(repeats, len(top)))
-    ratios = np.sort(top[picks].sum(1) / bottom[picks].sum(1))
-    return (
-        float(top.sum() / bottom.sum()),
-        float(ratios[int(0.025 * repeats)]),
-        float(ratios[int(0.975 * repeats)]),
-    )
+    return ratio_of_sums(top, bottom)
 
 
-def speed_ratio(arm: Arm, base: Arm, repeats: int = 2000, seed: int = 0) -> tuple[float, float, float]:
+def speed_ratio(arm: Arm, base: Arm) -> Interval:
     """Tokens/s of ``arm`` over tokens/s of ``base``, paired by prompt: (value, low, high)."""
-    picks = np.random.default_rng(seed).integers(len(arm.outs), size=(repeats, len(arm.outs)))
-
-    def speed(one: Arm, rows: np.ndarray) -> np.ndarray:
-        return one.tokens[rows].sum(-1) / one.busy_s[rows].sum(-1)
-
-    ratios = np.sort(speed(arm, picks) / speed(base, picks))
-    all_rows = np.arange(len(arm.outs))
-    value = float(speed(arm, all_rows) / speed(base, all_rows))
-    return value, float(ratios[int(0.025 * repeats)]), float(ratios[int(0.975 * repeats)])
+    return ratio_of_ratios((arm.tokens, arm.busy_s), (base.tokens, base.busy_s))
 
 
 def method_arm(pair: sprinter.Pair, method: str, temperature: float, name: str = "") -> Arm:
@@ -242,39 +219,11 @@ def command(name: str) -> str:
     return " ".join([f"python benchmarks/{name}.py", *kept])
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what the numbers were made."""
-
-    def git(*args: str) -> str:
-        return subprocess.run(
-            ["git", *args], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    model = "unknown"
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "sprinter": sprinter.__version__,
-        "commit": git("rev-parse", "--short", "HEAD")
-        + ("+" if git("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results") else ""),
-    }
-
-
 def write_results(name: str, results: dict[str, Any], table: str) -> None:
     """``benchmarks/results/NAME.json`` and ``NAME.md``; the last line on stdout is the JSON object."""
     folder = ROOT / "benchmarks" / "results"
     for suffix, text in ((".json", json.dumps(results, indent=1) + "\n"), (".md", table + "\n")):
-        part = folder / f"{name}{suffix}.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(folder / f"{name}{suffix}")
+        write_atomic(folder / f"{name}{suffix}", text)
     print(table, file=sys.stderr)
     print(json.dumps(results))
 

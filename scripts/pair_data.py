@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import html
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -21,8 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from sprinter.bench.suites.heldout import MODULUS, clean_wiki, held_out
+
+__all__ = ["MODULUS"]
+
 EOS = "<|endoftext|>"
-HOLDOUT_MODULUS = 100
 CACHE_VERSION = 1
 
 
@@ -81,7 +83,7 @@ class Document:
     @property
     def held_out(self) -> bool:
         """True for the stable ~1 % that no model of the pair is trained on."""
-        return int(self.digest, 16) % HOLDOUT_MODULUS == 0
+        return held_out(self.text)
 
 
 def make_document(source: str, doc_id: str, text: str) -> Document:
@@ -94,16 +96,8 @@ def file_sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# WikiExtractor drops pronunciation templates and leaves their separators: "Einstein (; ]; 14 March" and "()".
-_ORPHAN_SEPARATORS = re.compile(r"\((?:[\s;,:\]\[]*[;,:\]\[])\s*")
-_EMPTY_PARENTHESES = re.compile(r" ?\(\s*\)")
 _WIKI_DOC = re.compile(r'<doc id="([^"]*)"[^>]*>\n(.*?)\n?</doc>', re.DOTALL)
 _GSM_CALCULATOR = re.compile(r"<<.*?>>")
-
-
-def _clean_wiki(text: str) -> str:
-    text = _ORPHAN_SEPARATORS.sub("(", html.unescape(text))
-    return _EMPTY_PARENTHESES.sub("", text).strip()
 
 
 def _read_text(path: Path) -> str:
@@ -113,14 +107,14 @@ def _read_text(path: Path) -> str:
 
 def _parse_wikipedia(raw: str) -> Iterator[tuple[str, str]]:
     for match in _WIKI_DOC.finditer(raw):
-        yield match.group(1), _clean_wiki(match.group(2))
+        yield match.group(1), clean_wiki(match.group(2))
 
 
 def _parse_wikinews(raw: str) -> Iterator[tuple[str, str]]:
     for line in raw.splitlines():
         record = json.loads(line)
         if record["text"].strip():  # about half the records are redirects
-            yield record["id"], _clean_wiki(f"{record['title']}\n\n{record['text']}")
+            yield record["id"], clean_wiki(f"{record['title']}\n\n{record['text']}")
 
 
 def _parse_gsm8k(raw: str) -> Iterator[tuple[str, str]]:

@@ -229,7 +229,7 @@ Share of positions by overlap:
 {table(sources)}
 
 Wikipedia and Wikinews text is by their contributors; Wikipedia's is share-alike. About 1 % of the documents
-(sha256 of the text, modulo {pair_data.HOLDOUT_MODULUS}) were held out and are what the tables above measure.
+(sha256 of the text, modulo {pair_data.MODULUS}) were held out and are what the tables above measure.
 
 ## Training
 

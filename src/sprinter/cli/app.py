@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from sprinter import __version__
+from sprinter.cli.bench import bench
 from sprinter.cli.demo import demo
 from sprinter.cli.doctor import doctor
 from sprinter.cli.gate import gate
@@ -27,6 +28,7 @@ for command in (generate, methods, doctor, demo):
     app.command()(command)
 app.add_typer(gate, name="gate")
 app.add_typer(theory, name="theory")
+app.add_typer(bench, name="bench")
 
 
 def _version(asked: bool) -> None:

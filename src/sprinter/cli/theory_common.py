@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sprinter.errors import UserError
+from sprinter.files import write_atomic
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
@@ -75,10 +76,8 @@ def check_out(out: Path | None, figures: bool) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> Path:
     """One JSON file, written atomically."""
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(json_module.dumps(value, allow_nan=False) + "\n", encoding="utf-8")
-        return part.replace(path)
+        return write_atomic(path, json_module.dumps(value, allow_nan=False) + "\n")
     except OSError as error:
         raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from sprinter.errors import UserError
+from sprinter.files import write_atomic
 from sprinter.heads.calibration import read_calibration
 from sprinter.heads.head import Gate, Head, HeadConfig
 
@@ -63,22 +63,11 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.json").unlink(missing_ok=True)  # an old one must never stand beside new weights
         for name, content in files.items():
-            _write(directory / name, content)
+            write_atomic(directory / name, content)
     except OSError as error:
         raise UserError(
             f"cannot write the head into '{directory}' ({error.strerror}): free it or give another"
         ) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
 
 
 def load_head(source: str | os.PathLike[str]) -> Head:

@@ -1,0 +1,99 @@
+"""Every method and transformers' own generation on three suites: one table with 95 % intervals.
+
+    python benchmarks/bench_table.py --data DIR [--out DIR]
+
+What ``sprinter bench -s spec-bench:60 -s wiki-summary:100 -s lm1b:100 -a all -t 1 -t 0`` does, on the built-in pair:
+arms interleaved prompt by prompt, meter complete, texts judged. The whole results.json and the report stay in --out;
+the summary goes to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import cells, command, write_results
+
+import sprinter
+from sprinter.bench.arms import parse_arms
+from sprinter.bench.run import run_bench
+from sprinter.bench.settings import BenchSettings
+from sprinter.bench.suites import load_suite
+
+SUITES = {"spec-bench": 60, "wiki-summary": 100, "lm1b": 100}
+TEMPERATURES = (1.0, 0.0)
+BASES = ("autoregressive", "speculative", "transformers:plain", "transformers:assisted")
+
+
+def table(summary: list[dict[str, Any]]) -> str:
+    """Markdown: all suites together, then each suite."""
+    parts = []
+    for suite in ("all", *SUITES):
+        for temperature in TEMPERATURES:
+            rows = [s for s in summary if s["suite"] == suite and s["temperature"] == temperature]
+            parts += ["", f"**{suite}, temperature {temperature:g}**", "", *lines(rows)]
+    return "\n".join(parts).strip()
+
+
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """One table, fastest arm first."""
+    head = [
+        "arm",
+        "tokens/s",
+        *(f"÷ {base}" for base in BASES[:3]),
+        "target calls/token",
+        "drift",
+        "ROUGE-1",
+        "NLL",
+    ]
+    found = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for s in sorted(rows, key=lambda s: -s["tokens_per_s"]):
+        speeds = (cells(s["speed_over"][base]) if base in s["speed_over"] else "–" for base in BASES[:3])
+        calls, drift = s["target_calls_per_token"], s["mean_drift"]
+        quality = (s["quality"].get(name) for name in ("rouge1", "nll"))
+        values = [f"`{s['arm']}`", f"{s['tokens_per_s']:.0f}", *speeds]
+        values += [f"{calls[0]:.3f}" if calls else "–", cells(drift, 3) if drift else "–"]
+        values += [f"{value[0]:.3f}" if value else "–" for value in quality]
+        found.append(f"| {' | '.join(values)} |")
+    return found
+
+
+class Progress:
+    """A line now and then."""
+
+    def __init__(self) -> None:
+        self._said = 0.0
+
+    def __call__(self, done: int, wanted: int, note: str) -> None:
+        if time.monotonic() - self._said > 30:
+            self._said = time.monotonic()
+            print(f"{done}/{wanted} {note}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run, or go on; write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    parser.add_argument(
+        "--prompts", type=float, default=1.0, help="share of each suite's prompts, for a trial"
+    )
+    args = parser.parse_args()
+    suites = [load_suite(name, args.data, limit=max(2, int(args.prompts * n))) for name, n in SUITES.items()]
+    settings = BenchSettings(temperatures=TEMPERATURES, bases=BASES)
+    results = run_bench(
+        sprinter.load_pair(), parse_arms(["all"]), suites, settings, args.out, progress=Progress()
+    )
+    kept = {key: value for key, value in results.items() if key not in ("rows", "analysis")}
+    texts = sum(len(suite.samples) for suite in suites)
+    facts = {"benchmark": "bench_table", "command": command("bench_table"), "prompts": texts}
+    write_results("bench_table", kept | facts, table(results["summary"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Laws of a pair along texts, reduced to what the report's pictures show.
+
+SVIP's Figures 2 to 4: the draft's entropy against acceptance and accepted length, the ratio H_{q,p}/H_q, bounds on the
+acceptance rate against the truth; and acceptance by position in the draft.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+from sprinter.laws import Sampling, kl_divergence, overlap
+from sprinter.theory.bounds import bretagnolle_huber, entropy_bound, pinsker
+from sprinter.theory.recording import Recording, probe
+
+__all__ = ["acceptance_by_position", "analyse"]
+
+CAP = 40
+"""Longest accepted run that is looked at (SVIP's cap); at most half of a text."""
+ENTROPY_STEP, ENTROPY_MOST = 0.25, 7.0
+RATIO_STEP, RATIO_MOST = 0.05, 3.0
+LEAST_ENTROPY = 1e-2
+"""Below so many nats the ratio H_{q,p}/H_q is a quotient of rounding errors and is left out."""
+GROUPS = 100
+C = 0.15
+LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
+
+
+def analyse(
+    pair: Pair,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling = Sampling(),
+    new_tokens: int = 64,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write one text a prompt with the target and reduce both models' laws along it to JSON values.
+
+    A token x of such a text would have come from the draft with chance min(1, q(x)/p(x)): under exact acceptance the
+    text has the same law, and given the token that is the chance that it was an accepted draft token. Products of these
+    chances give accepted lengths without a single decoding.
+
+    Args:
+        prompts: token ids.
+        sampling: that texts are written and draft tokens judged under. The draft's entropy, the ratio and the bounds
+            are those of the temperature-1 laws, as in SVIP. (Vocabularies over 4,096 tokens are looked at on fewer
+            outcomes, which keeps overlaps and entropies and lowers KL a little; see ``sprinter.theory.outcomes``.)
+        progress: called with (texts done, texts).
+
+    Returns:
+        {"sampling", "new_tokens", "texts", "positions", "overlap": mean β, "entropy_overlap_correlation",
+        "entropy": {"edges" in nats, "count", "overlap": {"mean", "p10", ..., "p90"}, "tv": means, "length": of accepted
+        runs up to "cap" tokens, likewise},
+        "ratio": {"edges", "count", "above" the last edge, "left_out", "p10", ..., "p90", "share_to_1_3"},
+        "bounds": {"share": place in the order of the truth, "truth", "pinsker", "bretagnolle_huber", "entropy": means
+        of each hundredth, "c", "violations": {bound: share of positions where it is above the truth}},
+        "position": {"reached", "kept"}: drafts begun anywhere that get to token 1, 2, ... and the share kept there}.
+        Lists by bin hold None where a bin is empty.
+
+    Raises:
+        UserError: no draft, no prompt, a prompt that does not fit.
+    """
+    if not prompts:
+        raise UserError("an analysis needs at least one prompt")
+    parts = []
+    for i, prompt in enumerate(prompts):
+        recording = probe(pair, [prompt], new_tokens=new_tokens, sampling=sampling, seed=seed + i)
+        parts.append(_read(recording))
+        if progress is not None:
+            progress(i + 1, len(prompts))
+    columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    cap = min(CAP, max(1, new_tokens // 2))
+    runs = [_survival(part["kept"], cap) for part in parts]
+    survival, h, beta = torch.cat(runs), columns["entropy"], columns["overlap"]
+    starts = torch.cat([part["entropy"][: len(run)] for part, run in zip(parts, runs, strict=True)])
+    return {
+        "sampling": asdict(sampling),
+        "new_tokens": new_tokens,
+        "texts": len(parts),
+        "positions": len(h),
+        "overlap": _number(beta.mean()),
+        "entropy_overlap_correlation": _correlation(h, beta),
+        "cap": cap,
+        "entropy": _by_entropy(h, beta, starts, survival.sum(-1)),
+        "ratio": _ratio(h, columns["kl"]),
+        "bounds": _bounds(columns),
+        "position": _positions(survival),
+    }
+
+
+def acceptance_by_position(histogram: Sequence[int]) -> dict[str, list[float]]:
+    """Measured counterpart of ``analyse``'s "position", from the number of rounds that added 0, 1, 2, ... tokens.
+
+    A round that adds k tokens kept k − 1 of its draft. Drafts that ended before a place (a stop rule, the end of the
+    text) count as not kept there. The place after the longest draft is left out.
+
+    Returns:
+        {"reached": rounds whose draft got to place 1, 2, ..., "kept": share of them that kept the token there}.
+    """
+    rounds = [sum(histogram[k:]) for k in range(1, len(histogram) + 1)]
+    places = [i for i in range(len(rounds) - 1) if rounds[i + 1] > 0]
+    return {"reached": [rounds[i] for i in places], "kept": [rounds[i + 1] / rounds[i] for i in places]}
+
+
+def _read(recording: Recording) -> dict[str, Tensor]:
+    """What is wanted of each position, ``[N]`` float64 each."""
+    p, q, raw_p, raw_q = (
+        law.double() for law in (recording.p, recording.q, recording.raw_p, recording.raw_q)
+    )
+    own = recording.tokens.unsqueeze(-1)
+    return {
+        "entropy": recording.signals["entropy"],
+        "overlap": overlap(p, q),
+        "raw_overlap": overlap(raw_p, raw_q),
+        "kl": kl_divergence(raw_q, raw_p).clamp(min=0),
+        "pinsker": pinsker(raw_p, raw_q),
+        "bretagnolle_huber": bretagnolle_huber(raw_p, raw_q),
+        "kept": (q.gather(-1, own) / p.gather(-1, own)).squeeze(-1).clamp(max=1),
+    }
+
+
+def _survival(kept: Tensor, cap: int) -> Tensor:
+    """Chance that a draft begun at a place is kept for at least 1 ... cap tokens, ``[N]`` -> ``[N − cap + 1, cap]``.
+
+    Places nearer to the end of the text than ``cap`` are dropped: their runs could not get there.
+    """
+    starts = max(0, len(kept) - cap + 1)
+    return (
+        torch.stack([kept[i : i + cap].cumprod(0) for i in range(starts)])
+        if starts
+        else kept.new_zeros(0, cap)
+    )
+
+
+def _by_entropy(h: Tensor, beta: Tensor, starts: Tensor, lengths: Tensor) -> dict[str, Any]:
+    """Acceptance by the draft's entropy h, and accepted lengths by the entropy at the places that drafts begin at."""
+    bins = int(ENTROPY_MOST / ENTROPY_STEP)
+
+    def bin_of(values: Tensor) -> Tensor:
+        return (values / ENTROPY_STEP).long().clamp(0, bins - 1)
+
+    at, begun = bin_of(h), bin_of(starts)
+    last = int(at.max()) + 1
+    overlaps = _spread([beta[at == i] for i in range(last)])
+    return {
+        "edges": [ENTROPY_STEP * i for i in range(last + 1)],
+        "count": [int((at == i).sum()) for i in range(last)],
+        "overlap": overlaps,
+        "tv": [None if mean is None else 1 - mean for mean in overlaps["mean"]],
+        "length": _spread([lengths[begun == i] for i in range(last)]),
+    }
+
+
+def _spread(parts: Sequence[Tensor]) -> dict[str, list[float | None]]:
+    """Mean and quantiles of each part; None of an empty one."""
+    spread = {"mean": [_number(part.mean()) if len(part) else None for part in parts]}
+    for level in LEVELS:
+        spread[f"p{round(100 * level)}"] = [
+            _number(part.quantile(level)) if len(part) else None for part in parts
+        ]
+    return spread
+
+
+def _ratio(h: Tensor, kl: Tensor) -> dict[str, Any]:
+    """H_{q,p}/H_q = 1 + KL(q‖p)/H_q; it is at least 1."""
+    there = h > LEAST_ENTROPY
+    ratio = 1 + kl[there] / h[there]
+    bins = round((RATIO_MOST - 1) / RATIO_STEP)
+    at = ((ratio - 1) / RATIO_STEP).clamp(0, bins).long()
+    counts = at.bincount(minlength=bins + 1).tolist()
+    return {
+        "edges": [round(1 + RATIO_STEP * i, 10) for i in range(bins + 1)],
+        "count": counts[:bins],
+        "above": counts[bins],
+        "left_out": int((~there).sum()),
+        **{
+            f"p{round(100 * level)}": _number(ratio.quantile(level)) if len(ratio) else None
+            for level in LEVELS
+        },
+        "share_to_1_3": _number((ratio <= 1.3).double().mean()) if len(ratio) else None,
+    }
+
+
+def _bounds(columns: dict[str, Tensor]) -> dict[str, Any]:
+    """Means of the truth and of what bounds it, over positions in the order of the truth."""
+    truth = columns["raw_overlap"]
+    order = truth.argsort()
+    lines = {
+        "truth": truth,
+        "pinsker": columns["pinsker"],
+        "bretagnolle_huber": columns["bretagnolle_huber"],
+        "entropy": entropy_bound(columns["entropy"], C),
+    }
+    parts = torch.arange(len(order)).tensor_split(min(GROUPS, len(order)))
+    rounding = 1e-6  # laws are of single precision
+    return {
+        "share": [(float(part[0]) + float(part[-1]) + 1) / 2 / len(order) for part in parts],
+        **{name: [_number(line[order[part]].mean()) for part in parts] for name, line in lines.items()},
+        "c": C,
+        "violations": {
+            name: _number((line > truth + rounding).double().mean())
+            for name, line in lines.items()
+            if name != "truth"
+        },
+    }
+
+
+def _positions(survival: Tensor) -> dict[str, Any]:
+    if not len(survival):
+        return {"reached": [], "kept": []}
+    kept = survival.mean(0)
+    reached = torch.cat([kept.new_ones(1), kept[:-1]])
+    return {"reached": reached.tolist(), "kept": [_number(value) for value in kept / reached]}
+
+
+def _correlation(a: Tensor, b: Tensor) -> float | None:
+    a, b = a - a.mean(), b - b.mean()
+    return _number((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt())
+
+
+def _number(value: Tensor) -> float | None:
+    """A JSON number; None where there is none."""
+    found = float(value)
+    return found if math.isfinite(found) else None

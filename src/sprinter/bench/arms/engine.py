@@ -1,0 +1,86 @@
+"""Our methods on our engine."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections import Counter
+
+import torch
+
+from sprinter.bench.arm import Answer, Ask
+from sprinter.decode.method import Method
+from sprinter.engine.pair import Pair
+from sprinter.errors import SprinterError
+from sprinter.laws import Sampling
+
+__all__ = ["EngineArm", "settle"]
+
+
+class EngineArm:
+    """A method of ours, streamed token by token.
+
+    The meter's closing passes are counted out of the times (``Stats.closing_s``). Every text begins with fresh rules,
+    so that an answer follows from its seed.
+    """
+
+    engine = "sprinter"
+
+    def __init__(self, method: Method) -> None:
+        self.name = self.spec = method.name
+        self.method = method
+        self._pair: Pair | None = None
+
+    def start(self, pair: Pair) -> None:
+        """Raises UserError if the pair lacks a draft or a head that the method needs."""
+        quiet = copy.copy(pair)  # shares models, heads and caches
+        quiet.tokenizer = None  # ids are asked for: text would be made on the arm's time
+        quiet.stream([0], method=self.method, max_new_tokens=1).close()  # checks the request, does no work
+        self._pair = quiet
+
+    def lossless(self, sampling: Sampling) -> bool | None:
+        """As the method says."""
+        return self.method.lossless(sampling.greedy)
+
+    def versions(self) -> dict[str, str]:
+        """torch's."""
+        return {"torch": str(torch.__version__)}
+
+    def answer(self, ask: Ask) -> Answer:
+        """All that the engine knows; ``extra`` holds its stats and the reason of the end."""
+        if self._pair is None:
+            raise SprinterError(f"arm {self.name} was not started")
+        s = ask.sampling
+        began = time.perf_counter()
+        stream = self._pair.stream(
+            ask.ids, method=self.method, max_new_tokens=ask.new_tokens, temperature=s.temperature, top_k=s.top_k,
+            top_p=s.top_p, min_p=s.min_p, seed=ask.seed, meter=ask.meter,
+        )  # fmt: skip
+        arrivals = [time.perf_counter() - began for _ in stream]
+        settle(self._pair.models.target.model.device)
+        wall_s = time.perf_counter() - began
+        made = stream.generation
+        # The last token is handed over after the closing passes.
+        arrivals[-1] -= made.stats.closing_s
+        drifts = [token.drift for token in made.tokens if token.drift is not None]
+        return Answer(
+            ids=[token.id for token in made.tokens],
+            wall_s=wall_s - made.stats.closing_s,
+            arrivals_s=arrivals,
+            accept_lengths=made.accept_lengths,
+            target_calls=made.stats.target_calls,
+            draft_steps=made.stats.draft_steps,
+            origins=dict(Counter(token.origin.value for token in made.tokens)),
+            drifts=drifts,
+            extra={"finish_reason": made.finish_reason, "stats": made.to_dict()["stats"]},
+        )
+
+    def close(self) -> None:
+        """Let go of the pair."""
+        self._pair = None
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has done its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()

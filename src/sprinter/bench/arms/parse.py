@@ -1,0 +1,136 @@
+"""Arms from specs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sprinter.bench.arm import Arm
+from sprinter.bench.arms.engine import EngineArm
+from sprinter.bench.arms.peer_transformers import Assisted, Lookup, Plain
+from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
+from sprinter.bench.arms.registry import ARMS
+from sprinter.decode.methods import METHODS, _build, _call, method_table, parse_method
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import SprinterError, UserError
+
+__all__ = ["arm_names", "parse_arm", "parse_arms"]
+
+ARMS.add("transformers:plain", Plain)
+ARMS.add("transformers:assisted", Assisted)
+ARMS.add("transformers:lookup", Lookup)
+ARMS.add("vllm:plain", VllmPlain)
+ARMS.add("vllm:draft_model", VllmDraft)
+ARMS.add("vllm:ngram", VllmNgram)
+
+_PEERS = (
+    "transformers:plain",
+    "transformers:assisted",
+    "transformers:assisted(schedule=heuristic)",
+    "transformers:assisted(tokens=20, schedule=dynamic)",
+    "transformers:lookup",
+)
+_SETS: dict[str, Callable[[], list[str]]] = {
+    "methods": METHODS.names,
+    "peers": lambda: list(_PEERS),
+    "vllm": lambda: [name for name in ARMS.names() if name.startswith("vllm:")],
+    "all": lambda: [*METHODS.names(), *_PEERS, *(name for name in ARMS.names() if name not in _PEERS)],
+}
+
+
+def parse_arm(text: str) -> Arm:
+    """An arm from a spec, for example "svip", "transformers:assisted(tokens=5, schedule=heuristic)", "opt as slack".
+
+    Its ``name`` is the text as it was given, or what follows "as"; its ``spec`` tells all parameters.
+
+    Raises:
+        UserError: an unknown name (with a did-you-mean), unknown parameters, values out of range, bad syntax.
+        SprinterError: a plug-in that cannot be loaded or gives no arm.
+    """
+    words = " ".join(text.split())
+    spec, named, name = words.rpartition(" as ")
+    if not named:
+        spec = name = words
+    if not spec or not name or spec == "as" or name.endswith(" as"):
+        raise UserError(
+            f"the arm '{text}' is not SPEC or SPEC as NAME: give for example 'opt(epsilon=0.1) as slack'"
+        )
+    arm = _make(spec)
+    arm.name = name
+    if not isinstance(arm, Arm):
+        raise SprinterError(
+            f"what the plug-in of '{spec}' makes is no arm: it lacks methods of sprinter.bench.arm.Arm"
+        )
+    return arm
+
+
+def parse_arms(texts: Sequence[str]) -> list[Arm]:
+    """Arms from specs and the names of sets, in order.
+
+    Sets: "methods" (every method at its defaults), "peers" (transformers' ways), "vllm" (vLLM's), "all" (every method
+    and every arm, those of plug-ins too). What several sets hold is taken once.
+
+    Raises:
+        UserError: as ``parse_arm``; two arms of one name.
+    """
+    specs: dict[str, bool] = {}  # spec -> whether a set gave it
+    for text in texts:
+        for spec in _SETS[text]() if text in _SETS else [text]:
+            by_set = text in _SETS
+            if spec in specs and not (by_set or specs[spec]):
+                raise UserError(f"two arms are called '{spec}': name one of them anew, '{spec} as NAME'")
+            specs.setdefault(spec, by_set)
+    arms = [parse_arm(spec) for spec in specs]
+    names = [arm.name for arm in arms]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two arms are called '{name}': name one of them anew, 'SPEC as NAME'")
+    return arms
+
+
+def arm_names() -> list[dict[str, str]]:
+    """One row a name that ``parse_arm`` knows, methods first: name, spec (with defaults), engine, what (it is)."""
+    rows = [
+        {
+            "name": row["name"],
+            "spec": row["spec"],
+            "engine": EngineArm.engine,
+            "what": _what(METHODS.get(row["name"])),
+        }
+        for row in method_table()
+    ]
+    for name in ARMS.names():
+        factory = ARMS.get(name)
+        engine = getattr(factory, "engine", name.partition(":")[0])
+        rows.append({"name": name, "spec": _spell(name, {}), "engine": engine, "what": _what(factory)})
+    return rows
+
+
+def _make(spec: str) -> Any:
+    if "=" in spec.partition("(")[0]:  # trust=..., stop=...
+        return EngineArm(parse_method(spec))
+    name, params = _call(spec)
+    if name in METHODS.names():
+        return EngineArm(parse_method(spec))
+    if name in _SETS:
+        raise UserError(
+            f"'{name}' is a set of arms, and one is wanted here: give one of {', '.join(_SETS[name]())}"
+        )
+    if name not in ARMS.names():
+        raise did_you_mean("arm", name, [*METHODS.names(), *ARMS.names(), *_SETS])
+    arm = _build(ARMS, name, params)
+    arm.spec = _spell(name, params)
+    return arm
+
+
+def _spell(name: str, params: dict[str, Any]) -> str:
+    """With all parameters but those that are None."""
+    defaults = {key: p.default for key, p in inspect.signature(ARMS.get(name)).parameters.items()}
+    inside = ", ".join(f"{key}={value}" for key, value in (defaults | params).items() if value is not None)
+    return f"{name}({inside})" if inside else name
+
+
+def _what(factory: Callable[..., Any]) -> str:
+    """First line of the docstring."""
+    return (inspect.getdoc(factory) or "").partition("\n")[0]

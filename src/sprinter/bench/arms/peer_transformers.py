@@ -1,0 +1,212 @@
+"""transformers' own generation on the pair's own modules: plain, with the draft as assistant, with prompt lookup.
+
+A pass that reads the prompt also gives a token here, and counts as a target call: so the lengths of the rounds sum to
+the new tokens, as on our engine, whose prompt pass gives none and is counted apart. Tokens of a round come together and
+share a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arms.engine import settle
+from sprinter.decode.checks import at_least
+from sprinter.decode.registry import did_you_mean
+from sprinter.engine.pair import Pair
+from sprinter.errors import SprinterError, UserError
+from sprinter.laws import Sampling
+
+__all__ = ["Assisted", "Lookup", "Plain"]
+
+_SCHEDULES = {"constant": ("constant", 0.0), "heuristic": ("heuristic", 0.0), "dynamic": ("constant", 0.4)}
+"""Name → (num_assistant_tokens_schedule, assistant_confidence_threshold)."""
+
+
+class _Listener(BaseStreamer):
+    """Notes when tokens come and how many at a time; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.sizes: list[int] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(time.perf_counter())
+        self.sizes.append(value.numel())
+
+    def end(self) -> None:
+        pass
+
+
+@dataclass(eq=False, kw_only=True)
+class Plain:
+    """transformers' ``generate`` with the target alone."""
+
+    engine = "transformers"
+    name: str = field(default="", init=False)
+    spec: str = field(default="", init=False)
+    _pair: Pair | None = field(default=None, init=False, repr=False)
+    _assistant: GenerationConfig | None = field(default=None, init=False, repr=False)
+
+    def start(self, pair: Pair) -> None:
+        """Take the pair."""
+        self._pair = pair
+
+    def lossless(self, sampling: Sampling) -> bool | None:
+        """True: all three ways follow the target's law."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """transformers' and torch's."""
+        return {"transformers": transformers.__version__, "torch": str(torch.__version__)}
+
+    def answer(self, ask: Ask) -> Answer:
+        """Ids, times and counts; the generation configurations of the models are put aside for the while."""
+        if self._pair is None:
+            raise SprinterError(f"arm {self.name} was not started")
+        target, draft = self._pair.models.target.model, self._pair.models.draft
+        config = self._config(ask, self._pair.models.target.eos_ids)
+        listener, options = _Listener(), {}
+        torch.manual_seed(ask.seed)
+        with ExitStack() as stack:
+            stack.enter_context(_hushed())
+            calls, steps = stack.enter_context(_lent(target, config)), [0]
+            if self._assistant is not None and draft is not None:
+                options["assistant_model"] = draft.model
+                steps = stack.enter_context(_lent(draft.model, self._assistant))
+            began = time.perf_counter()
+            ids = torch.tensor([ask.ids], device=target.device)
+            out: Any = target.generate(  # type: ignore[operator]
+                ids, attention_mask=torch.ones_like(ids), streamer=listener, **options
+            )
+            settle(target.device)
+            wall_s = time.perf_counter() - began
+        sizes, times = listener.sizes[1:], listener.times[1:]
+        return Answer(
+            ids=out[0, len(ask.ids) :].tolist(),
+            wall_s=wall_s,
+            arrivals_s=[at - began for size, at in zip(sizes, times, strict=True) for _ in range(size)],
+            accept_lengths=sizes,
+            target_calls=calls[0],
+            draft_steps=steps[0],
+        )
+
+    def close(self) -> None:
+        """Let go of the pair."""
+        self._pair = None
+
+    def _config(self, ask: Ask, eos_ids: tuple[int, ...]) -> GenerationConfig:
+        """A configuration of its own: what the checkpoint's asks for (a repetition penalty, ...) is not our law."""
+        s = ask.sampling
+        drawn = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p or None}
+        return GenerationConfig(  # type: ignore[no-untyped-call]
+            max_new_tokens=ask.new_tokens, do_sample=not s.greedy, eos_token_id=list(eos_ids) or None,
+            pad_token_id=eos_ids[0] if eos_ids else None, **({} if s.greedy else drawn), **self._options(),
+        )  # fmt: skip
+
+    def _options(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(eq=False, kw_only=True)
+class Assisted(Plain):
+    """transformers' ``assistant_model``: the draft proposes, the target checks.
+
+    ``schedule``: "constant"; "heuristic" (+2 after a full success, else −1, carried from text to text as transformers
+    does); "dynamic": up to ``tokens``, ended where the draft gives its token less than 0.4, which transformers moves
+    from round to round if scikit-learn is installed. transformers' own default is tokens=20, schedule=dynamic.
+    """
+
+    tokens: int = 5
+    schedule: str = "constant"
+
+    def __post_init__(self) -> None:
+        at_least("tokens", self.tokens, 1)
+        if self.schedule not in _SCHEDULES:
+            raise did_you_mean("schedule", str(self.schedule), list(_SCHEDULES))
+
+    def start(self, pair: Pair) -> None:
+        """Raises UserError if there is no draft, or transformers would take its vocabulary for another."""
+        target, draft = pair.models.target, pair.models.draft
+        if draft is None:
+            raise UserError(f"{self.name} needs a draft model, and this pair has none: give draft=...")
+        if target.vocab_size != draft.vocab_size:
+            raise UserError(
+                f"transformers takes models of {target.vocab_size} and {draft.vocab_size} logits for ones with "
+                f"different tokenizers: {self.name} cannot serve this pair"
+            )
+        schedule, threshold = _SCHEDULES[self.schedule]
+        self._assistant = GenerationConfig(  # type: ignore[no-untyped-call]
+            num_assistant_tokens=self.tokens, num_assistant_tokens_schedule=schedule,
+            assistant_confidence_threshold=threshold,
+        )  # fmt: skip
+        super().start(pair)
+
+    def versions(self) -> dict[str, str]:
+        """With scikit-learn, where transformers' behaviour depends on it."""
+        if self.schedule != "dynamic":
+            return super().versions()
+        try:
+            found = version("scikit-learn")
+        except PackageNotFoundError:
+            found = "not installed, the threshold stays at 0.4"
+        return super().versions() | {"scikit-learn": found}
+
+
+@dataclass(eq=False, kw_only=True)
+class Lookup(Plain):
+    """transformers' prompt lookup: up to ``tokens`` are copied from where the last ``ngram`` or fewer stood before."""
+
+    tokens: int = 10
+    ngram: int = 2
+
+    def __post_init__(self) -> None:
+        at_least("tokens", self.tokens, 1)
+        at_least("ngram", self.ngram, 1)
+
+    def _options(self) -> dict[str, Any]:
+        return {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.ngram}
+
+
+@contextmanager
+def _lent(model: PreTrainedModel, config: GenerationConfig) -> Iterator[list[int]]:
+    """The model with another generation configuration; gives the count of its forward passes so far."""
+    holder: Any = model
+    own, count = holder.generation_config, [0]
+
+    def add(*_: object) -> None:
+        count[0] += 1
+
+    hook = model.register_forward_hook(add)
+    holder.generation_config = config
+    try:
+        yield count
+    finally:
+        holder.generation_config = own
+        hook.remove()
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """transformers says nothing below an error."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)

@@ -1,0 +1,209 @@
+"""vLLM as a peer: a worker process, perhaps of another interpreter, that reads the pair from where it was loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arms import vllm_worker
+from sprinter.bench.arms.process import JsonProcess
+from sprinter.decode.checks import at_least
+from sprinter.decode.registry import did_you_mean
+from sprinter.engine.pair import Pair
+from sprinter.errors import SprinterError, UserError
+from sprinter.laws import Sampling
+from sprinter.models.pair import LoadedModel
+
+__all__ = ["VllmDraft", "VllmNgram", "VllmPlain"]
+
+_PYTHON = "SPRINTER_VLLM_PYTHON"
+_DTYPES = ("float32", "bfloat16", "float16")
+_SAMPLING = ("greedy", "probabilistic")
+
+
+@dataclass(eq=False, kw_only=True)
+class VllmPlain:
+    """vLLM with the target alone.
+
+    The worker keeps its engine between requests; its clock runs from handing over ids to the last token, as ours does.
+    Nothing is kept from one request to the next (no prefix caching).
+
+    Attributes:
+        python: interpreter that has vllm; None: the environment's SPRINTER_VLLM_PYTHON, else this one.
+        dtype: None: the pair's.
+        threads: None: as many as torch uses here.
+        cache_gib: memory of its KV cache.
+        eager: nothing is compiled: starts sooner, runs slower.
+        preload: for LD_PRELOAD (an OpenMP library, an allocator), as vLLM's manual advises on a CPU.
+    """
+
+    engine = "vllm"
+    python: str | None = None
+    dtype: str | None = None
+    threads: int | None = None
+    cache_gib: float = 1.0
+    eager: bool = False
+    preload: str | None = None
+    name: str = field(default="", init=False)
+    spec: str = field(default="", init=False)
+    _worker: JsonProcess | None = field(default=None, init=False, repr=False)
+    _versions: dict[str, str] = field(default_factory=dict, init=False, repr=False)
+    _eos_ids: tuple[int, ...] = field(default=(), init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and self.dtype not in _DTYPES:
+            raise did_you_mean("dtype", str(self.dtype), list(_DTYPES))
+        if self.threads is not None:
+            at_least("threads", self.threads, 1)
+        if not isinstance(self.cache_gib, int | float) or not self.cache_gib > 0:
+            raise UserError(f"cache_gib={self.cache_gib} is out of range: give a number above 0")
+        if not isinstance(self.eager, bool):
+            raise UserError(f"eager={self.eager} is neither true nor false")
+
+    def start(self, pair: Pair) -> None:
+        """Start the worker and wait until its engine is ready (about a minute if it compiles).
+
+        Raises:
+            UserError: vllm cannot be imported there, models that are not on disk, another device than the pair's.
+            SprinterError: vLLM refuses the pair; its own message is told.
+        """
+        self.close()
+        python = self.python or os.environ.get(_PYTHON) or sys.executable
+        settings = {"engine": self._settings(pair), "python": python}
+        command = [python, str(Path(vllm_worker.__file__))]
+        self._worker = JsonProcess(command, self._environment(), f"vLLM's worker ({self.name})")
+        try:
+            ready = self._worker.ask(settings)
+            ours = pair.models.target.model.device.type
+            if ready["device"] != ours:
+                raise UserError(
+                    f"vLLM runs on {ready['device']} there and the pair on {ours}: load the pair on the same device"
+                )
+        except Exception:
+            self.close()
+            raise
+        self._versions, self._eos_ids = ready["versions"], pair.models.target.eos_ids
+
+    def lossless(self, sampling: Sampling) -> bool | None:
+        """True: vLLM's rejection sampling keeps the target's law."""
+        return True
+
+    def versions(self) -> dict[str, str]:
+        """Of vllm, torch and transformers in the worker."""
+        return dict(self._versions)
+
+    def answer(self, ask: Ask) -> Answer:
+        """Ids, times and counts; ``extra`` holds vLLM's own numbers of the speculation."""
+        if self._worker is None:
+            raise SprinterError(f"arm {self.name} was not started")
+        s = ask.sampling
+        params = {
+            "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p,
+            "max_tokens": ask.new_tokens, "seed": None if s.greedy else ask.seed,
+            "stop_token_ids": list(self._eos_ids), "ignore_eos": True,  # ours, not what vLLM finds in the directory
+        }  # fmt: skip
+        told = self._worker.ask({"ids": list(ask.ids), "params": params})
+        speculation = told.pop("speculation")
+        return Answer(
+            **told,
+            target_calls=len(told["accept_lengths"]),
+            draft_steps=self._draft_steps(speculation),
+            extra={} if speculation is None else {"speculation": speculation},
+        )
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            self._worker.close()
+        self._worker = None
+
+    def _settings(self, pair: Pair) -> dict[str, Any]:
+        """vLLM's engine arguments."""
+        target = pair.models.target
+        settings = {
+            "model": _source(target, "target"), "revision": target.revision,
+            "dtype": self.dtype or str(target.model.dtype).removeprefix("torch."),
+            "max_model_len": pair.models.context, "skip_tokenizer_init": True, "generation_config": "vllm",
+            "enable_prefix_caching": False, "enforce_eager": self.eager, "disable_log_stats": True,
+            "kv_cache_memory_bytes": int(self.cache_gib * 2**30),
+        }  # fmt: skip
+        speculation = self._speculation(pair)
+        return settings if speculation is None else settings | {"speculative_config": speculation}
+
+    def _speculation(self, pair: Pair) -> dict[str, Any] | None:
+        return None
+
+    def _draft_steps(self, speculation: dict[str, Any] | None) -> int | None:
+        return 0
+
+    def _environment(self) -> dict[str, str]:
+        # In one process: vLLM's usual three cost a small model more than they save at one request a time.
+        usual = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
+        ours = {"OMP_NUM_THREADS": str(self.threads or torch.get_num_threads())}
+        return usual | os.environ | ours | ({} if self.preload is None else {"LD_PRELOAD": self.preload})
+
+
+@dataclass(eq=False, kw_only=True)
+class VllmDraft(VllmPlain):
+    """vLLM's speculative decoding with the draft model.
+
+    ``draft_sampling``: "greedy" (vLLM's default) or "probabilistic". Its draft steps are the draft tokens that vLLM
+    says it checked; what it drafts beyond the end of a text is not among them.
+    """
+
+    tokens: int = 5
+    draft_sampling: str = "greedy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("tokens", self.tokens, 1)
+        if self.draft_sampling not in _SAMPLING:
+            raise did_you_mean("draft_sampling", str(self.draft_sampling), list(_SAMPLING))
+
+    def _speculation(self, pair: Pair) -> dict[str, Any] | None:
+        draft = pair.models.draft
+        if draft is None:
+            raise UserError(f"{self.name} needs a draft model, and this pair has none: give draft=...")
+        return {
+            "method": "draft_model", "model": _source(draft, "draft"), "revision": draft.revision,
+            "num_speculative_tokens": self.tokens, "draft_sample_method": self.draft_sampling,
+        }  # fmt: skip
+
+    def _draft_steps(self, speculation: dict[str, Any] | None) -> int | None:
+        return None if speculation is None else int(speculation["num_draft_tokens"])
+
+
+@dataclass(eq=False, kw_only=True)
+class VllmNgram(VllmPlain):
+    """vLLM's prompt lookup: up to ``tokens`` copied from where the last tokens stood before."""
+
+    tokens: int = 5
+    lookup_min: int = 2
+    lookup_max: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("tokens", self.tokens, 1)
+        at_least("lookup_min", self.lookup_min, 1)
+        at_least("lookup_max", self.lookup_max, self.lookup_min)
+
+    def _speculation(self, pair: Pair) -> dict[str, Any] | None:
+        return {
+            "method": "ngram", "num_speculative_tokens": self.tokens,
+            "prompt_lookup_min": self.lookup_min, "prompt_lookup_max": self.lookup_max,
+        }  # fmt: skip
+
+
+def _source(model: LoadedModel, which: str) -> str:
+    """The directory or hub id that vLLM can load."""
+    if not Path(model.id).is_dir() and model.revision is None:
+        raise UserError(
+            f"vLLM reads models from disk, and the {which} {model.id} is in memory: save it and load it"
+        )
+    return model.id

@@ -1,0 +1,104 @@
+"""A child process that answers each line of JSON with a line of JSON."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sprinter.errors import SprinterError, UserError
+
+__all__ = ["JsonProcess"]
+
+_PATIENCE_S = 5.0  # from the end of its input to being killed
+_TAIL_BYTES = 1 << 14
+
+
+class JsonProcess:
+    """Starts a child; ``ask`` sends a line and waits for the answer. The child ends with this process at the latest.
+
+    Args:
+        what: its name, for messages.
+
+    Raises:
+        UserError: the command cannot be run.
+    """
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], what: str) -> None:
+        self._what = what
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by close()
+        try:
+            # A group of its own: Ctrl-C is for us, and what the child starts ends with it.
+            self._child = subprocess.Popen(
+                command, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
+                encoding="utf-8", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._log.close()
+            raise UserError(
+                f"{what} cannot be started ({command[0]}: {error.strerror}): check the path"
+            ) from error
+        atexit.register(self.close)
+
+    def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """The child's answer.
+
+        Raises:
+            UserError: it says that the user made a mistake ({"mistake": line}).
+            SprinterError: it says that something went wrong ({"error": line}), or it is dead; its last line on stderr
+                is told.
+        """
+        sink, source = self._child.stdin, self._child.stdout
+        assert sink is not None and source is not None
+        line = ""
+        with contextlib.suppress(OSError, ValueError):  # a broken or closed pipe: it is dead
+            sink.write(json.dumps(message) + "\n")
+            sink.flush()
+            line = source.readline()
+        if not line:
+            raise SprinterError(self._obituary())
+        answer: dict[str, Any] = json.loads(line)
+        if "mistake" in answer:
+            raise UserError(answer["mistake"])
+        if "error" in answer:
+            raise SprinterError(f"{self._what}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End the child, by force if it must be. May be called twice."""
+        atexit.unregister(self.close)
+        child = self._child
+        for pipe in (child.stdin, child.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        try:
+            child.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+        self._log.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+    def _obituary(self) -> str:
+        """That it ended, how, and what it said last."""
+        try:
+            status = self._child.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            status = self._child.returncode
+        if self._log.closed:
+            return f"{self._what} was closed"
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1].strip() if lines else "it said nothing"
+        return f"{self._what} ended with status {status}: {last}"

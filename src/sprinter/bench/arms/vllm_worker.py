@@ -1,0 +1,127 @@
+"""Answers requests with vLLM: one JSON object a line, the first sets up the engine, each one after it is a request.
+
+Run by an interpreter that has vllm, which may be another than ours: only the standard library and vllm are imported.
+Ends when its input ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+__all__ = ["Engine", "main"]
+
+
+class Engine:
+    """vLLM's engine, one request at a time.
+
+    Args:
+        settings: of ``EngineArgs``.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._vllm: Any = importlib.import_module("vllm")
+        kinds: Any = importlib.import_module("vllm.sampling_params")
+        self._kind = kinds.RequestOutputKind.DELTA
+        known = getattr(self._vllm.EngineArgs, "__dataclass_fields__", {})
+        if "speculative_config" in settings and "per_request_spec_decode_metrics" in known:
+            settings = settings | {"per_request_spec_decode_metrics": "summary"}
+        self._engine = self._vllm.LLMEngine.from_engine_args(self._vllm.EngineArgs(**settings))
+        self._asked = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Where it runs, and on what."""
+        names = ("vllm", "torch", "transformers")
+        platform: Any = importlib.import_module("vllm.platforms").current_platform
+        versions = {
+            name: str(getattr(importlib.import_module(name), "__version__", "unknown")) for name in names
+        }
+        return {"versions": versions, "device": str(platform.device_type)}
+
+    def answer(self, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        """The fields of ``Answer`` that vLLM knows, and its numbers of the speculation (None without it)."""
+        chosen = self._vllm.SamplingParams(**params, detokenize=False, output_kind=self._kind)
+        self._asked += 1
+        name = str(self._asked)
+        gc.collect()
+        gc.disable()
+        try:
+            return self._run(name, ids, chosen)
+        except BaseException:
+            self._engine.abort_request([name])
+            raise
+        finally:
+            gc.enable()
+
+    def _run(self, name: str, ids: list[int], params: Any) -> dict[str, Any]:
+        new: list[int] = []
+        times: list[float] = []
+        sizes: list[int] = []
+        metrics = None
+        began = time.perf_counter()
+        self._engine.add_request(name, {"prompt_token_ids": ids}, params)
+        while self._engine.has_unfinished_requests():
+            for output in self._engine.step():
+                given = output.outputs[0]
+                if given.token_ids:
+                    times += [time.perf_counter() - began] * len(given.token_ids)
+                    sizes.append(len(given.token_ids))
+                    new += given.token_ids
+                metrics = getattr(given, "spec_decode_metrics", None)
+        wall_s = time.perf_counter() - began
+        told = {"ids": new, "wall_s": wall_s, "arrivals_s": times, "accept_lengths": sizes}
+        return told | {"speculation": None if metrics is None else metrics.to_dict()}
+
+
+def main() -> None:
+    """Set up, then answer until the input ends."""
+    out = _own_stdout()
+    settings = json.loads(sys.stdin.readline())
+    try:
+        engine = Engine(settings["engine"])
+        _say(out, engine.facts())
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        mend = "install it there, or give python=PATH (or SPRINTER_VLLM_PYTHON) of an interpreter that has it"
+        _say(out, {"mistake": f"{settings['python']} has no vllm: {mend}"})
+        return
+    except Exception as error:
+        _say(out, _trouble(error))
+        return
+    for line in sys.stdin:
+        try:
+            _say(out, engine.answer(**json.loads(line)))
+        except Exception as error:
+            _say(out, _trouble(error))
+
+
+def _own_stdout() -> TextIO:
+    """Our own way to the parent: what else is printed in this process goes to stderr."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def _say(out: TextIO, message: dict[str, Any]) -> None:
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+def _trouble(error: Exception) -> dict[str, str]:
+    """One line for the parent, the whole to stderr."""
+    traceback.print_exception(error)
+    lines = str(error).strip().splitlines() or ["no message"]
+    return {"error": f"{type(error).__name__}: {lines[0]}"}
+
+
+if __name__ == "__main__":
+    # The modules of our folder are not to be taken for others of the same name.
+    sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+    main()

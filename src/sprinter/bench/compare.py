@@ -1,0 +1,155 @@
+"""Two runs side by side: what became slower, or further from the target, by more than chance and noise explain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sprinter.bench.statistics import Interval, bootstrap
+from sprinter.bench.summary import Group, Key, groups
+from sprinter.errors import UserError
+
+__all__ = ["Change", "compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One number of one arm in two runs.
+
+    Attributes:
+        measure: "speed over BASE", "tokens/s", "target calls/token", "draft steps/token", "mean drift" or a quality.
+        before, after: its values.
+        ratio: after / before with its 95 % interval ("mean drift" and qualities: the difference).
+        verdict: "worse", "better" or "same"; "told" where it is not judged.
+    """
+
+    arm: str
+    suite: str
+    temperature: float
+    measure: str
+    before: float
+    after: float
+    ratio: Interval
+    verdict: str
+
+
+Vector = NDArray[np.float64]
+
+
+def compare(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, base: str | None = None, tolerance: float = 0.0
+) -> list[Change]:
+    """Compare two results files, over the prompts that both have.
+
+    Speed is judged relative to a base arm that ran beside it in its own run: so another machine, or a busy one, does
+    not count. Where no base arm took part in both, tokens/s are told and judged as they are.
+
+    Args:
+        before, after: contents of two ``results.json``.
+        base: name of the base arm; None: the first of the settings' bases that took part in both.
+        tolerance: relative change that is let pass (absolute for drift), beyond chance.
+
+    Raises:
+        UserError: other schemas, no arm in common, an unknown base.
+    """
+    for results in (before, after):
+        if results.get("schema") != "sprinter-bench/1":
+            raise UserError("this is no results.json of 'sprinter bench': give two of them")
+    old, new = groups(before["rows"]), groups(after["rows"])
+    keys = [key for key in new if key in old and _common(old[key], new[key])]
+    if not keys:
+        raise UserError("the two runs have no arm, suite, temperature and prompt in common")
+    reference = _base(before, keys, base)
+    changes: list[Change] = []
+    for key in keys:
+        changes += _changes(key, old, new, reference, tolerance)
+    return changes
+
+
+def _base(results: Mapping[str, Any], keys: list[Key], base: str | None) -> str | None:
+    arms = {key[0] for key in keys}
+    if base is not None and base not in arms:
+        raise UserError(f"arm '{base}' did not take part in both runs: give one of {', '.join(sorted(arms))}")
+    wanted = [base] if base else results["settings"].get("bases", [])
+    return next((name for name in wanted if name in arms), None)
+
+
+def _common(one: Group, other: Group) -> list[tuple[str, str]]:
+    return sorted(one.prompts & other.prompts)
+
+
+def _changes(
+    key: Key, old: Mapping[Key, Group], new: Mapping[Key, Group], base: str | None, tolerance: float
+) -> list[Change]:
+    arm, suite, temperature = key
+    prompts = _common(old[key], new[key])
+    a, b = old[key].restrict(prompts), new[key].restrict(prompts)
+    found: list[Change] = []
+
+    def add(measure: str, values: tuple[float, float], interval: Interval, bad: int, neutral: float) -> None:
+        low, high = neutral - tolerance, neutral + tolerance
+        worse = interval[2] < low if bad < 0 else interval[1] > high
+        better = interval[1] > high if bad < 0 else interval[2] < low
+        verdict = "told" if not bad else "worse" if worse else "better" if better else "same"
+        found.append(Change(arm, suite, temperature, measure, *values, interval, verdict))
+
+    other = (base or "", suite, temperature)
+    if base and base != arm and other in old and other in new:
+        c, d = old[other].restrict(prompts), new[other].restrict(prompts)
+        if len(c.tokens) == len(d.tokens) == len(prompts):
+            add(
+                f"speed over {base}",
+                (_speed(a) / _speed(c), _speed(b) / _speed(d)),
+                _ratio(b, d, a, c),
+                -1,
+                1.0,
+            )
+    judged = -1 if base is None else 0
+    add("tokens/s", (_speed(a), _speed(b)), _ratio(b, None, a, None), judged, 1.0)
+    for name, measure in (("target_calls", "target calls/token"), ("draft_steps", "draft steps/token")):
+        tops = a.counts(name), b.counts(name)
+        if tops[0] is not None and tops[1] is not None and tops[0].sum() and tops[1].sum():
+            values = float(tops[0].sum() / a.tokens.sum()), float(tops[1].sum() / b.tokens.sum())
+            interval = _quotient(tops[1], b.tokens, tops[0], a.tokens)
+            add(measure, values, interval, 1 if name == "target_calls" else 0, 1.0)
+    if a.drifts is not None and b.drifts is not None:
+        values = float(a.drifts.sum() / a.scored.sum()), float(b.drifts.sum() / b.scored.sum())
+        add("mean drift", values, _difference(b.drifts, b.scored, a.drifts, a.scored), 1, 0.0)
+    return found
+
+
+def _speed(group: Group) -> float:
+    return float(group.tokens.sum() / group.seconds.sum())
+
+
+def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> Interval:
+    """(speed of b / speed of d) / (speed of a / speed of c), prompts drawn together."""
+
+    def speed(group: Group | None, rows: NDArray[np.int64]) -> Vector:
+        if group is None:
+            return np.ones(rows.shape[:-1])
+        return np.asarray(group.tokens[rows].sum(-1) / group.seconds[rows].sum(-1))
+
+    return bootstrap(
+        lambda rows: speed(b, rows) * speed(c, rows) / (speed(d, rows) * speed(a, rows)), len(a.tokens)
+    )
+
+
+def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> Interval:
+    def statistic(rows: NDArray[np.int64]) -> Vector:
+        now, then = top[rows].sum(-1) / under[rows].sum(-1), old_top[rows].sum(-1) / old_under[rows].sum(-1)
+        return np.asarray(now / then)
+
+    return bootstrap(statistic, len(top))
+
+
+def _difference(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> Interval:
+    def statistic(rows: NDArray[np.int64]) -> Vector:
+        now = top[rows].sum(-1) / np.maximum(under[rows].sum(-1), 1)
+        return np.asarray(now - old_top[rows].sum(-1) / np.maximum(old_under[rows].sum(-1), 1))
+
+    return bootstrap(statistic, len(top))

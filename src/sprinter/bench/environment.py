@@ -1,0 +1,101 @@
+"""Where and with what numbers were made: machine, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import sprinter
+from sprinter.engine.pair import Pair
+from sprinter.heads.head import weights_fingerprint
+from sprinter.models.pair import LoadedModel
+
+__all__ = ["environment", "pair_facts"]
+
+
+def environment(repository: Path | None = None) -> dict[str, Any]:
+    """Machine, threads, versions and commit.
+
+    Args:
+        repository: whose commit is told, "+" after it if tracked files differ; None: the one that this package was
+            imported from, if it lies in one.
+    """
+    gpu = torch.cuda.is_available()
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if gpu else None,
+        "driver": _line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if gpu else None,
+        "cuda": torch.version.cuda if gpu else None,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "sprinter": sprinter.__version__,
+        "commit": _commit(repository or Path(__file__).resolve().parent),
+    }
+
+
+def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
+    """Name, hash of the weights, parameters and dtype of each model, and the heads."""
+    facts = {"target": _model_facts(pair.models.target)}
+    if pair.models.draft is not None:
+        facts["draft"] = _model_facts(pair.models.draft)
+    for kind, head in pair.heads.items():
+        facts[kind] = {
+            "sha256": weights_fingerprint(head),
+            "parameters": sum(p.numel() for p in head.parameters()),
+            "features": list(head.features),
+        }
+    return facts
+
+
+def _model_facts(model: LoadedModel) -> dict[str, Any]:
+    return {
+        "name": Path(model.id).name if Path(model.id).is_dir() else model.id,  # no paths of this machine
+        "revision": model.revision,
+        "sha256": weights_fingerprint(model.model),
+        "parameters": sum(p.numel() for p in model.model.parameters()),
+        "dtype": str(model.model.dtype).removeprefix("torch."),
+        "context": model.context,
+        "vocab_size": model.vocab_size,
+    }
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def _commit(folder: Path) -> str | None:
+    commit = _line("git", "-C", str(folder), "rev-parse", "--short", "HEAD")
+    changed = commit and _line(
+        "git",
+        "-C",
+        str(folder),
+        "status",
+        "--porcelain",
+        "-uno",
+        "--",
+        ":/",
+        ":(top,exclude)benchmarks/results",
+    )
+    return f"{commit}+" if changed else commit
+
+
+def _line(*command: str) -> str | None:
+    """First line that a command prints; None if there is none."""
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return out.stdout.strip().splitlines()[0] if out.returncode == 0 and out.stdout.strip() else None

@@ -1,0 +1,136 @@
+"""After the timed part: every answer is measured, and a judge compares arms with a base arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sprinter.bench.harness import Progress
+from sprinter.bench.quality.duels import Judge, LikelihoodJudge, judge_rows
+from sprinter.bench.quality.endpoint import Endpoint, key_from_environment
+from sprinter.bench.quality.llm_judge import LlmJudge
+from sprinter.bench.quality.measure import Answered, QualitySettings, measure_all, prepare
+from sprinter.bench.quality.replies import Replies, key_of
+from sprinter.bench.sample import Sample, Suite
+from sprinter.bench.suites import turn_ids
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+
+__all__ = ["Grading", "JudgeSettings"]
+
+_TOGETHER = 256  # answers measured between two writes
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings:
+    """Who judges.
+
+    Attributes:
+        url: of an OpenAI-compatible endpoint; None: the target's log-likelihood decides, offline.
+        model: its name there.
+        band: offline: difference in nats a token up to which two answers tie.
+        price_in, price_out: of a million tokens, to tell the cost.
+
+    Raises:
+        UserError: an endpoint without a model, or the reverse.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    band: float = 0.05
+    price_in: float | None = None
+    price_out: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.url is None) != (self.model is None):
+            raise UserError(
+                "a judge needs both an address and a model: give --judge URL and --judge-model NAME"
+            )
+        if self.url is not None:
+            Endpoint(self.url, str(self.model))  # checked now, not after an hour
+        LikelihoodJudge(self.band)
+
+    def open(self, directory: Path) -> Judge:
+        """The judge; what an endpoint is asked and says is kept in ``directory``."""
+        if self.url is None or self.model is None:
+            return LikelihoodJudge(self.band)
+        endpoint = Endpoint(self.url, self.model, key_from_environment())
+        return LlmJudge(endpoint, Replies(directory / "judge.jsonl"), self.price_in, self.price_out)
+
+
+class Grading:
+    """Measures rows. What was measured is kept in ``quality.jsonl`` and not measured again.
+
+    Args:
+        suites: what was asked.
+        measures: which measures; the checks that they need are made here, before anything is asked.
+        judge: who compares arms with the base arm.
+
+    Raises:
+        UserError: see ``quality.measure.prepare``.
+    """
+
+    def __init__(
+        self, pair: Pair, suites: Sequence[Suite], measures: QualitySettings, judge: JudgeSettings
+    ) -> None:
+        self._pair, self._measures, self._judge = pair, measures, judge
+        self._chat = {suite.name: suite.chat for suite in suites}
+        self._samples = {(suite.name, sample.id): sample for suite in suites for sample in suite.samples}
+        self.facts = prepare(measures, self._samples.values())
+
+    def grade(
+        self, rows: Sequence[dict[str, Any]], bases: Sequence[str], directory: Path, progress: Progress
+    ) -> dict[str, Any]:
+        """Add "quality" to every row.
+
+        Args:
+            bases: the first that took part is the one that the others are judged against; without one nobody judges.
+
+        Returns:
+            facts of the judge for the results file.
+        """
+        self._measure(rows, directory, progress)
+        arms = {row["model_id"] for row in rows}
+        base = next((name for name in bases if name in arms), None)
+        if base is None or len(arms) < 2:
+            return {"status": "skipped", "error": "there is no base arm and other arm to compare"}
+        judge = self._judge.open(directory)
+        try:
+            scores, facts = judge_rows(
+                rows, self._samples, base, judge, lambda done, wanted: progress(done, wanted, "judging")
+            )
+        finally:
+            if isinstance(judge, LlmJudge):
+                judge.close()
+        for row, score in zip(rows, scores, strict=True):
+            row["quality"] |= score
+        return facts
+
+    def _measure(self, rows: Sequence[dict[str, Any]], directory: Path, progress: Progress) -> None:
+        kept = Replies(directory / "quality.jsonl")
+        try:
+            keys = [key_of([self.facts, row["suite"], row["question_id"], row["token_ids"]]) for row in rows]
+            first = dict(zip(reversed(keys), reversed(rows), strict=True))
+            new = [(key, row) for key, row in first.items() if kept.get(key) is None]
+            for at in range(0, len(new), _TOGETHER):
+                part = new[at : at + _TOGETHER]
+                answers = [self._answered(row) for _, row in part]
+                values = measure_all(self._pair, answers, self._measures)
+                for (key, _), value in zip(part, values, strict=True):
+                    kept.add({"key": key, "quality": value})
+                progress(at + len(part), len(new), "measuring answers")
+            for key, row in zip(keys, rows, strict=True):
+                found = kept.get(key)
+                assert found is not None
+                row["quality"] = dict(found["quality"])
+        finally:
+            kept.close()
+
+    def _answered(self, row: Mapping[str, Any]) -> Answered:
+        sample: Sample = self._samples[row["suite"], row["question_id"]]
+        texts = row["choices"][0]["turns"]
+        chat = self._chat[row["suite"]]
+        prompts = [turn_ids(self._pair, sample, turn, texts[:turn], chat=chat) for turn in range(len(texts))]
+        return Answered(sample, prompts, row["token_ids"], texts)

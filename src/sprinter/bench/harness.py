@@ -1,0 +1,266 @@
+"""One run: all arms on all prompts, in turn, so that whatever else the machine does meets all of them alike."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from sprinter.bench.arm import Answer, Arm, Ask
+from sprinter.bench.journal import Memory
+from sprinter.bench.sample import Sample, Suite
+from sprinter.bench.settings import BenchSettings
+from sprinter.bench.suites import turn_ids
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+
+__all__ = ["Harness", "Progress", "Talk"]
+
+Progress = Callable[[int, int, str], None]
+"""(answers done, answers wanted, what is at work)."""
+
+
+@dataclass(slots=True)
+class Talk:
+    """What one arm made of one sample: for each turn the prompt's ids, the answer and its text."""
+
+    prompts: list[list[int]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One question: suite, temperature, repeat and sample, and the seed that belongs to it."""
+
+    suite: Suite
+    temperature: float
+    repeat: int
+    sample: Sample
+    seed: int
+
+
+class Harness:
+    """Asks every arm every prompt, the order of the arms rotated from prompt to prompt.
+
+    Each arm is warmed up at each temperature. Python's garbage collector rests while the clock runs. An arm that
+    raises an error is marked as failed and asked no more; the others go on.
+
+    Args:
+        pair: whom the arms serve.
+        arms: with different names; started here, closed by ``close``.
+        suites: with different names.
+        settings: of the run.
+        journal: rows are kept there; what it has already is not asked again.
+        progress: told after each answer.
+
+    Attributes:
+        failed: arm name -> error, one line.
+        skipped: suite name -> {reason: turns that were not asked}.
+
+    Raises:
+        UserError: no arm, no sample, two arms or suites of one name.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        arms: Sequence[Arm],
+        suites: Sequence[Suite],
+        settings: BenchSettings,
+        journal: Memory,
+        progress: Progress = lambda done, wanted, note: None,
+    ) -> None:
+        _different("arm", [arm.name for arm in arms])
+        _different("suite", [suite.name for suite in suites])
+        self._pair, self.arms, self._suites, self._settings = pair, list(arms), list(suites), settings
+        self._journal, self._progress = journal, progress
+        self.failed: dict[str, str] = {}
+        self.skipped: dict[str, dict[str, int]] = {suite.name: {} for suite in suites}
+        self._kept = {suite.name: self._usable(suite) for suite in suites}
+        if not any(self._kept.values()):
+            raise UserError("no prompt of these suites fits the pair's context: give others, or --new-tokens")
+
+    @property
+    def wanted(self) -> int:
+        """Answers that a whole run has."""
+        samples = sum(map(len, self._kept.values()))
+        return samples * len(self.arms) * self._settings.repeats * len(self._settings.temperatures)
+
+    def run(self) -> None:
+        """Ask what the journal does not have yet."""
+        for arm in self.arms:
+            if any(place_key(arm, place) not in self._journal.done for place in self._places()):
+                self._guarded(arm, lambda arm=arm: arm.start(self._pair))  # type: ignore[misc]
+        temperature: float | None = None
+        for i, place in enumerate(self._places()):
+            waiting = [a for a in self._turned(i) if place_key(a, place) not in self._journal.done]
+            if not waiting:
+                continue
+            if place.temperature != temperature:
+                temperature = place.temperature
+                self._warm_up(place)
+            for arm in waiting:
+                if arm.name not in self.failed:
+                    self._ask(arm, place)
+
+    def close(self) -> None:
+        """Close all arms."""
+        for arm in self.arms:
+            arm.close()
+
+    def _ask(self, arm: Arm, place: _Place) -> None:
+        talk = self._guarded(arm, lambda: self._talk(arm, place, place.seed))
+        if talk is not None:
+            lossless = arm.lossless(self._settings.sampling(place.temperature))
+            self._journal.add(row_of(arm, place, talk, lossless))
+        done = len(self._journal.done)
+        self._progress(done, max(done, self.wanted), f"{place.suite.name} T={place.temperature:g} {arm.name}")
+
+    def _talk(self, arm: Arm, place: _Place, seed: int) -> Talk:
+        talk = Talk()
+        for turn in range(len(place.sample.turns)):
+            ids = turn_ids(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
+            limit = self._limit(place.suite, len(ids))
+            if limit is None:  # a later turn: the first was looked at before the run
+                self._skip(place.suite, "turn too long")
+                break
+            sampling = self._settings.sampling(place.temperature)
+            with _quiet():
+                answer = arm.answer(Ask(tuple(ids), limit, sampling, seed, self._settings.meter))
+            talk.prompts.append(ids)
+            talk.answers.append(answer)
+            talk.texts.append(self._text(answer.ids))
+        return talk
+
+    def _text(self, ids: Sequence[int]) -> str:
+        tokenizer = self._pair.tokenizer
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if tokenizer else ""
+
+    def _limit(self, suite: Suite, prompt: int) -> int | None:
+        """New tokens for a prompt of so many; None if it does not fit."""
+        asked, context = self._settings.new_tokens, self._pair.models.context
+        limit = suite.new_tokens if asked is None else asked
+        limit = limit or context - prompt
+        return limit if prompt >= 1 and limit >= 1 and prompt + limit <= context else None
+
+    def _usable(self, suite: Suite) -> list[Sample]:
+        kept = []
+        for sample in suite.samples:
+            if self._limit(suite, len(turn_ids(self._pair, sample, 0, [], chat=suite.chat))) is None:
+                self._skip(suite, "prompt too long")
+            else:
+                kept.append(sample)
+        return kept
+
+    def _skip(self, suite: Suite, why: str) -> None:
+        counts = self.skipped[suite.name]
+        counts[why] = counts.get(why, 0) + 1
+
+    def _warm_up(self, place: _Place) -> None:
+        samples = self._kept[place.suite.name][: self._settings.warmup]
+        for arm in self.arms:
+            for sample in samples:
+                if arm.name not in self.failed:
+                    warm = _Place(place.suite, place.temperature, 0, sample, self._settings.seed)
+                    self._guarded(arm, lambda arm=arm, warm=warm: self._talk(arm, warm, warm.seed))  # type: ignore[misc]
+
+    def _turned(self, i: int) -> list[Arm]:
+        shift = i % len(self.arms)
+        return [*self.arms[shift:], *self.arms[:shift]]
+
+    def _places(self) -> Iterator[_Place]:
+        for temperature in self._settings.temperatures:
+            for suite in self._suites:
+                for repeat in range(self._settings.repeats):
+                    for n, sample in enumerate(self._kept[suite.name]):
+                        seed = self._settings.seed + repeat * len(suite.samples) + n
+                        yield _Place(suite, temperature, repeat, sample, seed)
+
+    def _guarded(self, arm: Arm, work: Callable[[], Any]) -> Any:
+        """The result of ``work``; an error marks the arm as failed."""
+        try:
+            return work()
+        except Exception as error:  # whatever another engine may raise
+            lines = str(error).strip().splitlines()
+            message = lines[0] if lines else "no message"
+            self.failed[arm.name] = (
+                message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
+            )
+            arm.close()
+            return None
+
+
+def place_key(arm: Arm, place: _Place) -> tuple[str, str, float, str, int]:
+    """The key of the row that an arm's answer at a place makes (``journal.key_of``)."""
+    return arm.name, place.suite.name, place.temperature, place.sample.id, place.repeat
+
+
+def row_of(arm: Arm, place: _Place, talk: Talk, lossless: bool | None) -> dict[str, Any]:
+    """One row; see ``sprinter.bench.results``."""
+    answers = talk.answers
+    drifts = [drift for answer in answers for drift in answer.drifts or ()]
+    origins: dict[str, int] = {}
+    for answer in answers:
+        for origin, count in answer.origins.items():
+            origins[origin] = origins.get(origin, 0) + count
+    choice = {
+        "index": 0,
+        "turns": talk.texts,
+        "decoding_steps": [len(a.accept_lengths) or len(a.ids) for a in answers],
+        "new_tokens": [len(a.ids) for a in answers],
+        "wall_time": [a.wall_s for a in answers],
+        "accept_lengths": [n for a in answers for n in a.accept_lengths],
+    }
+    return {
+        "question_id": place.sample.id,
+        "category": place.sample.category,
+        "model_id": arm.name,
+        "choices": [choice],
+        "tstamp": time.time(),
+        "suite": place.suite.name,
+        "temperature": place.temperature,
+        "repeat": place.repeat,
+        "seed": place.seed,
+        "lossless": lossless,
+        "prompt_tokens": [len(ids) for ids in talk.prompts],
+        "ttft_s": [a.arrivals_s[0] if a.arrivals_s else None for a in answers],
+        "arrivals_ms": [[round(1000 * t, 3) for t in a.arrivals_s] for a in answers],
+        "target_calls": [a.target_calls for a in answers],
+        "draft_steps": [a.draft_steps for a in answers],
+        "origins": origins,
+        "drift_sum": sum(drifts) if any(a.drifts is not None for a in answers) else None,
+        "drift_tokens": len(drifts),
+        "token_ids": [list(a.ids) for a in answers],
+    }
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The garbage collector runs before the clock starts, not while it runs; the device is idle at both ends."""
+    gc.collect(0)
+    gc.disable()
+    try:
+        _synchronise()
+        yield
+        _synchronise()
+    finally:
+        gc.enable()
+
+
+def _synchronise() -> None:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _different(what: str, names: Sequence[str]) -> None:
+    if not names:
+        raise UserError(f"no {what} was given: give at least one")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"two of the {what}s are called '{name}': name one of them anew (SPEC as NAME)")

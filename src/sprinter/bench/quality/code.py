@@ -1,0 +1,32 @@
+"""Right or wrong: programs (HumanEval, Chen et al. 2021, pass@1 of one sample)."""
+
+from __future__ import annotations
+
+from sprinter.bench.quality.exact import check_answer
+from sprinter.bench.quality.sandbox import Limits, Outcome, run_code
+from sprinter.bench.sample import Check
+
+__all__ = ["STOPS", "cut_code", "passes", "program_of"]
+
+STOPS = ("\nclass", "\ndef", "\n#", "\n@", "\nif", "\nprint", "\n```")
+"""Where an answer leaves the function: the paper's five, decorators and the end of a Markdown block."""
+
+
+def cut_code(text: str) -> str:
+    """The text up to the first of ``STOPS``."""
+    return text[: min((at for stop in STOPS if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+def program_of(prompt: str, text: str, check: Check) -> str:
+    """Prompt, answer, test, and the call of the test."""
+    return f"{prompt}{cut_code(text)}\n{check.answer}\ncheck({check.entry_point})\n"
+
+
+def passes(prompt: str, text: str, check: Check, limits: Limits | None = None) -> Outcome:
+    """Run an answer against its test. This runs generated code: see ``sandbox`` for what holds it.
+
+    Raises:
+        UserError: this machine cannot hold it, or the check is none of code.
+    """
+    check_answer(check)
+    return run_code(program_of(prompt, text, check), limits or Limits())

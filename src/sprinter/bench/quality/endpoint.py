@@ -1,0 +1,193 @@
+"""An OpenAI-compatible endpoint: chat completions, asked with patience. Nothing but the standard library."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from sprinter.bench.quality.duels import JudgeError
+from sprinter.decode.checks import at_least, between
+from sprinter.errors import UserError
+
+__all__ = ["KEYS", "Endpoint", "Refused", "Reply", "key_from_environment"]
+
+KEYS = ("SPRINTER_JUDGE_KEY", "OPENAI_API_KEY")
+"""Environment variables that may hold the key; the first that is set counts."""
+
+_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_THIS_ONE = frozenset({400, 413, 422})
+"""The question is at fault (too long, ...), not the endpoint."""
+_MOST_BYTES = 4 * 2**20
+Message = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: text, and tokens that were counted (None: the endpoint did not say)."""
+
+    text: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+
+
+class Refused(Exception):
+    """The endpoint will not answer this question; others it may."""
+
+
+class _Failed(Exception):
+    """One attempt failed; another may not. ``wait_s``: what the endpoint asked for."""
+
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The key goes to no other host."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def key_from_environment() -> str | None:
+    """The key, from the first of ``KEYS`` that is set."""
+    return next((value.strip() for name in KEYS if (value := os.environ.get(name, "")).strip()), None)
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """Where a model is asked.
+
+    Attributes:
+        url: base address, such as "http://localhost:8000/v1".
+        model: its name there.
+        key: sent as bearer token; None: none. It is written nowhere.
+        timeout_s: of one attempt.
+        attempts: at one question; between them 1, 2, 4, ... seconds, or what the endpoint asks for.
+        longest_wait_s: between two attempts.
+        options: sampling options; one that the endpoint does not know is left out from then on.
+
+    Raises:
+        UserError: no http address, no model, a number out of range.
+    """
+
+    url: str
+    model: str
+    key: str | None = field(default=None, repr=False)
+    timeout_s: float = 120.0
+    attempts: int = 5
+    longest_wait_s: float = 60.0
+    options: dict[str, Any] = field(default_factory=lambda: {"temperature": 0, "max_tokens": 1024})
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            fine = False
+        if not fine or not self.url.isascii() or any(c.isspace() for c in self.url):
+            raise UserError(f"--judge '{self.url}' is no address: give one such as http://localhost:8000/v1")
+        if not self.model:
+            raise UserError("a judge needs the name of its model: give --judge-model NAME")
+        if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
+            raise UserError(f"the judge's key ({' or '.join(KEYS)}) holds odd characters: set it again")
+        between("timeout_s", self.timeout_s, 0.01, 3600)
+        at_least("attempts", self.attempts, 1)
+
+    def ask(self, messages: Sequence[Message]) -> Reply:
+        """One chat completion.
+
+        Raises:
+            Refused: this question is not answered.
+            JudgeError: the endpoint is down, out of patience or does not let us in.
+        """
+        why = ""
+        for attempt in range(self.attempts):
+            try:
+                return self._once(messages)
+            except _Failed as error:
+                why = str(error)
+                if attempt + 1 < self.attempts:
+                    self.sleep(min(error.wait_s or 2.0**attempt, self.longest_wait_s))
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        raise JudgeError(f"the judge at {self.url} did not answer, asked {times}: {why}")
+
+    def _once(self, messages: Sequence[Message]) -> Reply:
+        sent = dict(self.options)
+        body = json.dumps({"model": self.model, "messages": list(messages), **sent}).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "sprinter-bench"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        address = self.url.rstrip("/")
+        if not address.endswith("/chat/completions"):
+            address += "/chat/completions"
+        request = urllib.request.Request(address, body, headers)
+        try:
+            with urllib.request.build_opener(_NoRedirect).open(request, timeout=self.timeout_s) as response:
+                return _read(response.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                return self._refusal(error, messages, sent)
+        except (OSError, HTTPException) as error:  # URLError and timeouts are OSErrors
+            raise _Failed(self._line(getattr(error, "reason", error))) from None
+
+    def _refusal(
+        self, error: urllib.error.HTTPError, messages: Sequence[Message], sent: dict[str, Any]
+    ) -> Reply:
+        """What an HTTP error means."""
+        try:
+            said = error.read(_MOST_BYTES).decode(errors="replace")
+        except (OSError, HTTPException):
+            said = ""
+        why = f"HTTP {error.code}: {self._line(_message(said) or error.reason)}"
+        if error.code in _AGAIN:
+            raise _Failed(why, _seconds(error.headers.get("Retry-After")))
+        unknown = [name for name in sent if name in said]
+        if error.code in _THIS_ONE and unknown:
+            for name in unknown:
+                self.options.pop(name, None)
+            return self._once(messages)
+        if error.code in _THIS_ONE:
+            raise Refused(why)
+        raise JudgeError(f"the judge at {self.url} says {why}: check address, model and key")
+
+    def _line(self, what: object) -> str:
+        line = " ".join(str(what).split())[:200] or type(what).__name__
+        return line.replace(self.key, "***") if self.key else line
+
+
+def _read(body: bytes) -> Reply:
+    try:
+        answer = json.loads(body)
+        text = answer["choices"][0]["message"]["content"]
+        usage = answer.get("usage") or {}
+        counts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise _Failed(f"no chat completion came back, but {body[:60]!r}") from None
+    known = [count if isinstance(count, int) else None for count in counts]
+    return Reply(text if isinstance(text, str) else "", *known)
+
+
+def _message(said: str) -> str:
+    """The message of an error's body, as OpenAI writes it, or the body's first line."""
+    try:
+        error = json.loads(said)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, LookupError, TypeError):
+        return said.strip().partition("\n")[0]
+
+
+def _seconds(value: str | None) -> float | None:
+    try:
+        return None if value is None else max(0.0, float(value))
+    except ValueError:  # a date: our own waits will do
+        return None

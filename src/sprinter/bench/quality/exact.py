@@ -1,0 +1,67 @@
+"""Right or wrong: the last number of a text (GSM8K), its first choice letter (MMLU, CommonsenseQA)."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from sprinter.bench.sample import Check
+from sprinter.errors import UserError
+
+__all__ = ["check_answer", "first_choice", "last_number", "right"]
+
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)\]])-)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?:(?<![\w.)\]])-)?(?<![\w.])\.\d+"
+)
+_CHOICE = re.compile(r"(?<![\w'’])[A-H](?![\w'’])")
+_LETTERS = "ABCDEFGH"
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number of a text; thousands' commas and a dollar sign are allowed, 5-3 ends in 3 and "is -3" in -3.
+
+    >>> last_number("She pays 3 * $1,200.50 and is left with -4.0.")
+    Decimal('-4.0')
+    """
+    found = _NUMBER.findall(text.replace("−", "-"))
+    return Decimal(found[-1].replace("$", "").replace(",", "")) if found else None
+
+
+def first_choice(text: str) -> str | None:
+    """The first letter from A to H that stands alone; an "A" that begins a later sentence is an article.
+
+    >>> first_choice("(B) bank"), first_choice("Look. A door is no library, so C."), first_choice("It is A because")
+    ('B', 'C', 'A')
+    """
+    body = text.strip()
+    for match in _CHOICE.finditer(body):
+        begins = re.search(r"[.!?]\s+$", body[: match.start()])
+        if not (match[0] == "A" and begins and re.match(r" [a-z]", body[match.end() :])):
+            return match[0]
+    return None
+
+
+def right(text: str, check: Check) -> bool:
+    """Whether a text answers a check of kind "number" or "choice".
+
+    Raises:
+        UserError: see ``check_answer``.
+    """
+    check_answer(check)
+    if check.kind == "number":
+        return last_number(text) == last_number(check.answer)
+    return first_choice(text) == check.answer.strip()
+
+
+def check_answer(check: Check) -> None:
+    """Raise a UserError if a check cannot be answered by any text."""
+    if check.kind == "number" and last_number(check.answer) is None:
+        raise UserError(
+            f"the right answer '{check.answer[:40]}' holds no number: give a number, or another check"
+        )
+    if check.kind == "choice" and (len(check.answer.strip()) != 1 or check.answer.strip() not in _LETTERS):
+        raise UserError(f"the right answer '{check.answer[:40]}' is no choice: give a letter from A to H")
+    if check.kind == "code" and not (check.answer.strip() and check.entry_point.isidentifier()):
+        raise UserError(
+            f"a check of code needs a test and the name of a function, not '{check.entry_point[:40]}'"
+        )

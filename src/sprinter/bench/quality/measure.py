@@ -1,0 +1,184 @@
+"""The entry: all measures of an answer. Called after the timed part; nothing here is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from sprinter.bench.quality import sandbox
+from sprinter.bench.quality.code import passes
+from sprinter.bench.quality.exact import check_answer, right
+from sprinter.bench.quality.likelihood import log_likelihoods, perplexity
+from sprinter.bench.quality.rouge import check_rouge, rouge
+from sprinter.bench.quality.sandbox import Limits
+from sprinter.bench.quality.text import distinct, longest_repeat, repeated
+from sprinter.bench.sample import Sample
+from sprinter.decode.checks import at_least
+from sprinter.engine.pair import Pair
+
+__all__ = ["Answered", "QualitySettings", "measure", "measure_all", "prepare"]
+
+
+@dataclass(frozen=True, slots=True)
+class QualitySettings:
+    """What is measured, and how.
+
+    Attributes:
+        rouge: ROUGE where there are references.
+        stemmer: ROUGE on stemmed words.
+        likelihood: perplexity and log-likelihood under the target; the offline judge needs them.
+        run_code: run generated code where a sample has a test. Off: pass@1 is absent.
+        code_s, code_memory_bytes: limits of a run.
+        batch: texts in one pass of the target.
+
+    Raises:
+        UserError: a value out of range.
+    """
+
+    rouge: bool = True
+    stemmer: bool = False
+    likelihood: bool = True
+    run_code: bool = False
+    code_s: float = 5.0
+    code_memory_bytes: int = 1 << 30
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        at_least("batch", self.batch, 1)
+        self.limits()
+
+    def limits(self) -> Limits:
+        """Of generated code."""
+        return Limits(seconds=self.code_s, memory_bytes=self.code_memory_bytes)
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What was answered to a sample; the three lists have one entry a turn, fewer if a later turn did not fit.
+
+    Attributes:
+        sample: the question.
+        prompt_ids: the prompt of each turn, earlier turns included.
+        answer_ids: the answer, an end-of-sequence token included.
+        texts: the answer as text.
+    """
+
+    sample: Sample
+    prompt_ids: Sequence[Sequence[int]]
+    answer_ids: Sequence[Sequence[int]]
+    texts: Sequence[str]
+
+
+def prepare(settings: QualitySettings, samples: Iterable[Sample]) -> dict[str, Any]:
+    """Check, before anything is asked, that these samples can be measured.
+
+    Returns:
+        Facts for the results file: the settings, and "code_network" ("namespace" or "guard") where code will be run.
+
+    Raises:
+        UserError: rouge-score is missing, generated code cannot be held here, a check that nothing can answer.
+    """
+    samples = list(samples)
+    if settings.rouge and any(sample.references for sample in samples):
+        check_rouge()
+    checks = [sample.check for sample in samples if sample.check is not None]
+    for check in checks:
+        check_answer(check)
+    runs_code = settings.run_code and any(check.kind == "code" for check in checks)
+    return settings.facts() | {"code_network": sandbox.network() if runs_code else None}
+
+
+def measure(
+    pair: Pair,
+    sample: Sample,
+    prompt_ids: Sequence[Sequence[int]],
+    answer_ids: Sequence[Sequence[int]],
+    texts: Sequence[str],
+    settings: QualitySettings,
+) -> dict[str, float]:
+    """All measures of one answer; see ``Answered`` and ``measure_all``."""
+    return measure_all(pair, [Answered(sample, prompt_ids, answer_ids, texts)], settings)[0]
+
+
+def measure_all(
+    pair: Pair,
+    answers: Sequence[Answered],
+    settings: QualitySettings,
+    progress: Callable[[int, int], None] = lambda done, wanted: None,
+) -> list[dict[str, float]]:
+    """All measures of answers, by the names of ``metrics.METRICS``. What does not apply to an answer is absent.
+
+    Of several turns likelihoods are summed, ROUGE and repetition are means over turns, and the last answer is checked.
+
+    Args:
+        progress: called with (answers done, answers).
+
+    Raises:
+        UserError: an answer beyond the target's context, a package that is missing, a check that nothing can answer.
+    """
+    ends = set(pair.models.target.eos_ids)
+    values, size = [], 4 * settings.batch  # so many go to the target together
+    for at in range(0, len(answers), size):
+        part = answers[at : at + size]
+        scores = _likelihoods(pair, part, settings) if settings.likelihood else [{}] * len(part)
+        values += [
+            score | _of_text(answer, ends, settings) for score, answer in zip(scores, part, strict=True)
+        ]
+        progress(len(values), len(answers))
+    return values
+
+
+def _likelihoods(
+    pair: Pair, answers: Sequence[Answered], settings: QualitySettings
+) -> list[dict[str, float]]:
+    texts = [pairs for one in answers for pairs in zip(one.prompt_ids, one.answer_ids, strict=True)]
+    scored = iter(log_likelihoods(pair, texts, batch=settings.batch))
+    values = []
+    for answer in answers:
+        turns = [next(scored) for _ in answer.answer_ids]
+        total, tokens = sum(float(turn.sum()) for turn in turns), sum(map(len, turns))
+        values.append(
+            {
+                "log_likelihood": total,
+                "scored_tokens": float(tokens),
+                "log_likelihood_per_token": total / tokens,
+                "perplexity": perplexity(total, tokens),
+            }
+            if tokens
+            else {}
+        )
+    return values
+
+
+def _of_text(answer: Answered, ends: set[int], settings: QualitySettings) -> dict[str, float]:
+    turns = [_variety([id for id in ids if id not in ends]) for ids in answer.answer_ids]
+    if settings.rouge:
+        told = zip(answer.texts, answer.sample.references, strict=False)
+        turns += [rouge(text, reference, settings.stemmer) for text, reference in told]
+    names = {name: None for turn in turns for name in turn}
+    means = {name: fmean(turn[name] for turn in turns if name in turn) for name in names}
+    return means | _checked(answer, settings)
+
+
+def _variety(ids: Sequence[int]) -> dict[str, float]:
+    values = {"distinct1": distinct(ids, 1), "distinct2": distinct(ids, 2), "repeated4": repeated(ids, 4)}
+    known = {name: value for name, value in values.items() if value is not None}
+    return known | ({"longest_repeat": float(longest_repeat(ids))} if ids else {})
+
+
+def _checked(answer: Answered, settings: QualitySettings) -> dict[str, float]:
+    sample, check = answer.sample, answer.sample.check
+    if check is None or len(answer.texts) < len(sample.turns):
+        return {}
+    text = answer.texts[-1]
+    if check.kind != "code":
+        return {"exact_match": float(right(text, check))}
+    if not settings.run_code:
+        return {}
+    return {"pass_at_1": float(passes(sample.turns[-1], text, check, settings.limits()).passed)}

@@ -1,0 +1,86 @@
+"""What a judge was asked and what it said: JSON lines, so that nothing is asked (and paid) twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
+
+__all__ = ["Replies", "key_of"]
+
+
+def key_of(question: Any) -> str:
+    """SHA-256 of a question, any JSON value."""
+    return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+
+
+class Replies:
+    """A file of records, each with a "key". Threads may share it.
+
+    Args:
+        path: made if it is not there; what it holds is read. A line that was cut when a run was killed is dropped.
+
+    Raises:
+        UserError: it cannot be read or written, or holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._lock = path, Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = (
+                path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+                if path.exists()
+                else []
+            )
+            self._known = {record["key"]: record for record in map(self._read, lines) if record}
+            if lines and not lines[-1].endswith("\n"):
+                write_atomic(path, "".join(map(_line, self._known.values())))
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise UserError(
+                f"cannot write to '{path}' ({error.strerror}): free it or give another directory"
+            ) from None
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The record of a question; None: it was not asked yet."""
+        return self._known.get(key)
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keep a record.
+
+        Raises:
+            UserError: the disk is full, or will not be written.
+        """
+        with self._lock:
+            try:
+                self._file.write(_line(record))
+                self._file.flush()
+            except OSError as error:
+                raise UserError(
+                    f"cannot write to '{self.path}' ({error.strerror}): free some space and run it again"
+                ) from None
+            self._known[record["key"]] = record
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def _read(self, line: str) -> dict[str, Any] | None:
+        try:
+            record = json.loads(line)
+            if isinstance(record, dict) and isinstance(record.get("key"), str):
+                return record
+        except ValueError:
+            if not line.endswith("\n"):
+                return None
+        raise UserError(f"'{self.path}' is damaged: move it away, and the judge is asked anew")
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"

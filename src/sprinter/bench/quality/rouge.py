@@ -1,0 +1,55 @@
+"""ROUGE-1, 2 and L against a reference (Lin 2004), by the rouge-score package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from sprinter.errors import UserError
+
+__all__ = ["CELLS", "ROUGE", "check_rouge", "rouge"]
+
+ROUGE = ("rouge1", "rouge2", "rougeL")
+CELLS = 4_000_000
+"""Largest table (words of the answer × words of the reference) that ROUGE-L is counted on; longer texts have none."""
+
+
+def check_rouge() -> None:
+    """Raise a UserError if rouge-score is not installed."""
+    if find_spec("rouge_score") is None:
+        raise UserError(
+            "ROUGE needs rouge-score: pip install 'sprinter-llm[bench]', or leave ROUGE out (--no-rouge)"
+        )
+
+
+def rouge(text: str, reference: str, stemmer: bool = False) -> dict[str, float]:
+    """F-measure, precision and recall of each of ``ROUGE``, in [0, 1].
+
+    Words are runs of a-z and 0-9, as in the original program. A reference that has none is not measured: the result is
+    empty. Words of more than three letters are stemmed (Porter) with ``stemmer``.
+
+    Raises:
+        UserError: rouge-score is not installed.
+    """
+    check_rouge()
+    words = [len(_words()(part, None)) for part in (text, reference)]
+    if not words[1]:
+        return {}
+    kinds = ROUGE if words[0] * words[1] <= CELLS else ROUGE[:2]
+    values: dict[str, float] = {}
+    for kind, score in _scorer(kinds, stemmer).score(reference, text).items():
+        values |= {kind: score.fmeasure, f"{kind}_precision": score.precision, f"{kind}_recall": score.recall}
+    return {name: float(value) for name, value in values.items()}
+
+
+@cache
+def _scorer(kinds: tuple[str, ...], stemmer: bool) -> Any:
+    return import_module("rouge_score.rouge_scorer").RougeScorer(list(kinds), use_stemmer=stemmer)
+
+
+def _words() -> Callable[[str, Any], list[str]]:
+    split: Callable[[str, Any], list[str]] = import_module("rouge_score.tokenize").tokenize
+    return split

@@ -1,0 +1,109 @@
+"""Methods with a dial: arms that differ in one parameter alone, and what allotting texts at random would give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sprinter.bench.quality.metrics import METRICS
+from sprinter.bench.report.digest import Digest, Summary
+from sprinter.bench.report.looks import Look
+from sprinter.bench.report.numbers import value
+
+__all__ = ["Dial", "allocation_line", "dials", "ends", "quality_of"]
+
+
+_QUALITIES = ("exact_match", "pass_at_1", "log_likelihood_per_token", "win_tie", "rougeL")
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """One method's curve.
+
+    Attributes:
+        name: of the method, with the parameters that stay. parameter: the one that moves.
+        look: of its arms. points: (dial's value, summary), by value.
+    """
+
+    name: str
+    parameter: str
+    look: Look
+    points: Sequence[tuple[float, Summary]]
+
+
+def dials(run: Digest, summaries: Sequence[Summary]) -> list[Dial]:
+    """Each lossy method with at least two places of its dial among the summaries."""
+    by_method: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        look = run.looks[summary["arm"]]
+        if look.parameters and summary.get("lossless") is not True:
+            by_method.setdefault(look.method, []).append(summary)
+    return [dial for method, group in by_method.items() for dial in _dials(run, method, group)]
+
+
+def _dials(run: Digest, method: str, summaries: Sequence[Summary]) -> list[Dial]:
+    specs = {summary["arm"]: run.looks[summary["arm"]].parameters for summary in summaries}
+    values = {key: {spec.get(key) for spec in specs.values()} for key in specs[summaries[0]["arm"]]}
+    numeric = [key for key, found in values.items() if all(_float(each) is not None for each in found)]
+    if not numeric:
+        return []
+    dial = max(numeric, key=lambda key: len(values[key]))
+    curves: dict[tuple[str, ...], dict[float, Summary]] = {}
+    for summary in summaries:
+        spec = specs[summary["arm"]]
+        others = tuple(f"{k}={v}" for k, v in spec.items() if k != dial and len(values[k]) > 1)
+        curves.setdefault(others, {})[_float(spec[dial]) or 0.0] = summary
+    return [
+        Dial(
+            " ".join([method, *others]),
+            dial,
+            run.looks[next(iter(points.values()))["arm"]],
+            sorted(points.items(), key=lambda item: item[0]),
+        )
+        for others, points in curves.items()
+        if len(points) > 1
+    ]
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None
+
+
+def allocation_line(
+    target: tuple[float, float], draft: tuple[float, float], steps: int = 24
+) -> list[tuple[float, float]]:
+    """(speed, y) as a growing share of texts goes to the draft alone; times add up, so speeds do not.
+
+    Fuzzy Speculative Decoding, section 5.3, draws a straight line between the two; this is what such a mixture gives.
+
+    Args:
+        target, draft: (speed, y) of each alone; y (drift, a quality) is a mean over tokens.
+    """
+    shares = [i / steps for i in range(steps + 1)]
+    return [
+        (1 / ((1 - s) / target[0] + s / draft[0]), (1 - s) * target[1] + s * draft[1])
+        for s in shares
+    ]  # fmt: skip
+
+
+def ends(run: Digest, summaries: Sequence[Summary]) -> tuple[Summary, Summary] | None:
+    """The target alone and the draft alone, if both took part."""
+    methods = {run.looks[summary["arm"]].method: summary for summary in summaries}
+    both = methods.get("autoregressive"), methods.get("draft-only")
+    if (
+        both[0] is None
+        or both[1] is None
+        or not all(value(each.get("tokens_per_s")) for each in both if each)
+    ):
+        return None
+    return both[0], both[1]
+
+
+def quality_of(summaries: Sequence[Summary]) -> tuple[str, str] | None:
+    """(name, what an axis says) of the quality that a dial's picture shows: right answers where the suite has them."""
+    told = {name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None}
+    name = next((name for name in _QUALITIES if name in told), None)
+    return None if name is None else (name, f"{name.replace('_', ' ')}: {METRICS[name].meaning}")

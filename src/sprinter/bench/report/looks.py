@@ -1,0 +1,130 @@
+"""Colour, mark and short name of each arm, the same in every picture.
+
+A colour (Okabe and Ito's palette) says what kind of method an arm is, a mark which method of that kind; arms of one
+method that differ in its dial look alike and are told apart by their labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sprinter.decode.methods import parse_method
+from sprinter.errors import SprinterError
+
+__all__ = ["KINDS", "MARKS", "Look", "looks", "read_spec"]
+
+KINDS: Mapping[str, tuple[str, str]] = {
+    "target": ("ink", "the target alone"),
+    "exact": ("blue", "exact, one draft"),
+    "several": ("sky", "exact, several drafts or look-up"),
+    "gate": ("orange", "gate (SPRINTER)"),
+    "slack": ("green", "lossy, token by token"),
+    "position": ("red", "lossy, by position"),
+    "baseline": ("grey", "baselines"),
+    "peer": ("purple", "other engines"),
+}
+"""Kind of an arm: its colour (a class of the page's style), and what the legend says."""
+
+MARKS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus", "star")
+
+_KNOWN = {
+    "autoregressive": "target",
+    **dict.fromkeys(("sprinter",), "gate"),
+    **dict.fromkeys(("batch", "specinfer", "spectr", "lookup"), "several"),
+    **dict.fromkeys(("opt", "uno", "mentored", "lenient"), "slack"),
+    **dict.fromkeys(("fuzzy", "typical", "bild"), "position"),
+    **dict.fromkeys(("draft-only", "allocation", "coin", "random"), "baseline"),
+}
+_LABEL_LENGTH = 26
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How an arm is drawn.
+
+    Attributes:
+        index: place in the run; marks and rows of one arm carry it.
+        name: in full. label: short, unique in the run.
+        method: its name without parameters. parameters: of the spec, as far as it is one of ours.
+        kind: key of ``KINDS``. colour: class of the style. mark: one of ``MARKS``.
+    """
+
+    index: int
+    name: str
+    label: str
+    method: str
+    parameters: Mapping[str, str]
+    kind: str
+    colour: str
+    mark: str
+
+
+def looks(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | None]) -> dict[str, Look]:
+    """The look of each arm by name.
+
+    Args:
+        arms: as results have them.
+        lossless: of each arm, where something was measured.
+    """
+    specs = [_spec_of(arm) for arm in arms]
+    labels = _labels([str(arm["name"]) for arm in arms], specs)
+    marks: dict[str, list[str]] = {}
+    found = {}
+    for i, (arm, (method, parameters)) in enumerate(zip(arms, specs, strict=True)):
+        name = str(arm["name"])
+        kind = _kind(arm, method, lossless.get(name))
+        seen = marks.setdefault(kind, [])
+        if method not in seen:
+            seen.append(method)
+        mark = MARKS[seen.index(method) % len(MARKS)]
+        found[name] = Look(i, name, labels[i], method, parameters, kind, KINDS[kind][0], mark)
+    return found
+
+
+def read_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """("fuzzy", {"threshold": "0.3", ...}) of a preset's spec, defaults filled in; (spec, {}) of any other text."""
+    try:
+        spec = parse_method(spec).name
+    except SprinterError:
+        return spec, {}
+    name, bracket, inside = spec.partition("(")
+    if not bracket or "=" in name or not inside.endswith(")"):
+        return spec, {}
+    pairs = (part.split("=", 1) for part in inside[:-1].split(",") if "=" in part)
+    return name, {key.strip(): each.strip() for key, each in pairs}
+
+
+def _spec_of(arm: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    if arm.get("engine") == "sprinter":
+        return read_spec(str(arm.get("spec") or arm["name"]))
+    return str(arm["name"]), {}
+
+
+def _kind(arm: Mapping[str, Any], method: str, lossless: bool | None) -> str:
+    if arm.get("engine") != "sprinter":
+        return "peer"
+    if method in _KNOWN:
+        return _KNOWN[method]
+    if "trust=gate" in method:
+        return "gate"
+    return "slack" if lossless is False else "exact"
+
+
+def _labels(names: Sequence[str], specs: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
+    """A method's name and those parameters in which its arms differ; where that is not unique, the arm's name."""
+    labels = []
+    for name, (method, parameters) in zip(names, specs, strict=True):
+        alike = [other for other_method, other in specs if other_method == method]
+        told = [f"{key}={each}" for key, each in parameters.items() if len({o.get(key) for o in alike}) > 1]
+        own_name = not parameters or not name.startswith(method)
+        labels.append(_cut(name if own_name else " ".join([method, *told])))
+    return [
+        label if labels.count(label) == 1 else f"{_cut(names[i], _LABEL_LENGTH - 4)} #{i + 1}"
+        for i, label in enumerate(labels)
+    ]
+
+
+def _cut(text: str, most: int = _LABEL_LENGTH) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

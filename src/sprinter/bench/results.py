@@ -1,0 +1,95 @@
+"""What a run leaves behind: one row an answer (Spec-Bench's format), summaries, and where it was made.
+
+``results.json`` is one object:
+
+    schema       "sprinter-bench/1"
+    created      UTC time, ISO 8601; ``seconds``: the run's total time; ``command``: its command line
+    environment  machine, versions, commit (``sprinter.bench.environment``)
+    pair         {"target" | "draft" | "gate" ...: {"name", "sha256", "parameters", "dtype"}}
+    settings     temperatures, new_tokens, repeats, seed, top_k, top_p, min_p, meter, limit, judge, ...
+    suites       one entry a suite: ``Suite.facts()`` and "asked", "skipped" (too long for the context, ...)
+    arms         {"name", "spec", "engine", "versions", "status": "ok" | "failed", "error": line or null} in order
+    rows         one an arm, suite, temperature, sample and repeat, as ``rows.jsonl`` has them line by line:
+                 {"question_id", "category", "model_id": arm, "choices": [{"index": 0, "turns": [text],
+                 "decoding_steps": [n], "new_tokens": [n], "wall_time": [s], "accept_lengths": [n, ...]}], "tstamp",
+                 "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
+                 "arrivals_ms": [[...]], "target_calls": [n], "draft_steps": [n], "origins": {origin: n},
+                 "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...}}
+    summary      one an arm, suite ("all" over all) and temperature; ``Interval``s are [value, low, high]:
+                 {"arm", "engine", "suite", "temperature", "lossless", "prompts", "new_tokens", "tokens_per_s",
+                 "speed_over": {base arm: Interval}, "ttft_ms": {"p50", "p95"}, "gap_ms": {"p50", "p95"},
+                 "target_calls_per_token": Interval, "draft_steps_per_token", "mean_drift": Interval, "drift_coverage",
+                 "drafted_share", "trusted_share", "tokens_per_round": Interval, "round_histogram": [n of 0, 1, ...],
+                 "accepted_of_checked", "quality": {name: Interval}}
+    analysis     laws of the pair along texts for the report's pictures, or null (``sprinter.bench.analysis``)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
+
+__all__ = ["RESULTS", "SCHEMA", "read_results", "write_results", "write_spec_bench"]
+
+SCHEMA = "sprinter-bench/1"
+RESULTS = "results.json"
+_SPEC_BENCH = ("question_id", "category", "answer_id", "model_id", "choices", "tstamp")
+
+
+def write_results(directory: Path, results: Mapping[str, Any]) -> Path:
+    """``results.json``, atomically.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    path = directory / RESULTS
+    try:
+        return write_atomic(path, json.dumps(results, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"cannot write '{path}' ({error.strerror}): free some space and run it again"
+        ) from None
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A results file, or the one in a directory.
+
+    Raises:
+        UserError: missing, damaged, or of another schema.
+    """
+    file = path / RESULTS if path.is_dir() else path
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot read '{file}' ({error.strerror}): give a results.json of 'sprinter bench'"
+        ) from None
+    except ValueError:
+        raise UserError(f"'{file}' is not JSON: give a results.json of 'sprinter bench'") from None
+    schema = results.get("schema") if isinstance(results, dict) else None
+    if schema != SCHEMA:
+        raise UserError(f"'{file}' has schema {schema!r}, this version reads {SCHEMA!r}: make it anew")
+    return dict(results)
+
+
+def write_spec_bench(directory: Path, results: Mapping[str, Any]) -> list[Path]:
+    """One file an arm, suite and temperature in Spec-Bench's own format, for its ``evaluation/speed.py``.
+
+    A repeat is told as one more question.
+    """
+    lines: dict[str, list[str]] = {}
+    for row in results["rows"]:
+        told = {key: row[key] for key in _SPEC_BENCH if key in row}
+        told["answer_id"] = "-".join(str(row[key]) for key in ("model_id", "question_id", "repeat"))
+        name = f"{row['suite']}-{row['model_id']}-temp-{row['temperature']:g}"
+        lines.setdefault(re.sub(r"[^\w.=-]+", "_", name), []).append(
+            json.dumps(told, ensure_ascii=False) + "\n"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    return [write_atomic(directory / f"{name}.jsonl", "".join(rows)) for name, rows in lines.items()]

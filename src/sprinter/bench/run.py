@@ -1,0 +1,133 @@
+"""A whole run: ask, judge, look at the laws, write everything down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sprinter.bench.analysis import analyse
+from sprinter.bench.arm import Arm
+from sprinter.bench.environment import environment, pair_facts
+from sprinter.bench.grading import Grading, JudgeSettings
+from sprinter.bench.harness import Harness, Progress
+from sprinter.bench.journal import Journal
+from sprinter.bench.quality.measure import QualitySettings
+from sprinter.bench.report import write_report
+from sprinter.bench.results import SCHEMA, write_results, write_spec_bench
+from sprinter.bench.sample import Suite
+from sprinter.bench.settings import BenchSettings
+from sprinter.bench.suites import turn_ids
+from sprinter.bench.summary import summarise
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+
+__all__ = ["Extras", "run_bench"]
+
+_ANALYSED = 40  # prompts whose laws are read
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What is done beside asking and timing.
+
+    Attributes:
+        quality: what is measured of the answers; None: nothing, and nobody judges.
+        judge: who compares arms.
+        analysis: read both models' laws along texts, for the report's pictures.
+        command: the command line, for the record.
+    """
+
+    quality: QualitySettings | None = QualitySettings()
+    judge: JudgeSettings = JudgeSettings()
+    analysis: bool = True
+    command: str = ""
+
+
+def run_bench(
+    pair: Pair,
+    arms: Sequence[Arm],
+    suites: Sequence[Suite],
+    settings: BenchSettings = BenchSettings(),
+    out: Path = Path("bench-results"),
+    extras: Extras = Extras(),
+    *,
+    restart: bool = False,
+    progress: Progress = lambda done, wanted, note: None,
+) -> dict[str, Any]:
+    """Run arms on suites and write ``results.json``, ``report.html`` and Spec-Bench's files into ``out``.
+
+    A run that was ended is gone on with; one whose settings differ is refused.
+
+    Returns:
+        the content of ``results.json``; see ``sprinter.bench.results``.
+
+    Raises:
+        UserError: nothing to ask, every arm failed, ``out`` holds another run or cannot be written, ...
+    """
+    began, facts = time.perf_counter(), pair_facts(pair)
+    grading = Grading(pair, suites, extras.quality, extras.judge) if extras.quality else None
+    asked = {key: value for key, value in settings.facts().items() if key not in ("bases", "warmup")}
+    run = {"pair": facts, "suites": [suite.facts() for suite in suites], "settings": asked}
+    with Journal(out, run, restart=restart) as journal:
+        harness = Harness(pair, arms, suites, settings, journal, progress)
+        try:
+            harness.run()
+            told = [_arm_facts(arm, harness.failed) for arm in arms]
+        finally:
+            harness.close()
+    names = [arm.name for arm in arms]
+    rows = [row for row in journal.rows if row["model_id"] in names]
+    if not rows:
+        raise UserError("every arm failed: " + "; ".join(f"{n}: {e}" for n, e in harness.failed.items()))
+    judged = grading.grade(rows, settings.bases, out, progress) if grading else None
+    results: dict[str, Any] = {
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": extras.command,
+        "environment": environment(),
+        "pair": facts,
+        "settings": settings.facts() | {"quality": grading.facts if grading else None},
+        "suites": [suite.facts() | {"left_out": harness.skipped[suite.name]} for suite in suites],
+        "arms": told,
+        "summary": summarise(rows, {arm.name: arm.engine for arm in arms}, settings.bases),
+        "judge": judged,
+        "analysis": _analysis(pair, suites, settings, progress) if extras.analysis else None,
+        "seconds": 0.0,
+        "rows": rows,
+    }
+    results["seconds"] = round(time.perf_counter() - began, 1)
+    write_results(out, results)
+    write_spec_bench(out / "spec-bench", results)
+    write_report(results, out / "report.html")
+    return results
+
+
+def _arm_facts(arm: Arm, failed: dict[str, str]) -> dict[str, Any]:
+    error = failed.get(arm.name)
+    status = "failed" if error else "ok"
+    versions = {} if error else arm.versions()
+    return {"name": arm.name, "spec": arm.spec, "engine": arm.engine, "versions": versions, "status": status,
+            "error": error}  # fmt: skip
+
+
+def _analysis(
+    pair: Pair, suites: Sequence[Suite], settings: BenchSettings, progress: Callable[[int, int, str], None]
+) -> dict[str, Any] | None:
+    """Laws along texts that go on from the suites' first prompts, evenly from all suites."""
+    if pair.models.draft is None:
+        return None
+    share, new = max(1, _ANALYSED // len(suites)), 64
+    prompts = []
+    for suite in suites:
+        found = (turn_ids(pair, sample, 0, [], chat=suite.chat) for sample in suite.samples)
+        prompts += [ids for ids in found if 0 < len(ids) <= pair.models.context - new][:share]
+    if not prompts:
+        return None
+    sampling = settings.sampling(settings.temperatures[0])
+    return analyse(
+        pair, prompts, sampling, new, lambda done, wanted: progress(done, wanted, "laws along texts")
+    )

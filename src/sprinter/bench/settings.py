@@ -1,0 +1,59 @@
+"""What a run is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from sprinter.decode.checks import at_least
+from sprinter.laws import Sampling
+
+__all__ = ["BenchSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSettings:
+    """Settings of a run, the same for all arms.
+
+    Attributes:
+        temperatures: each suite is run once at each.
+        new_tokens: limit a turn; None: the suite's own; 0: up to the context limit.
+        repeats: how often each prompt is asked, with another seed each time.
+        seed: of the draws; prompt and repeat are added to it.
+        top_k, top_p, min_p: truncation, as in ``Sampling``.
+        warmup: prompts that each arm answers first, at each temperature, and that are thrown away.
+        bases: arms that speeds are told relative to, where they take part.
+        meter: "complete" scores every trusted token, in passes that are not timed; "running" at the next target call.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    temperatures: tuple[float, ...] = (1.0,)
+    new_tokens: int | None = None
+    repeats: int = 1
+    seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    warmup: int = 1
+    bases: tuple[str, ...] = ("autoregressive", "speculative", "transformers:plain", "transformers:assisted")
+    meter: Literal["running", "complete"] = "complete"
+
+    def __post_init__(self) -> None:
+        for name, least in (("repeats", 1), ("warmup", 0), ("seed", 0)):
+            at_least(name, getattr(self, name), least)
+        if self.new_tokens is not None:
+            at_least("new_tokens", self.new_tokens, 0)
+        if not self.temperatures or len(set(self.temperatures)) < len(self.temperatures):
+            raise ValueError(f"temperatures={self.temperatures} must be at least one, each once")
+        for temperature in self.temperatures:
+            self.sampling(temperature)
+
+    def sampling(self, temperature: float) -> Sampling:
+        """The sampling of one part of the run."""
+        return Sampling(temperature=temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}

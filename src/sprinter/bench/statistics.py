@@ -1,0 +1,61 @@
+"""Bootstrap over prompts: ratios of sums, paired where two arms answered the same prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Interval", "bootstrap", "ratio_of_ratios", "ratio_of_sums"]
+
+Interval = tuple[float, float, float]
+"""(value, low, high) of a 95 % interval."""
+
+Array = NDArray[np.float64]
+LEVEL = 0.95
+REPEATS = 2000
+
+
+def bootstrap(
+    statistic: Callable[[NDArray[np.int64]], Array], prompts: int, repeats: int = REPEATS, seed: int = 0
+) -> Interval:
+    """Percentile interval of a statistic of prompts.
+
+    Args:
+        statistic: indices ``[..., prompts]`` → values ``[...]``.
+        prompts: how many there are; they are the unit that is drawn, repeats of one stay together.
+    """
+    picks = np.random.default_rng(seed).integers(prompts, size=(repeats, prompts))
+    values = np.sort(statistic(picks))
+    cut = (1 - LEVEL) / 2
+    value = float(statistic(np.arange(prompts)))
+    return value, float(values[int(cut * repeats)]), float(values[min(repeats - 1, int((1 - cut) * repeats))])
+
+
+def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> Interval:
+    """Σ top / Σ bottom over prompts, for example target calls a token. Both ``[prompts]``."""
+    tops, bottoms = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
+    return bootstrap(lambda rows: _over(tops[rows].sum(-1), bottoms[rows].sum(-1)), len(tops))
+
+
+def ratio_of_ratios(
+    top: tuple[Sequence[float] | Array, Sequence[float] | Array],
+    bottom: tuple[Sequence[float] | Array, Sequence[float] | Array],
+) -> Interval:
+    """(Σa/Σb) / (Σc/Σd) for ``top`` = (a, b) and ``bottom`` = (c, d), each ``[prompts]``, paired by prompt.
+
+    For speeds: a, c = tokens and b, d = seconds.
+    """
+    a, b, c, d = (np.asarray(values, dtype=float) for values in (*top, *bottom))
+
+    def statistic(rows: NDArray[np.int64]) -> Array:
+        sums = [values[rows].sum(-1) for values in (a, b, c, d)]
+        return _over(sums[0] * sums[3], sums[1] * sums[2])
+
+    return bootstrap(statistic, len(a))
+
+
+def _over(top: Array, bottom: Array) -> Array:
+    """Quotient; not a number where nothing is divided by."""
+    return np.asarray(np.divide(top, bottom, out=np.full_like(bottom, np.nan), where=bottom != 0))

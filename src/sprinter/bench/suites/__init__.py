@@ -1,0 +1,16 @@
+"""Suites: prompts by name or from files, and what is right about their answers.
+
+``load_suite`` gives the samples, ``turn_ids`` the token ids that a pair is asked with. Other packages add suites
+through entry points of the group ``sprinter.bench_suites``: functions without arguments that return an ``Entry``.
+"""
+
+from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Source
+from sprinter.bench.suites.load import load_suite, suite_names
+from sprinter.bench.suites.makers import group_of_spec_bench
+from sprinter.bench.suites.rule import TextRule
+from sprinter.bench.suites.turns import turn_ids
+
+__all__ = [
+    "Entry", "Files", "Hub", "Making", "Source", "TextRule", "group_of_spec_bench", "load_suite", "suite_names",
+    "turn_ids",
+]  # fmt: skip

@@ -1,0 +1,75 @@
+"""Texts that the built-in pair was not trained on, out of the very files that it was trained on.
+
+A document is cleaned of what the wiki extractor left behind and is held out if the sha256 of its text, as a number, is
+divisible by 100. The split depends on nothing else, so it is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from collections.abc import Callable, Iterator
+
+from sprinter.bench.suites.entry import Rows
+from sprinter.gate.sources import Record, read_lines, read_records, text_of
+
+__all__ = ["MODULUS", "clean_wiki", "held_out", "stories", "wikinews", "wikipedia"]
+
+MODULUS = 100
+
+# The extractor drops pronunciation templates and leaves their separators: "Einstein (; ]; 14 March" and "()".
+_ORPHANS = re.compile(r"\((?:[\s;,:\]\[]*[;,:\]\[])\s*")
+_EMPTY = re.compile(r" ?\(\s*\)")
+_END = "<|endoftext|>"
+
+
+def held_out(text: str) -> bool:
+    """Whether the built-in pair never saw this text: a cleaned document of its sources."""
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16) % MODULUS == 0
+
+
+def clean_wiki(text: str) -> str:
+    """Without escapes and the remains of dropped templates."""
+    return _EMPTY.sub("", _ORPHANS.sub("(", html.unescape(text))).strip()
+
+
+def wikipedia(source: str) -> Rows:
+    """Held-out articles of a file of ``<doc>`` blocks: records with "id", "category" and "text"."""
+    return _kept("wikipedia", read_records(source), lambda r, where: clean_wiki(text_of(r, "text", where)))
+
+
+def wikinews(source: str) -> Rows:
+    """Held-out articles of a file of JSON lines, each under its title; redirects have no text."""
+
+    def text(record: Record, where: str) -> str:
+        body = text_of(record, "text", where)
+        return clean_wiki(f"{text_of(record, 'title', where)}\n\n{body}") if body.strip() else ""
+
+    return _kept("wikinews", read_records(source), text)
+
+
+def stories(source: str) -> Rows:
+    """Held-out stories of a file that parts them by ``<|endoftext|>``; the first and last may be cut: left out."""
+    return _kept("tinystories", _stories(source), lambda record, where: str(record["text"]))
+
+
+def _stories(source: str) -> Iterator[tuple[str, Record]]:
+    story: list[str] = []
+    number = 0
+    for _, line in read_lines(source):
+        before, end, after = line.partition(_END)
+        story.append(before)
+        if end:
+            if number:
+                yield f"story {number} of '{source}'", {"id": str(number), "text": "\n".join(story).strip()}
+            story, number = [after], number + 1
+
+
+def _kept(name: str, rows: Rows, text: Callable[[Record, str], str]) -> Rows:
+    seen: set[str] = set()
+    for where, record in rows:
+        whole = text(record, where)
+        if whole and held_out(whole) and whole not in seen:
+            seen.add(whole)
+            yield where, {"id": f"{name}/{record.get('id')}", "category": name, "text": whole}

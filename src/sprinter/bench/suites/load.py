@@ -1,0 +1,188 @@
+"""A suite by its name or from a file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, zip_longest
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from sprinter.bench.sample import Sample, Suite
+from sprinter.bench.suites import makers
+from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Reading, Source
+from sprinter.bench.suites.rule import TextRule
+from sprinter.bench.suites.table import PAPER_TOKENS, SUITES, TURN_TOKENS
+from sprinter.decode.checks import at_least
+from sprinter.errors import SprinterError, UserError
+from sprinter.gate.sources import FIELDS, is_source, read_records
+
+__all__ = ["load_suite", "suite_names"]
+
+_PROMPTS = ("prompt", "question", "turns")
+"""Fields that hold prompts; the others of ``FIELDS`` hold running text."""
+
+
+def suite_names() -> dict[str, str]:
+    """The named suites, plug-ins included, and what each is in one line."""
+    return {name: _entry(name).about for name in SUITES.names()}
+
+
+def load_suite(
+    name: str | Path,
+    data: Path | None = None,
+    *,
+    limit: int | None = None,
+    rule: TextRule | str | None = None,
+    new_tokens: int | None = None,
+    field: str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Suite:
+    """Load a suite.
+
+    Args:
+        name: of a named suite, else a file (.txt, .jsonl, both perhaps with .gz, .parquet) or, with a slash in it, a
+            data set on the hub. Fields "turns", "prompt" and "question" of a record are prompts as they are; any
+            other is running text, as are lines.
+        data: directory with the files of the named suites. None: they are loaded from the hub, through ``datasets``.
+        limit: most samples, spread evenly over the suite's groups; the first N are the same for every limit >= N.
+        rule: how running text becomes prompts, or changes to the suite's own rule as ``TextRule.parse`` reads them.
+        new_tokens: limit of new tokens a turn instead of the suite's own; 0: up to the context limit.
+        field: of the records of a file: where its text is; dots lead into objects.
+        tokenizer: the pair's, for rules that count tokens.
+
+    Raises:
+        UserError: no such suite, a file that is missing, damaged, empty or not UTF-8, a record without the field, ...
+    """
+    if limit is not None:
+        at_least("limit", limit, 1)
+    if new_tokens is not None:
+        at_least("new_tokens", new_tokens, 0)
+    place = _find(str(name), data, field, rule is not None)
+    chosen = _rule(place, rule)
+    making = Making(place.name, chosen or TextRule(), tokenizer, field)
+    readings = [Reading(source, place.data) for source in place.entry.sources]
+    made = place.entry.make([reading.rows() for reading in readings], making)
+    samples = _evenly(made, place.entry.group) if place.entry.grouped else made
+    kept = _different(place.name, islice(samples, limit))
+    if not kept:
+        raise _empty(place.name, making.skipped)
+    usual = 0 if chosen and chosen.is_long_form else place.entry.new_tokens
+    return Suite(
+        name=place.name,
+        samples=tuple(kept),
+        new_tokens=usual if new_tokens is None else new_tokens,
+        sources=tuple(fact for reading in readings for fact in reading.facts()),
+        skipped={reason: count for reason, count in making.skipped.items() if count},
+        rule=str(chosen or place.entry.rule),
+        chat=place.entry.chat,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A suite found: its name, its entry, and the directory of its files."""
+
+    name: str
+    entry: Entry
+    data: Path | None
+
+
+def _entry(name: str) -> Entry:
+    entry = SUITES.get(name)()
+    if not isinstance(entry, Entry):
+        raise SprinterError(
+            f"the plug-in suite '{name}' gives {type(entry).__name__}, no Entry: mend or uninstall it"
+        )
+    return entry
+
+
+def _find(name: str, data: Path | None, field: str | None, running: bool) -> _Place:
+    if "/" not in name and not is_source(name):
+        entry = _entry(name)
+        if field is not None:
+            raise UserError(f"the suite '{name}' knows its fields: leave --field away")
+        _check_files(name, entry, data)
+        return _Place(name, entry, data)
+    path = Path(name)
+    if data is not None and not path.exists() and (data / name).is_file():
+        path = data / name
+    if path.exists() or is_source(name):
+        entry = _of_records(Source(Files((path.name,))), str(path), field, running)
+        stem = path.name.removesuffix(".gz")
+        return _Place(stem.rpartition(".")[0] or stem, entry, path.parent)
+    hub, _, split = name.partition("@")
+    return _Place(name, _of_records(Source(None, Hub(hub, split or "train")), name, field, running), None)
+
+
+def _check_files(name: str, entry: Entry, data: Path | None) -> None:
+    if data is None:
+        return
+    wanted = [file for source in entry.sources if source.files for file in source.files.names]
+    if not data.is_dir():
+        raise UserError(f"--data {data} is no directory: give the one that holds {', '.join(wanted)}")
+    if missing := [file for source in entry.sources for file in source.missing(data)]:
+        raise UserError(
+            f"--data {data} lacks {', '.join(missing)} of the suite '{name}': add what is missing, or leave --data "
+            "away to load the suite from the hub"
+        )
+
+
+def _of_records(source: Source, name: str, field: str | None, running: bool) -> Entry:
+    """An entry for a file or data set of the user's; its first record tells what it holds."""
+    first = next((record for _, record in read_records(name)), {})
+    fields = first if isinstance(first, dict) else {}
+    known = field or next((field for field in FIELDS if field in fields), "")
+    grouped = "category" in fields
+    about = f"records of {name}"
+    if running or known.rpartition(".")[2] not in _PROMPTS:
+        return Entry(about, (source,), makers.running_text, PAPER_TOKENS, TextRule(), grouped)
+    make = partial(makers.talks, field=known)
+    return Entry(about, (source,), make, TURN_TOKENS, "prompts as they are", grouped, chat=True)
+
+
+def _rule(place: _Place, rule: TextRule | str | None) -> TextRule | None:
+    own = place.entry.rule
+    if rule is None:
+        return own if isinstance(own, TextRule) else None
+    if isinstance(own, str):
+        raise UserError(
+            f"the suite '{place.name}' has prompts of its own ({own}): leave the prompt rule away"
+        )
+    return TextRule.parse(rule, own) if isinstance(rule, str) else rule
+
+
+def _evenly(samples: Iterable[Sample], group: Callable[[str], str]) -> list[Sample]:
+    """One of each group in turn, and within a group one of each category in turn."""
+    by_category = _in_turn(samples, lambda sample: sample.category)
+    return _in_turn(by_category, lambda sample: group(sample.category))
+
+
+def _in_turn(samples: Iterable[Sample], key: Callable[[Sample], str]) -> list[Sample]:
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(key(sample), []).append(sample)
+    return [sample for row in zip_longest(*groups.values()) for sample in row if sample is not None]
+
+
+def _different(name: str, samples: Iterable[Sample]) -> list[Sample]:
+    kept: dict[str, Sample] = {}
+    for sample in samples:
+        if sample.id in kept:
+            raise UserError(
+                f"two samples of the suite '{name}' are called '{sample.id}': give each its own id"
+            )
+        kept[sample.id] = sample
+    return list(kept.values())
+
+
+def _empty(name: str, skipped: Counter[str]) -> UserError:
+    if total := sum(skipped.values()):
+        why = ", ".join(f"{count} {reason}" for reason, count in skipped.items() if count)
+        return UserError(
+            f"all {total} texts of the suite '{name}' were passed over ({why}): change the prompt rule"
+        )
+    return UserError(f"the suite '{name}' holds no text: give data with at least one")

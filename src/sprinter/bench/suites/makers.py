@@ -1,0 +1,198 @@
+"""From records to samples: one function a kind of suite."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from sprinter.bench.sample import Check, Sample
+from sprinter.bench.suites.entry import Making, Rows
+from sprinter.errors import UserError
+from sprinter.gate.sources import Record, text_of
+
+__all__ = [
+    "code", "group_of_spec_bench", "judged_talks", "maths", "multiple_choice", "running_text", "shots",
+    "talk", "talks",
+]  # fmt: skip
+
+_MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
+_CALCULATOR = re.compile(r"<<[^<>]*=[^<>]*>>")  # GSM8K's notes to a calculator
+_ANSWER = re.compile(r"####\s*(-?[\d.,]*\d)")
+_SHOTS = 5
+
+
+def running_text(sources: list[Rows], making: Making) -> Iterator[Sample]:
+    """The beginnings of texts; what really follows is the reference."""
+    rule = making.rule
+    for id, category, text in _pieces((row for rows in sources for row in rows), making):
+        prompt, rest = rule.cut(text, making.tokenizer)
+        if prompt:
+            yield Sample(id, category, (prompt,), (rest,) if rest else ())
+        else:
+            making.skipped["too_short" if text.strip() else "empty"] += 1
+
+
+def talks(sources: list[Rows], making: Making, field: str = "turns") -> Iterator[Sample]:
+    """Prompts and talks of several turns, as Spec-Bench, MT-bench and Vicuna-bench have them."""
+    for n, (where, record) in enumerate(sources[0], 1):
+        turns = text_of(record, field, where) if "." in field else _get(record, field, where)
+        yield talk({**record, "turns": turns}, where, _id(record, n), making.name)
+
+
+def judged_talks(sources: list[Rows], making: Making) -> Iterator[Sample]:
+    """MT-bench: talks, joined with GPT-4's answers where there are any."""
+    questions, answers = sources
+    judged = {str(_get(r, "question_id", w)): _get(_get(r, "choices", w)[0], "turns", w) for w, r in answers}
+    for n, (where, record) in enumerate(questions, 1):
+        id = _id(record, n)
+        yield talk({**record, "reference": judged.get(id, record.get("reference"))}, where, id, making.name)
+
+
+def talk(record: Record, where: str, id: str, category: str) -> Sample:
+    """One record: "turns" (a text, or texts), perhaps "category" and "reference"."""
+    turns = _get(record, "turns", where)
+    turns = [turns] if isinstance(turns, str) else turns
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
+        raise UserError(f"the prompt of {where} must be a text, or a list of texts: mend the record")
+    references = _references(record.get("reference"), len(turns))
+    answer = _number(references[0]) if len(references) == 1 else None
+    return Sample(
+        id=id,
+        category=str(record.get("category") or category),
+        turns=tuple(turns),
+        references=references,
+        check=Check("number", answer) if answer else None,
+    )
+
+
+def maths(sources: list[Rows], making: Making) -> Iterator[Sample]:
+    """GSM8K: "question", "answer" that ends in "#### N"."""
+    for n, (where, record) in enumerate(sources[0]):
+        solution = text_of(record, "answer", where)
+        answer = _number(solution)
+        if answer is None:
+            raise UserError(f"'answer' of {where} does not end in '#### NUMBER': mend the record")
+        prompt = f"Question: {text_of(record, 'question', where).strip()}\nAnswer:"
+        reference = _CALCULATOR.sub("", solution).strip()
+        yield Sample(str(n), making.name, (prompt,), (reference,), Check("number", answer))
+
+
+def code(sources: list[Rows], making: Making) -> Iterator[Sample]:
+    """HumanEval: the prompt as it is; its test, and the function that this calls."""
+    for where, record in sources[0]:
+        prompt, test, entry, solution, id = (
+            text_of(record, name, where)
+            for name in ("prompt", "test", "entry_point", "canonical_solution", "task_id")
+        )
+        yield Sample(id, making.name, (prompt,), (solution,), Check("code", test, entry))
+
+
+def multiple_choice(sources: list[Rows], making: Making) -> Iterator[Sample]:
+    """CommonsenseQA: the question, its choices with letters, and the letter that is right."""
+    for where, record in sources[0]:
+        question, choices = _stem_and_choices(record, where)
+        letter = text_of(record, "answerKey", where)
+        yield Sample(
+            text_of(record, "id", where),
+            making.name,
+            (f"Question: {_asked(question, choices)}",),
+            check=Check("choice", letter),
+        )
+
+
+def shots(sources: list[Rows], making: Making) -> Iterator[Sample]:
+    """MMLU: up to five solved questions of the subject, then the one that is asked (Hendrycks et al., 2021)."""
+    questions, examples = sources
+    solved: dict[str, list[str]] = {}
+    for where, record in examples:
+        subject, letter = text_of(record, "subject", where), _letter(record, where)
+        solved.setdefault(subject, []).append(f"{_mmlu(record, where)} {letter}")
+    counts: dict[str, int] = {}
+    for where, record in questions:
+        subject = text_of(record, "subject", where)
+        number = counts[subject] = counts.get(subject, -1) + 1
+        title = (
+            f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
+        )
+        parts = [title, *solved.get(subject, [])[:_SHOTS], _mmlu(record, where)]
+        check = Check("choice", _letter(record, where))
+        yield Sample(f"{subject}/{number}", subject, ("\n\n".join(parts),), check=check)
+
+
+def group_of_spec_bench(category: str) -> str:
+    """Spec-Bench's six groups: the categories of MT-bench are one of them."""
+    return "mt_bench" if category in _MT_BENCH else category
+
+
+def _pieces(rows: Rows, making: Making) -> Iterator[tuple[str, str, str]]:
+    """Id, category and text; of paragraphs first the first of each text, then the second ..."""
+    texts = (_text(record, n, where, making) for n, (where, record) in enumerate(rows, 1))
+    if not making.rule.paragraphs:
+        yield from texts
+        return
+    usable: list[list[tuple[str, str, str]]] = []
+    for id, category, text in texts:
+        lines = [line.strip() for line in text.split("\n")]
+        long = [line for line in lines if len(line.split()) >= making.rule.min_words]
+        making.skipped["too_short"] += sum(map(bool, lines)) - len(long)
+        usable.append([(f"{id}.{n}", category, line) for n, line in enumerate(long)])
+    for column in zip_longest(*usable):
+        yield from (piece for piece in column if piece is not None)
+
+
+def _text(record: Record, number: int, where: str, making: Making) -> tuple[str, str, str]:
+    text = text_of(record, making.text_field, where)
+    return _id(record, number), str(record.get("category") or making.name), text
+
+
+def _id(record: Record, number: int) -> str:
+    """Its own, else its number."""
+    id = record.get("question_id", record.get("id"))
+    return str(number if id is None else id)
+
+
+def _references(value: Any, turns: int) -> tuple[str, ...]:
+    """One a turn; of several that are equally right the first."""
+    if not value:
+        return ()
+    firsts: Sequence[Any] = [value] if isinstance(value, str) else value
+    texts = [str(one[0] if one else "") if isinstance(one, list) else str(one) for one in firsts]
+    return tuple(_CALCULATOR.sub("", text) for text in (texts + [""] * turns)[:turns])
+
+
+def _number(text: str) -> str | None:
+    found = _ANSWER.search(text)
+    return found[1].replace(",", "") if found else None
+
+
+def _stem_and_choices(record: Record, where: str) -> tuple[str, list[tuple[str, str]]]:
+    """The original nests the choices in the question, the hub's copy has them beside it."""
+    holder = record["question"] if isinstance(record.get("question"), dict) else record
+    question = text_of(holder, "stem" if "stem" in holder else "question", where)
+    choices = _get(holder, "choices", where)
+    if isinstance(choices, dict):
+        return question, list(zip(choices["label"], choices["text"], strict=True))
+    return question, [(_get(choice, "label", where), _get(choice, "text", where)) for choice in choices]
+
+
+def _mmlu(record: Record, where: str) -> str:
+    choices = list(zip("ABCD", _get(record, "choices", where), strict=False))
+    return _asked(text_of(record, "question", where), choices)
+
+
+def _asked(question: str, choices: Iterable[tuple[str, str]]) -> str:
+    lines = [question.strip(), *(f"{letter}. {text}" for letter, text in choices), "Answer:"]
+    return "\n".join(lines)
+
+
+def _letter(record: Record, where: str) -> str:
+    answer = _get(record, "answer", where)
+    return "ABCD"[answer] if isinstance(answer, int) else str(answer)
+
+
+def _get(record: Record, name: str, where: str) -> Any:
+    if not isinstance(record, dict) or name not in record:
+        raise UserError(f"{where} has no field '{name}': is this the suite's file?")
+    return record[name]

@@ -1,0 +1,168 @@
+"""The named suites: their files, their data sets on the hub, how their prompts are made."""
+
+from __future__ import annotations
+
+import csv
+import io
+import tarfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from sprinter.bench.suites import heldout, makers
+from sprinter.bench.suites.entry import Entry, Files, Hub, Rows, Source
+from sprinter.bench.suites.rule import TextRule
+from sprinter.decode.registry import Registry
+from sprinter.errors import UserError
+from sprinter.gate.sources import Record
+
+__all__ = ["SUITES"]
+
+SUITES = Registry("suite", "sprinter.bench_suites")
+"""Functions that give a suite's ``Entry``."""
+
+PAPER_TOKENS = 20  # SPRINTER, section 4
+TURN_TOKENS = 128  # what most work on speculative decoding generates (SVIP, section 3.2)
+_FASTCHAT = "https://raw.githubusercontent.com/lm-sys/FastChat/main/fastchat/llm_judge/data/"
+_SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+_FIRST_UNSEEN = 61_000  # the built-in pair was trained on articles of Wikipedia below this number
+_PARAGRAPHS = TextRule(words=200, min_words=60, paragraphs=True)
+_WIKIPEDIA = tuple(f"wikipedia_en_2015_{n:02d}.txt.gz" for n in range(6))
+_WIKINEWS = tuple(f"wikinews_en_2022_{n:02d}.jsonl.gz" for n in range(2))
+
+
+def _question_tar(name: str) -> Rows:
+    """MMLU's questions: a tar of CSV files without a head, one a subject; "question", four choices, the letter."""
+    try:
+        with tarfile.open(name) as tar:
+            for member in sorted(tar.getmembers(), key=lambda member: member.name):
+                file = tar.extractfile(member)
+                if file is not None and member.name.endswith(".csv"):
+                    yield from _questions(file.read().decode(), member.name, name)
+    except (tarfile.TarError, csv.Error, OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot read '{name}' ({first}): fetch the file again") from None
+
+
+def _questions(text: str, member: str, name: str) -> Rows:
+    subject = member.rpartition("/")[2].removesuffix(".csv").rpartition("_")[0]
+    for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
+        where = f"row {number} of {member} in '{name}'"
+        if len(row) != 6:
+            raise UserError(f"{where} has {len(row)} fields, not 6: fetch the file again")
+        yield where, {"subject": subject, "question": row[0], "choices": row[1:5], "answer": row[5]}
+
+
+def _beyond_training(record: Record) -> bool:
+    return int(record["id"]) > _FIRST_UNSEEN
+
+
+def _json(address: str) -> Hub:
+    return Hub("json", data_files=address)
+
+
+def _text(about: str, files: Files, hub: Hub, rule: TextRule) -> Entry:
+    return Entry(about, (Source(files, hub),), makers.running_text, PAPER_TOKENS, rule)
+
+
+def _talks(about: str, *sources: tuple[str, str], **options: Any) -> Entry:
+    parts = tuple(Source(Files((name,)), _json(address)) for name, address in sources)
+    make = makers.judged_talks if len(parts) == 2 else makers.talks
+    return Entry(about, parts, make, TURN_TOKENS, "prompts as they are", grouped=True, chat=True, **options)
+
+
+_WIKIPEDIA_FILES = Files(_WIKIPEDIA, heldout.wikipedia)
+_WIKINEWS_FILES = Files(_WIKINEWS, heldout.wikinews)
+_WIKIPEDIA_HUB = Hub("wikimedia/wikipedia", config="20231101.en", most=2000, keep=_beyond_training)
+_WIKINEWS_HUB = Hub(
+    "malteos/wikinews", data_files="en/*2023*.parquet", text="cleaned_text"
+)  # after training's dump
+
+_NAMED: dict[str, Callable[[], Entry]] = {
+    "wiki-summary": lambda: _text(
+        "summaries of Wikipedia articles, continued (SPRINTER)",
+        Files(("wikipedia_summary_1k.txt",)),
+        Hub("jordiclive/wikipedia-summary-dataset", text="summary", most=2000),
+        TextRule(),
+    ),
+    "lm1b": lambda: _text(
+        "news sentences of the One Billion Word benchmark, continued (SPRINTER)",
+        Files(("lm1b_sample_dev.txt.gz",)),
+        Hub("dvruette/lm1b", "test", most=20_000),
+        TextRule(),
+    ),
+    "heldout": lambda: Entry(
+        "paragraphs of Wikipedia and Wikinews that the built-in pair was not trained on, continued",
+        (Source(_WIKIPEDIA_FILES, _WIKIPEDIA_HUB), Source(_WIKINEWS_FILES, _WIKINEWS_HUB)),
+        makers.running_text,
+        PAPER_TOKENS,
+        _PARAGRAPHS,
+    ),
+    "wikipedia": lambda: _text(
+        "paragraphs of Wikipedia that the built-in pair was not trained on, continued",
+        _WIKIPEDIA_FILES,
+        _WIKIPEDIA_HUB,
+        _PARAGRAPHS,
+    ),
+    "wikinews": lambda: _text(
+        "paragraphs of Wikinews that the built-in pair was not trained on, continued",
+        _WIKINEWS_FILES,
+        _WIKINEWS_HUB,
+        _PARAGRAPHS,
+    ),
+    "tinystories": lambda: _text(
+        "simple stories that the built-in pair was not trained on, continued",
+        Files(("tinystories_sample.txt.gz",), heldout.stories),
+        Hub("roneneldan/TinyStories", "validation", most=2000),
+        TextRule(),
+    ),
+    "spec-bench": lambda: _talks(
+        "six groups of prompts: talks, translation, summaries, questions, mathematics, retrieval (Spec-Bench)",
+        ("specbench_question.jsonl", _SPEC_BENCH),
+        group=makers.group_of_spec_bench,
+    ),
+    "mt-bench": lambda: _talks(
+        "talks of two turns in eight categories, with GPT-4's answers to some (MT-bench)",
+        ("mtbench_question.jsonl", f"{_FASTCHAT}mt_bench/question.jsonl"),
+        ("mtbench_reference_gpt4.jsonl", f"{_FASTCHAT}mt_bench/reference_answer/gpt-4.jsonl"),
+    ),
+    "vicuna": lambda: _talks(
+        "single questions in nine categories (Vicuna-bench)",
+        ("vicuna_bench_question.jsonl", f"{_FASTCHAT}vicuna_bench/question.jsonl"),
+    ),
+    "gsm8k": lambda: Entry(
+        "word problems of grade school, the answer a number (test set)",
+        (Source(Files(("gsm8k_test.jsonl",)), Hub("openai/gsm8k", "test", config="main")),),
+        makers.maths,
+        256,
+        "Question: ... Answer:",
+    ),
+    "humaneval": lambda: Entry(
+        "Python functions to write, with tests",
+        (Source(Files(("humaneval.jsonl",)), Hub("openai/openai_humaneval", "test")),),
+        makers.code,
+        256,
+        "prompts as they are",
+    ),
+    "commonsenseqa": lambda: Entry(
+        "questions of common sense with five choices",
+        (Source(Files(("commonsenseqa_dev.jsonl",)), Hub("tau/commonsense_qa", "validation")),),
+        makers.multiple_choice,
+        32,
+        "Question: ..., choices with letters, Answer:",
+    ),
+    "mmlu": lambda: Entry(
+        "questions from 57 subjects with four choices, after up to five solved ones",
+        (
+            Source(Files(("mmlu_test.tar.gz",), _question_tar), Hub("cais/mmlu", "test", config="all")),
+            Source(Files(("mmlu_dev.tar.gz",), _question_tar), Hub("cais/mmlu", "dev", config="all")),
+        ),
+        makers.shots,
+        32,
+        "up to five solved questions of the subject, choices with letters, Answer:",
+        grouped=True,
+    ),
+}
+
+for _name, _make in _NAMED.items():
+    SUITES.add(_name, _make)

@@ -1,0 +1,62 @@
+"""From samples to the token ids that a pair is asked with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from sprinter.bench.sample import Sample
+from sprinter.engine.pair import Pair
+from sprinter.engine.prompt import encode
+from sprinter.errors import UserError
+from sprinter.models.pair import LoadedPair
+
+__all__ = ["turn_ids"]
+
+
+def turn_ids(
+    pair: Pair | LoadedPair, sample: Sample, turn: int, answers: Sequence[str], *, chat: bool = True
+) -> list[int]:
+    """Token ids of one turn, with all that was said before it; they may be more than the context holds.
+
+    A tokenizer with a chat template gets user's and assistant's messages and the beginning of the next answer; else
+    turns and answers follow each other as text, parted by blank lines.
+
+    Args:
+        pair: whom to ask.
+        sample: whose turns.
+        turn: which, from 0.
+        answers: texts of the answers to the turns before it.
+        chat: False: text even where there is a chat template, for prompts that are to be gone on with.
+
+    Raises:
+        UserError: the pair has no tokenizer, its chat template fails, or an id is outside the vocabulary.
+        ValueError: ``answers`` are not as many as the turns before.
+    """
+    models = pair.models if isinstance(pair, Pair) else pair
+    tokenizer = models.tokenizer
+    if tokenizer is None:
+        raise UserError("suites are text and this pair has no tokenizer: give one with --tokenizer")
+    said = list(zip(sample.turns[:turn], answers, strict=True))
+    if chat and tokenizer.chat_template:
+        return encode(_from_template(tokenizer, said, sample.turns[turn]), models)
+    text = "\n\n".join([*(part for pair_of_texts in said for part in pair_of_texts), sample.turns[turn]])
+    return encode(list(tokenizer(text, verbose=False)["input_ids"]), models)
+
+
+def _from_template(tokenizer: PreTrainedTokenizerBase, said: list[tuple[str, str]], asked: str) -> list[int]:
+    messages = []
+    for question, answer in said:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    messages.append({"role": "user", "content": asked})
+    try:
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except Exception as error:  # templates are programs that come with checkpoints
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"the chat template of the tokenizer fails ({first}): give another tokenizer"
+        ) from None
+    return list(ids)

@@ -1,0 +1,176 @@
+"""From rows to tables: one summary an arm, suite and temperature, with 95 % bootstrap intervals over prompts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sprinter.bench.quality.metrics import intervals
+from sprinter.bench.statistics import ratio_of_ratios, ratio_of_sums
+
+__all__ = ["ALL", "Group", "groups", "summarise"]
+
+ALL = "all"
+"""Name of the summary over all suites."""
+
+Rows = Sequence[Mapping[str, Any]]
+Prompt = tuple[str, str]
+"""Suite and sample."""
+
+
+class Group:
+    """The rows of one arm at one temperature, gathered by prompt: repeats and turns of a prompt are summed.
+
+    Args:
+        rows: of one arm and temperature.
+        prompts: those to look at, in order.
+    """
+
+    def __init__(self, rows: Rows, prompts: Sequence[Prompt]) -> None:
+        self._by_prompt: dict[Prompt, list[Mapping[str, Any]]] = {prompt: [] for prompt in prompts}
+        for row in rows:
+            self._by_prompt[row["suite"], row["question_id"]].append(row)
+        self.rows = list(rows)
+        self.tokens = self.sums(lambda row: sum(row["choices"][0]["new_tokens"]))
+        self.seconds = self.sums(lambda row: sum(row["choices"][0]["wall_time"]))
+        self.scored = self.sums(lambda row: row["drift_tokens"])
+        metered = self.scored.sum() > 0 and all(row["drift_sum"] is not None for row in rows)
+        self.drifts = self.sums(lambda row: row["drift_sum"]) if metered else None
+
+    @property
+    def by_prompt(self) -> list[list[Mapping[str, Any]]]:
+        """Rows of each prompt."""
+        return list(self._by_prompt.values())
+
+    @property
+    def prompts(self) -> set[Prompt]:
+        """What was asked."""
+        return set(self._by_prompt)
+
+    def restrict(self, prompts: Sequence[Prompt]) -> Group:
+        """The same arm on fewer prompts."""
+        return Group([row for prompt in prompts for row in self._by_prompt.get(prompt, ())], prompts)
+
+    def sums(self, value: Callable[[Mapping[str, Any]], float]) -> NDArray[np.float64]:
+        """One number a prompt."""
+        return np.array([sum(map(value, rows)) for rows in self._by_prompt.values()], dtype=float)
+
+    def counts(self, name: str) -> NDArray[np.float64] | None:
+        """Sums of a count that each turn has; None if an answer does not know it."""
+        if any(None in row[name] for row in self.rows):
+            return None
+        return self.sums(lambda row: sum(row[name]))
+
+    @property
+    def speed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Tokens and seconds a prompt, as ``ratio_of_ratios`` takes them."""
+        return self.tokens, self.seconds
+
+
+Key = tuple[str, str, float]
+"""Arm, suite (or ``ALL``), temperature."""
+
+
+def groups(rows: Iterable[Mapping[str, Any]]) -> dict[Key, Group]:
+    """Groups of all arms, suites and temperatures.
+
+    All arms of a suite and temperature are told over the prompts and repeats that every one of them answered, so that
+    they can be compared; an arm that failed half-way is told over its own.
+    """
+    rows = list(rows)
+    wanted = Counter((row["suite"], row["temperature"], row["model_id"]) for row in rows)
+    most = {key[:2]: max(n for other, n in wanted.items() if other[:2] == key[:2]) for key in wanted}
+    whole = {key for key, n in wanted.items() if n == most[key[:2]]}
+    answered = Counter(_question(row) for row in rows if _owner(row) in whole)
+    arms = Counter(key[:2] for key in whole)
+
+    def common(row: Mapping[str, Any]) -> bool:
+        return _owner(row) not in whole or answered[_question(row)] == arms[row["suite"], row["temperature"]]
+
+    parts: dict[Key, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if common(row):
+            for suite in (row["suite"], ALL):
+                parts.setdefault((row["model_id"], suite, row["temperature"]), []).append(row)
+    if len({row["suite"] for row in rows}) == 1:
+        parts = {key: part for key, part in parts.items() if key[1] != ALL}
+    return {
+        key: Group(part, sorted({(row["suite"], row["question_id"]) for row in part}))
+        for key, part in parts.items()
+    }
+
+
+def _owner(row: Mapping[str, Any]) -> tuple[str, float, str]:
+    return row["suite"], row["temperature"], row["model_id"]
+
+
+def _question(row: Mapping[str, Any]) -> tuple[str, float, str, int]:
+    return row["suite"], row["temperature"], row["question_id"], row["repeat"]
+
+
+def summarise(
+    rows: Iterable[Mapping[str, Any]], engines: Mapping[str, str], bases: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """The "summary" of a results file; see ``sprinter.bench.results``.
+
+    Args:
+        engines: of each arm.
+        bases: arms that speeds are told relative to, where they took part.
+    """
+    found = groups(rows)
+    summaries = []
+    for (arm, suite, temperature), group in found.items():
+        speeds = {}
+        for base in bases:
+            other = found.get((base, suite, temperature))
+            if other is not None and len(other.tokens) == len(group.tokens):
+                speeds[base] = ratio_of_ratios(group.speed, other.speed)
+        facts = {"arm": arm, "engine": engines.get(arm, "?"), "suite": suite, "temperature": temperature}
+        summaries.append(facts | _summary(group) | {"speed_over": speeds})
+    return summaries
+
+
+def _summary(group: Group) -> dict[str, Any]:
+    tokens, rows = group.tokens, group.rows
+    new = float(tokens.sum())
+    calls, steps = group.counts("target_calls"), group.counts("draft_steps")
+    lengths = [n for row in rows for n in row["choices"][0]["accept_lengths"]]
+    rounds = group.sums(lambda row: len(row["choices"][0]["accept_lengths"]))
+    origins: Counter[str] = sum((Counter(row["origins"]) for row in rows), Counter())
+    judged = origins["accepted"] + origins["replacement"]
+    told = sum(origins.values())
+    drafted = origins["trusted"] + origins["accepted"]
+    ttft = [1000 * t for row in rows for t in row["ttft_s"] if t is not None]
+    arrivals = [times for row in rows for times in row["arrivals_ms"] if len(times) > 1]
+    gaps = np.concatenate([np.diff(times) for times in arrivals]) if arrivals else np.empty(0)
+    return {
+        "lossless": rows[0]["lossless"],
+        "prompts": len(tokens),
+        "answers": len(rows),
+        "new_tokens": int(new),
+        "seconds": float(group.seconds.sum()),
+        "tokens_per_s": new / float(group.seconds.sum()),
+        "ttft_ms": _quantiles(ttft),
+        "gap_ms": _quantiles(gaps),
+        "target_calls_per_token": None if calls is None else ratio_of_sums(calls, tokens),
+        "draft_steps_per_token": None if steps is None else float(steps.sum()) / new,
+        "mean_drift": None if group.drifts is None else ratio_of_sums(group.drifts, group.scored),
+        "drift_coverage": sum(row["drift_tokens"] for row in rows) / new,
+        "drafted_share": drafted / told if told else None,
+        "trusted_share": origins["trusted"] / told if told else None,
+        "tokens_per_round": ratio_of_sums(tokens, rounds) if lengths else None,
+        "round_histogram": np.bincount(lengths).tolist() if lengths else [],
+        "accepted_of_checked": origins["accepted"] / judged if judged else None,
+        "quality": intervals([[row.get("quality", {}) for row in of] for of in group.by_prompt]),
+    }
+
+
+def _quantiles(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float] | None:
+    if not len(values):
+        return None
+    p50, p95 = np.percentile(values, [50, 95])
+    return {"p50": float(p50), "p95": float(p95)}

@@ -1,0 +1,187 @@
+"""``sprinter bench``: arms on suites, one run, one report; ``bench compare`` puts two runs side by side."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sprinter.cli import bench_compare, bench_list, bench_report
+from sprinter.cli.bench_pages import Meter, print_summary
+from sprinter.cli.loading import load
+from sprinter.cli.pages import console, print_json
+from sprinter.errors import UserError
+
+__all__ = ["bench"]
+
+bench = typer.Typer(
+    help="Measure methods and other engines on suites of prompts: speed, drift, quality; one report."
+)
+for name, module in (("compare", bench_compare), ("report", bench_report), ("list", bench_list)):
+    bench.command(name)(module.command)
+
+Words = list[str] | None
+
+
+@bench.callback(invoke_without_command=True)
+def run(
+    context: typer.Context,
+    suite: Annotated[
+        Words,
+        typer.Option(
+            "--suite",
+            "-s",
+            metavar="NAME[:LIMIT]",
+            show_default=False,
+            help="A suite ('bench list' names them) or a .txt/.jsonl file, and how many prompts; may be repeated.",
+        ),
+    ] = None,
+    arm: Annotated[
+        Words,
+        typer.Option(
+            "--arm",
+            "-a",
+            metavar="SPEC",
+            show_default="autoregressive, speculative, sprinter, coin, peers",
+            help="A method, another engine (transformers:plain, ...), or a set (methods, peers, all); may be repeated.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Directory with the suites' files.", show_default="by name from the hub"),
+    ] = None,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="How running text becomes prompts: share=0.5,words=200,min_words=60, long=64 (then use -n 0), whole.",
+            show_default="first 30 % of the words",
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(help="Of a file's records: where the text is.", show_default="the first known"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
+    target: Annotated[
+        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
+    ] = None,
+    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
+    gate: Annotated[
+        str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
+    ] = None,
+    head: Annotated[
+        Words, typer.Option(help="Directory or hub id of a head; may be repeated.", show_default=False)
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Where it is not the target's own.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")
+    ] = None,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option("--temperature", "-t", help="0 is greedy; may be repeated.", show_default="1"),
+    ] = None,
+    new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--new-tokens", "-n", help="A turn; 0: up to the context limit.", show_default="by suite"
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="How often each prompt is asked.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Keep the likeliest tokens up to this share; 1 keeps all.")
+    ] = 1.0,
+    warmup: Annotated[int, typer.Option(help="Prompts that each arm answers first, not counted.")] = 1,
+    base: Annotated[
+        Words,
+        typer.Option(
+            help="Arm that speeds are told relative to; may be repeated.", show_default="the plain ones"
+        ),
+    ] = None,
+    quality: Annotated[
+        bool, typer.Option(help="ROUGE, perplexity under the target, exact match, ...")
+    ] = True,
+    run_code: Annotated[
+        bool, typer.Option(help="HumanEval: run generated code, in a subprocess with limits.")
+    ] = False,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="OpenAI-compatible endpoint that judges texts.",
+            show_default="target log-likelihood",
+        ),
+    ] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Model asked at --judge.")] = None,
+    judge_price: Annotated[
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="IN OUT", help="Of a million tokens, to tell what judging cost.", show_default=False
+        ),
+    ] = None,
+    analysis: Annotated[
+        bool, typer.Option(help="Read both models' laws along texts, for the pictures.")
+    ] = True,
+    restart: Annotated[
+        bool, typer.Option(help="Throw away what --out holds; without it the run goes on.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Run arms on suites, interleaved prompt by prompt; write results.json and report.html into --out.
+
+    A run that was ended goes on where it was: give the same command again.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from sprinter.bench.arms import parse_arms
+    from sprinter.bench.grading import JudgeSettings
+    from sprinter.bench.quality.measure import QualitySettings
+    from sprinter.bench.run import Extras, run_bench
+    from sprinter.bench.settings import BenchSettings
+    from sprinter.bench.suites import load_suite
+
+    if not suite:
+        raise UserError(
+            "no suite was given: give --suite, for example --suite wiki-summary:100 (see 'bench list')"
+        )
+    options: dict[str, Any] = {"temperatures": tuple(temperature or (1.0,)), "new_tokens": new_tokens}
+    options |= {"repeats": repeats, "seed": seed, "top_k": top_k, "top_p": top_p, "warmup": warmup}
+    options |= {"bases": tuple(base)} if base else {}
+    settings = BenchSettings(**options)
+    arms = parse_arms(arm or _USUAL)
+    measures = QualitySettings(run_code=run_code) if quality else None
+    judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
+    extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
+    pair = load(target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype)
+    suites = [
+        load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
+        for name, limit in map(_limited, suite)
+    ]
+    with Meter() as meter:
+        results = run_bench(pair, arms, suites, settings, out, extras, restart=restart, progress=meter)
+    if json:
+        print_json({key: value for key, value in results.items() if key != "rows"} | {"out": str(out)})
+    else:
+        print_summary(results)
+        console().print(f"wrote {out / 'results.json'}, {out / 'report.html'}")
+
+
+_USUAL = (
+    "autoregressive", "speculative", "sprinter", "coin", "opt", "fuzzy", "svip", "lookup", "draft-only",
+    "transformers:plain", "transformers:assisted",
+)  # fmt: skip
+
+
+def _limited(text: str) -> tuple[str, int | None]:
+    """NAME or NAME:LIMIT."""
+    name, colon, limit = text.rpartition(":")
+    if not colon or not name or not limit.lstrip("-").isdigit():
+        return text, None
+    return name, int(limit)

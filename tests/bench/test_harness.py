@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bench.arms import FakeArm
+
+import sprinter
+from sprinter.bench.harness import Harness
+from sprinter.bench.journal import ROWS, Journal
+from sprinter.bench.sample import Sample, Suite
+from sprinter.bench.settings import BenchSettings
+from sprinter.bench.summary import summarise
+from sprinter.errors import UserError
+
+RUN = {"pair": "p", "settings": {"seed": 0}}
+
+
+@pytest.fixture(scope="module")
+def pair() -> sprinter.Pair:
+    return sprinter.load_pair()
+
+
+def suite(count: int = 4, turns: int = 1, name: str = "toy") -> Suite:
+    samples = (Sample(f"q{i}", "c", tuple(f"The river {i} {t}" for t in range(turns))) for i in range(count))
+    return Suite(name, tuple(samples), 5)
+
+
+Run = Callable[..., Harness]
+
+
+@pytest.fixture
+def harness(pair: sprinter.Pair, tmp_path: Path) -> Run:
+    def make(
+        arms: list[FakeArm], suites: list[Suite] | None = None, run: dict[str, Any] = RUN, **settings: Any
+    ) -> Harness:
+        with Journal(tmp_path, run) as journal:
+            made = Harness(pair, arms, suites or [suite()], BenchSettings(**settings), journal)
+            made.run()
+            made.close()
+            return made
+
+    return make
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+
+
+def test_arms_take_turns_and_see_the_same_requests(harness: Run, tmp_path: Path) -> None:
+    arms = [FakeArm("a"), FakeArm("b"), FakeArm("c")]
+    harness(arms, temperatures=(1.0, 0.0), repeats=2, warmup=1)
+    rows = rows_in(tmp_path)
+    assert len(rows) == 3 * 4 * 2 * 2
+    assert [row["model_id"] for row in rows[:9]] == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert arms[0].asks == arms[1].asks == arms[2].asks
+    seeds = {(row["question_id"], row["repeat"]): row["seed"] for row in rows}
+    assert len(set(seeds.values())) == 8  # each prompt and repeat its own
+    assert len(arms[0].asks) == 4 * 2 * 2 + 2  # one warm-up at each temperature, kept out of the rows
+
+
+def test_the_garbage_collector_rests_while_an_arm_works(harness: Run) -> None:
+    class Watching(FakeArm):
+        def answer(self, ask: Any) -> Any:
+            assert not gc.isenabled()
+            return super().answer(ask)
+
+    assert not harness([Watching("a")]).failed
+    assert gc.isenabled()
+
+
+def test_a_talk_of_two_turns_carries_the_answer_on(harness: Run, tmp_path: Path) -> None:
+    arm = FakeArm("a")
+    harness([arm], [suite(1, turns=2)], warmup=0)
+    first, second = arm.asks
+    assert second.ids[: len(first.ids)] == first.ids
+    assert len(second.ids) > len(first.ids) + 5
+    (row,) = rows_in(tmp_path)
+    assert row["choices"][0]["new_tokens"] == [5, 5]
+    assert len(row["choices"][0]["accept_lengths"]) == 10
+
+
+def test_a_run_goes_on_where_it_was_killed(harness: Run, tmp_path: Path) -> None:
+    harness([FakeArm("a"), FakeArm("b")])
+    whole = rows_in(tmp_path)
+    text = (tmp_path / ROWS).read_text()
+    (tmp_path / ROWS).write_text(text[: len(text) // 2])  # in the middle of a line
+    again = [FakeArm("a"), FakeArm("b")]
+    harness(again, warmup=0)
+    assert {key(row) for row in rows_in(tmp_path)} == {key(row) for row in whole}
+    assert 0 < sum(len(arm.asks) for arm in again) < 8
+    idle = FakeArm("a")
+    harness([idle], warmup=0)
+    assert idle.log == ["close"]  # nothing left to ask: not even started
+
+
+def key(row: dict[str, Any]) -> tuple[str, str]:
+    return row["model_id"], row["question_id"]
+
+
+def test_another_run_in_the_same_directory_is_refused(harness: Run, tmp_path: Path) -> None:
+    harness([FakeArm("a")])
+    with pytest.raises(UserError, match="another settings"):
+        harness([FakeArm("a")], run={"pair": "p", "settings": {"seed": 1}})
+    (tmp_path / ROWS).write_text("not json\n")
+    with pytest.raises(UserError, match="damaged"):
+        harness([FakeArm("a")])
+
+
+def test_an_arm_that_breaks_is_marked_and_the_others_go_on(harness: Run, tmp_path: Path) -> None:
+    arms = [FakeArm("good"), FakeArm("breaks", breaks_at=2), FakeArm("absent", starts=False)]
+    done = harness(arms, warmup=0)
+    assert done.failed == {"breaks": "RuntimeError: out of luck", "absent": "ImportError: no such engine"}
+    assert [row["model_id"] for row in rows_in(tmp_path)].count("good") == 4
+    assert [row["model_id"] for row in rows_in(tmp_path)].count("breaks") == 2
+    summaries = {s["arm"]: s for s in summarise(rows_in(tmp_path), {})}
+    assert summaries["good"]["prompts"] == 4
+
+
+def test_prompts_beyond_the_context_are_skipped_and_counted(harness: Run, pair: sprinter.Pair) -> None:
+    long = Sample("long", "c", ("river " * 2 * pair.models.context,))
+    mixed = Suite("toy", (*suite(2).samples, long), 5)
+    arm = FakeArm("a")
+    assert harness([arm], [mixed], warmup=0).skipped == {"toy": {"prompt too long": 1}}
+    assert len(arm.asks) == 2
+    with pytest.raises(UserError, match="no prompt"):
+        harness([FakeArm("a")], [Suite("toy", (long,), 5)])
+
+
+def test_new_tokens_up_to_the_context_limit(harness: Run, pair: sprinter.Pair) -> None:
+    arm = FakeArm("a")
+    harness([arm], [suite(1)], new_tokens=0, warmup=0)
+    assert len(arm.asks[0].ids) + arm.asks[0].new_tokens == pair.models.context
+
+
+def test_two_of_one_name_are_refused(harness: Run) -> None:
+    with pytest.raises(UserError, match="two of the arms"):
+        harness([FakeArm("a"), FakeArm("a")])
+    with pytest.raises(UserError, match="two of the suites"):
+        harness([FakeArm("a")], [suite(), suite()])
+    with pytest.raises(UserError, match="no arm"):
+        harness([])
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    for wrong in ({"repeats": 0}, {"new_tokens": -1}, {"temperatures": ()}, {"temperatures": (1.0, 1.0)},
+                  {"temperatures": (-1.0,)}, {"warmup": -1}):  # fmt: skip
+        with pytest.raises(ValueError, match="="):
+            BenchSettings(**wrong)
