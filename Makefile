@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/check_python.py
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "== set-up: torch $(TORCH), then the pinned packages (once; a few minutes)"
 	@$(PIP) install -c constraints.txt torch==$(TORCH)
-	@$(PIP) install -c constraints.txt hatchling
+	@$(PIP) install -c constraints.txt hatchling setuptools
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
+from typing import Any
 
-__all__ = ["write_atomic"]
+__all__ = ["read_json_lines", "write_atomic"]
+
+
+def read_json_lines(path: Path) -> list[Any]:
+    """The values of a file of JSON lines, none if there is no file. A last line that was cut is dropped.
+
+    Raises:
+        ValueError: a whole line is not JSON.
+        OSError: the file cannot be read.
+    """
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
 
 
 def write_atomic(path: Path, content: bytes | str) -> Path:

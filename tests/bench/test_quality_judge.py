@@ -350,7 +350,18 @@ def test_what_was_asked_is_not_asked_again(serve: Any, tmp_path: Path) -> None:
     )
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(records) == len({record["key"] for record in records}) == 12
-    assert records[0]["messages"] == server.asked[0]["messages"] and records[0]["reply"] in ("[[A]]", "[[B]]")
+    assert [record["messages"] for record in records].count(server.asked[0]["messages"]) == 1
+    assert {record["reply"] for record in records} == {"[[A]]", "[[B]]"}
+
+
+def test_the_same_question_is_asked_once_by_all_threads(serve: Any, tmp_path: Path) -> None:
+    server = serve(by_merit)
+    one = judge(server.url, tmp_path / "judge.jsonl", workers=4)
+    rows = [row("base", "plain"), *(row(f"arm {i}", "better") for i in range(8))]
+    scores, facts = judge_rows(rows, samples("7"), "base", one)
+    one.close()
+    assert [score["win"] for score in scores[1:]] == [1] * 8
+    assert (len(server.asked), facts["asked"], facts["reused"]) == (2, 2, 14)
 
 
 def test_order_bias_makes_ties(serve: Any, tmp_path: Path) -> None:

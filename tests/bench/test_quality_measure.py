@@ -40,6 +40,7 @@ def test_one_turn(pair: sprinter.Pair) -> None:
     assert values["log_likelihood"] == pytest.approx(float(logs.sum()))
     assert values["scored_tokens"] == 6
     assert values["perplexity"] == pytest.approx(perplexity(float(logs.sum()), 6))
+    assert values["log_likelihood_per_token"] == pytest.approx(float(logs.mean()))
     assert values["distinct1"] == 2 / 5 and values["longest_repeat"] == 3  # without the end of the text
     assert values["rouge1"] == rouge("perhaps 41, or 42.", "it is 42")["rouge1"] > 0
     assert values["exact_match"] == 1

@@ -49,7 +49,7 @@ class JudgeSettings:
                 "a judge needs both an address and a model: give --judge URL and --judge-model NAME"
             )
         if self.url is not None:
-            Endpoint(self.url, str(self.model))  # checked now, not after an hour
+            Endpoint(self.url, str(self.model), key_from_environment())  # checked now, not after an hour
         LikelihoodJudge(self.band)
 
     def open(self, directory: Path) -> Judge:
@@ -96,6 +96,8 @@ class Grading:
         base = next((name for name in bases if name in arms), None)
         if base is None or len(arms) < 2:
             return {"status": "skipped", "error": "there is no base arm and other arm to compare"}
+        if self._judge.url is None and not self._measures.likelihood:
+            return {"status": "skipped", "error": "the offline judge needs likelihoods, which were not measured"}
         judge = self._judge.open(directory)
         try:
             scores, facts = judge_rows(

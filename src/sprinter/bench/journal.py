@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
+from sprinter.files import read_json_lines, write_atomic
 
 __all__ = ["ROWS", "RUN", "Journal", "Memory", "key_of"]
 
@@ -61,7 +60,7 @@ class Journal(Memory):
                 for name in (ROWS, RUN):
                     (directory / name).unlink(missing_ok=True)
             self._check(run)
-            self.rows = list(_read_rows(directory / ROWS))
+            self.rows = self._read()
             write_atomic(directory / RUN, json.dumps(run, indent=1) + "\n")
             # A line that was cut when the run was killed is dropped for good.
             write_atomic(directory / ROWS, "".join(map(_line, self.rows)))
@@ -92,6 +91,14 @@ class Journal(Memory):
         """Close the file; may be called twice."""
         self._file.close()
 
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            return read_json_lines(self.directory / ROWS)
+        except ValueError:
+            raise UserError(
+                f"'{self.directory / ROWS}' is damaged: give another directory, or --restart to begin anew"
+            ) from None
+
     def _check(self, run: dict[str, Any]) -> None:
         path = self.directory / RUN
         if not path.is_file():
@@ -120,18 +127,3 @@ def key_of(row: dict[str, Any]) -> Key:
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole lines."""
-    if not path.is_file():
-        return
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                yield json.loads(line)
-            except ValueError:
-                if line.endswith("\n"):
-                    raise UserError(
-                        f"'{path}' is damaged: give another directory, or --restart to begin anew"
-                    ) from None

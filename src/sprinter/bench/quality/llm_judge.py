@@ -74,6 +74,7 @@ class LlmJudge:
     workers: int = 4
     _counts: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     _lock: Lock = field(default_factory=Lock, init=False, repr=False)
+    _turns: dict[str, Lock] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         at_least("workers", self.workers, 1)
@@ -120,6 +121,12 @@ class LlmJudge:
 
     def _ask(self, messages: list[dict[str, str]]) -> Choice | None:
         key = key_of([self.endpoint.model, messages])
+        with self._lock:
+            turn = self._turns.setdefault(key, Lock())
+        with turn:  # two arms may have given the same answer
+            return self._ask_once(key, messages)
+
+    def _ask_once(self, key: str, messages: list[dict[str, str]]) -> Choice | None:
         record = self.replies.get(key)
         if record is None:
             try:

@@ -1,4 +1,4 @@
-"""What a judge was asked and what it said: JSON lines, so that nothing is asked (and paid) twice."""
+"""Records by key in a file of JSON lines: what a judge was asked and said, so that nothing is asked twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Lock
 from typing import Any
 
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
+from sprinter.files import read_json_lines, write_atomic
 
 __all__ = ["Replies", "key_of"]
 
@@ -33,19 +33,16 @@ class Replies:
         self.path, self._lock = path, Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = (
-                path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-                if path.exists()
-                else []
-            )
-            self._known = {record["key"]: record for record in map(self._read, lines) if record}
-            if lines and not lines[-1].endswith("\n"):
+            self._known = {record["key"]: record for record in read_json_lines(path)}
+            if path.exists():  # without a line that was cut
                 write_atomic(path, "".join(map(_line, self._known.values())))
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
             raise UserError(
                 f"cannot write to '{path}' ({error.strerror}): free it or give another directory"
             ) from None
+        except (ValueError, LookupError, TypeError):
+            raise UserError(f"'{path}' is damaged: move it away and run it again") from None
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The record of a question; None: it was not asked yet."""
@@ -70,16 +67,6 @@ class Replies:
     def close(self) -> None:
         """Close the file; may be called twice."""
         self._file.close()
-
-    def _read(self, line: str) -> dict[str, Any] | None:
-        try:
-            record = json.loads(line)
-            if isinstance(record, dict) and isinstance(record.get("key"), str):
-                return record
-        except ValueError:
-            if not line.endswith("\n"):
-                return None
-        raise UserError(f"'{self.path}' is damaged: move it away, and the judge is asked anew")
 
 
 def _line(record: dict[str, Any]) -> str:

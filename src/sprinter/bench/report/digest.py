@@ -139,12 +139,17 @@ def _headlines(run: Digest, temperature: float) -> list[dict[str, Any]]:
     first = next((suite for suite, summaries in by_suite.items() if summaries), None)
     if first is None:
         return []
-    by_arm: dict[str, dict[str, Interval | None]] = {}
+    speeds: dict[str, dict[str, Interval | None]] = {}
+    told: dict[str, Summary] = {}
     for suite, summaries in by_suite.items():
         for summary in summaries:
-            by_arm.setdefault(summary["arm"], {})[suite] = speed_of(summary, run.base)
+            arm = summary["arm"]
+            speeds.setdefault(arm, {})[suite] = speed_of(summary, run.base)
+            # An arm that this suite knows nothing of has no numbers but those by suite.
+            facts = {key: summary.get(key) for key in ("arm", "engine", "temperature", "lossless")}
+            told.setdefault(arm, summary if suite == first else facts | {"suite": first})
     on_front = set(front(plane_points(by_suite[first], run.base)))
-    rows = [_headline(run, summary, by_arm[summary["arm"]], on_front) for summary in by_suite[first]]
+    rows = [_headline(run, summary, speeds[arm], on_front) for arm, summary in told.items()]
     return sorted(rows, key=lambda row: -(value(row["speed_up"]) or value(row["tokens_per_s"]) or 0))
 
 

@@ -91,7 +91,7 @@ def _ratio(found: Mapping[str, Any]) -> Part:
         if share:
             tip = f"{edges[i]:g} to {edges[i + 1]:g}\n{percentage(share)} of {total:,} positions"
             plot.bar(edges[i], edges[i + 1], share, "sky", tip)
-    plot.rule(x=found["p50"], text=f"median {number(found['p50'])}")
+    plot.rule(found["p50"], f"median {number(found['p50'])}")
     notes = [
         f"{percentage(found['share_to_1_3'])} of positions lie between 1 and 1.3, where SVIP found most of its own; "
         f"{percentage(found['above'] / total)} lie above {found['edges'][-1]:g}. Left out, the draft being sure: "

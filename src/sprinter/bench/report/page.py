@@ -324,7 +324,7 @@ def _category_section(run: Digest) -> Section:
 def _elsewhere(found: Iterable[tuple[str, float]], nowhere: str) -> str:
     """Why a view does not have what only some suites have."""
     suites = ", ".join(dict.fromkeys(suite for suite, _ in found))
-    return f"only for {suites}: choose it above" if suites else nowhere
+    return f"told for {suites} only (choose it above)" if suites else nowhere
 
 
 def _law_section(run: Digest) -> Section:

@@ -86,11 +86,11 @@ def plane(run: Digest, summaries: Sequence[Summary]) -> Part:
         return Part(None, ["no arm knows both its speed and its drift"])
     exact = [summary for summary in told if summary.get("lossless") is True]
     lossy = [summary for summary in told if summary.get("lossless") is not True]
-    x = _speed_axis(run, [points[s["arm"]][0] for s in told])
-    most = max((points[s["arm"]][1] for s in lossy), default=0.0) or 0.1
+    x = _speed_axis(run, [end for s in told for end in speed_of(s, run.base) or ()])
+    most = max((far[2] for s in lossy if (far := drift_of(s))), default=0.0) or 0.1
     y = axis([], "↑ mean drift TV(π, p), less is nearer to the target", low=0.0, high=1.06 * most)
     rows = lane_rows([x.share(points[s["arm"]][0]) for s in exact])
-    lane = 34 + _LANE_ROW * max(rows, default=0) if exact else 0
+    lane = 44 + _LANE_ROW * max(rows, default=0) if exact else 0
     plot = Plot(x, y, _plane_name(run, points), height=320, lane=lane, lane_label="exact: drift 0")
     line = front(points)
     plot.line([points[arm] for arm in line], "ink", dash="5 4", width=1.3, steps=True)

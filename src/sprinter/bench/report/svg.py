@@ -114,25 +114,10 @@ class Plot:
     """
 
     def __init__(
-        self,
-        x: Axis,
-        y: Axis,
-        name: str,
-        *,
-        height: int = 280,
-        lane: int = 0,
-        lane_label: str = "",
-        wide: int = WIDE,
-    ) -> None:
-        self._wide = wide
-        self.x, self.y, self.name, self.height, self.lane, self._lane_label = (
-            x,
-            y,
-            name,
-            height,
-            lane,
-            lane_label,
-        )
+        self, x: Axis, y: Axis, name: str, *, height: int = 280, lane: int = 0, lane_label: str = "", wide: int = WIDE
+    ) -> None:  # fmt: skip
+        self.x, self.y, self.name, self.height = x, y, name, height
+        self.lane, self._lane_label, self._wide = lane, lane_label, wide
         self._lines: list[Markup] = []
         self._marks: list[Markup] = []
         self._labels: list[Label] = []
@@ -170,32 +155,15 @@ class Plot:
                 class_=f"bar tip {colour}")
         )  # fmt: skip
 
-    def rule(self, *, x: float | None = None, y: float | None = None, text: str = "") -> None:
-        """A thin line across or down."""
-        if x is not None:
-            at = self._units(x)
-            ends = {"x1": at, "x2": at, "y1": 0, "y2": self.height + self.lane}
-            where = {"x": self._percent(x), "y": 0, "dx": 4, "dy": 10}
-        else:
-            assert y is not None
-            at = self._down(y)
-            ends = {"x1": 0, "x2": _UNITS, "y1": at, "y2": at}
-            where = {"x": "100%", "y": at, "dx": -2, "dy": -4, "text_anchor": "end"}
-        self._lines.append(tag("line", class_="rule", **ends))
-        if text:
-            self._marks.append(tag("text", text, class_="note", **where))
+    def rule(self, x: float, text: str) -> None:
+        """A thin line down, and what it is."""
+        at, bottom = self._units(x), self.height + self.lane
+        self._lines.append(tag("line", class_="rule", x1=at, x2=at, y1=0, y2=bottom))
+        self._marks.append(tag("text", text, class_="note", x=self._percent(x), y=0, dx=4, dy=10))
 
     def mark(
-        self,
-        x: float,
-        y: float | None,
-        look: Look,
-        tip: str,
-        *,
-        row: float = 0,
-        label: str = "",
-        urgency: int = 0,
-    ) -> None:
+        self, x: float, y: float | None, look: Look, tip: str, *, row: float = 0, label: str = "", urgency: int = 0
+    ) -> None:  # fmt: skip
         """A mark with its tooltip. ``y`` None: in the lane, ``row`` pixels down. Labels of high urgency go first."""
         down = self._down(y) if y is not None else self.height + row
         at = self._percent(x)
@@ -251,18 +219,7 @@ class Plot:
             parts.append(tag("text", _tick(tick), x=at, y=bottom, dy=17, class_="tick", text_anchor="middle"))
         if self.lane:
             parts.append(tag("rect", x=0, width="100%", y=self.height, height=self.lane, class_="lane"))
-            parts.append(
-                tag(
-                    "text",
-                    self._lane_label,
-                    x="100%",
-                    dx=-6,
-                    y=bottom,
-                    dy=-6,
-                    class_="note",
-                    text_anchor="end",
-                )
-            )
+            parts.append(tag("text", self._lane_label, class_="note", x=6, y=bottom, dy=-6))
         parts.append(tag("line", x1=0, x2="100%", y1=self.height, y2=self.height, class_="base"))
         return parts
 

@@ -68,7 +68,7 @@ def _with_interval(of: Interval | None, show: Callable[[Any], str] = number) -> 
 
 
 def _exact(lossless: Any) -> Cell:
-    return Cell({True: "exact", False: "lossy"}.get(lossless, "not known"), kind="word")
+    return Cell("exact" if lossless is True else "lossy" if lossless is False else "not known", kind="word")
 
 
 def _drift(summary: Summary) -> Cell:
