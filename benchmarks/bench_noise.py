@@ -125,7 +125,7 @@ def main() -> None:
     suite = Suite("heldout", tuple(Sample(str(i), "", (text,)) for i, text in enumerate(prompts)), NEW_TOKENS)
     runs: list[list[dict[str, Any]]] = []
     for i in range(RUNS):
-        runs.append(one_run(pair, suite, seed=1000 * i))
+        runs.append(one_run(pair, suite, seed=0))  # the same texts: what differs is the clock
         if i:
             found = facts(runs)
             save("bench_noise", table(found), began, len(prompts), **found)

@@ -225,10 +225,12 @@ class Plot:
 
     def _placed(self, width: int, which: str) -> list[Markup]:
         """Labels that find room at this width."""
+        foot, note = self.height + self.lane - 10.0, range(0, 7 * len(self._lane_label), 7)
+        taken = [*self._taken, *(Taken(x / width, foot, 6.0) for x in note)]
         return [
             tag("text", label.text, x=f"{100 * label.x:.2f}%", y=label.y, dx=dx, dy=dy, text_anchor=side,
                 class_=f"label {which}", data_arm=label.arm)
-            for label, (dx, dy, side) in place(self._labels, self._taken, width, self.height + self.lane)
+            for label, (dx, dy, side) in place(self._labels, taken, width, self.height + self.lane)
         ]  # fmt: skip
 
     def _avoid(self, start: tuple[float, float], end: tuple[float, float]) -> None:

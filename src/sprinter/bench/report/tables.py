@@ -125,7 +125,8 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     ]
     missing = [summary["arm"] for summary, speed in told if speed is None]
     title = f"speed over {base}" if base else "tokens a second"
-    return Table(title, [(title, "with its 95 % interval"), ("", "")], rows, True, missing)
+    head = ("speed-up" if base else "tokens/s", f"{title}, with its 95 % interval")
+    return Table(title, [head, ("", "")], rows, True, missing)
 
 
 def _bar(colour: str, speed: Interval, most: float, mark: float | None) -> Cell:
