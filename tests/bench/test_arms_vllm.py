@@ -1,0 +1,176 @@
+"""The vLLM arm and its worker, against a package that looks like vllm; against the real one where there is one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.bench.fake_vllm import install
+
+import sprinter
+from sprinter.bench.arm import Ask
+from sprinter.bench.arms import parse_arm
+from sprinter.bench.arms.peer_vllm import VllmPlain
+from sprinter.bench.arms.process import JsonProcess
+from sprinter.errors import SprinterError, UserError
+from sprinter.laws import Sampling
+from sprinter.models.pair import LoadedModel, LoadedPair
+
+GREEDY = Sampling(0.0)
+REAL = os.environ.get("SPRINTER_VLLM_PYTHON")
+
+
+@pytest.fixture(scope="module")
+def pair() -> sprinter.Pair:
+    return sprinter.load_pair()
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker finds the fake package."""
+    monkeypatch.setenv("PYTHONPATH", str(install(tmp_path)))
+    monkeypatch.delenv("SPRINTER_VLLM_PYTHON", raising=False)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def worker_of(arm: object) -> JsonProcess:
+    assert isinstance(arm, VllmPlain) and arm._worker is not None
+    return arm._worker
+
+
+def test_the_worker_answers(pair: sprinter.Pair, fake: None) -> None:
+    arm = parse_arm("vllm:plain")
+    arm.start(pair)
+    assert arm.versions() == {"vllm": "0.0.fake", "torch": "1.fake", "transformers": "2.fake"}
+    for _ in range(2):
+        answer = arm.answer(Ask((5, 6, 7), 5, GREEDY, 0))
+        assert answer.ids == [5, 6, 7, 5, 6] and answer.accept_lengths == [2, 2, 1]
+        assert answer.target_calls == 3 and answer.draft_steps == 0 and answer.extra == {}
+        assert (
+            len(answer.arrivals_s) == 5
+            and 0 < answer.arrivals_s[0] == answer.arrivals_s[1] < answer.arrivals_s[2]
+        )
+        assert answer.arrivals_s[-1] <= answer.wall_s
+    eos = pair.models.target.eos_ids[0]
+    assert arm.answer(Ask((5, eos, 7), 5, GREEDY, 0)).ids == [5, eos]
+    pid = worker_of(arm)._child.pid
+    arm.close()
+    assert not alive(pid)
+    arm.close()
+
+
+def test_speculation_is_set_up_and_told(pair: sprinter.Pair, fake: None) -> None:
+    for spec, config in (
+        ("vllm:draft_model(tokens=3, draft_sampling=probabilistic, dtype=bfloat16)",
+         {"method": "draft_model", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}),
+        ("vllm:ngram(dtype=bfloat16)",
+         {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+    ):  # fmt: skip
+        arm = parse_arm(spec)
+        arm.start(pair)
+        answer = arm.answer(Ask((5, 6), 4, GREEDY, 0))
+        arm.close()
+        told = answer.extra["speculation"]
+        assert told["dtype"] == "bfloat16" and config.items() <= told["config"].items()
+        assert answer.draft_steps == (7 if config["method"] == "draft_model" else 0)
+
+
+def test_trouble_with_one_request_leaves_the_worker_alive(pair: sprinter.Pair, fake: None) -> None:
+    arm = parse_arm("vllm:plain")
+    arm.start(pair)
+    with pytest.raises(SprinterError, match=r"vllm:plain\): ValueError: thirteen new tokens$"):
+        arm.answer(Ask((5,), 13, GREEDY, 0))
+    assert arm.answer(Ask((5,), 2, GREEDY, 0)).ids == [5, 5]
+    arm.close()
+
+
+def test_a_worker_that_dies_leaves_its_last_words(pair: sprinter.Pair, fake: None) -> None:
+    arm = parse_arm("vllm:plain")
+    arm.start(pair)
+    for _ in range(2):
+        with pytest.raises(SprinterError, match="ended with status 3: the engine burst"):
+            arm.answer(Ask((5,), 14, GREEDY, 0))
+    arm.close()
+    arm.start(pair)  # a new one
+    assert arm.answer(Ask((5,), 1, GREEDY, 0)).ids == [5]
+    arm.close()
+
+
+def test_an_engine_that_refuses_the_pair_is_told(pair: sprinter.Pair, fake: None) -> None:
+    models = pair.models
+    short = LoadedModel(models.target.model, models.target.id, None, 13, models.vocab_size, 128, (0,))
+    arm = parse_arm("vllm:plain")
+    with pytest.raises(SprinterError, match=r"ValueError: thirteen is unlucky$"):
+        arm.start(sprinter.Pair(LoadedPair(short, models.draft, None)))
+
+
+def test_models_must_be_on_disk(pair: sprinter.Pair, fake: None) -> None:
+    models = pair.models
+    memory = LoadedModel(models.target.model, "LlamaForCausalLM", None, 99, models.vocab_size, 128, (0,))
+    with pytest.raises(
+        UserError, match="reads models from disk, and the target LlamaForCausalLM is in memory"
+    ):
+        parse_arm("vllm:plain").start(sprinter.Pair(LoadedPair(memory, models.draft, None)))
+
+
+def test_an_interpreter_without_vllm_is_told(
+    pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_VLLM_PYTHON", str(tmp_path / "python"))
+    with pytest.raises(
+        UserError, match=r"cannot be started \(.*python: No such file or directory\): check the path"
+    ):
+        parse_arm("vllm:plain").start(pair)
+    bare = tmp_path / "bare"  # as -S: no site-packages, so no vllm even where this environment has it
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    bare.chmod(0o755)
+    with pytest.raises(UserError, match=r"bare has no vllm: install it there, or give python=PATH") as caught:
+        parse_arm(f"vllm:plain(python={bare})").start(pair)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_worker_ends_with_its_input(tmp_path: Path) -> None:
+    child = JsonProcess([sys.executable, "-c", "import sys; sys.stdin.read()"], os.environ, "a child")
+    pid = child._child.pid
+    child.close()
+    assert not alive(pid)
+    with pytest.raises(SprinterError, match="a child was closed"):
+        child.ask({})
+
+
+def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sprinter.bench.arms.process._PATIENCE_S", 0.2)
+    child = JsonProcess([sys.executable, "-c", "import time; time.sleep(60)"], os.environ, "a child")
+    pid, began = child._child.pid, time.monotonic()
+    child.close()
+    assert not alive(pid) and time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL is None, reason="SPRINTER_VLLM_PYTHON names no interpreter that has vllm")
+@pytest.mark.parametrize(
+    "spec", ["vllm:plain(eager=true)", "vllm:draft_model(eager=true)", "vllm:ngram(eager=true)"]
+)
+@pytest.mark.timeout(900)
+def test_vllm_s_greedy_texts_are_ours(pair: sprinter.Pair, spec: str) -> None:
+    arm, ours = parse_arm(spec), parse_arm("autoregressive")
+    ours.start(pair)
+    arm.start(pair)
+    try:
+        for text in ("The river rises in the mountains and", "In 1998 the city council"):
+            ask = Ask(tuple(pair.tokenizer(text)["input_ids"]), 32, GREEDY, 0)
+            answer = arm.answer(ask)
+            assert answer.ids == ours.answer(ask).ids
+            assert sum(answer.accept_lengths) == len(answer.ids) == len(answer.arrivals_s)
+    finally:
+        arm.close()
