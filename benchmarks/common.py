@@ -47,7 +47,7 @@ class Arm:
     """One way to generate, and what it gave on each prompt (and repeat)."""
 
     name: str
-    run: Callable[[str, int], Generation]
+    run: Callable[[Any, int], Generation]
     outs: list[Generation] = field(default_factory=list)
 
     def total(self, name: str) -> float:
@@ -75,7 +75,7 @@ class Arm:
         return np.array([out.stats.mean_drift * out.stats.new_tokens for out in self.outs])
 
 
-def interleave(arms: Sequence[Arm], prompts: Sequence[str], repeats: int = 1, note: str = "") -> None:
+def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, note: str = "") -> None:
     """Every arm on every prompt in turn, the order of arms rotated, one warm-up prompt thrown away."""
     for arm in arms:
         arm.run(prompts[0], 0)
@@ -108,18 +108,15 @@ def speed_ratio(arm: Arm, base: Arm) -> Interval:
     return ratio_of_ratios((arm.tokens, arm.busy_s), (base.tokens, base.busy_s))
 
 
-def method_arm(pair: sprinter.Pair, method: str, temperature: float, name: str = "") -> Arm:
+def method_arm(
+    pair: sprinter.Pair, method: str, temperature: float, name: str = "", new_tokens: int = NEW_TOKENS
+) -> Arm:
     """An arm that generates with a method, meter complete; named after it unless told otherwise."""
 
-    def run(prompt: str, seed: int) -> Generation:
+    def run(prompt: str | Sequence[int], seed: int) -> Generation:
         return pair.generate(
-            prompt,
-            method=method,
-            max_new_tokens=NEW_TOKENS,
-            temperature=temperature,
-            seed=seed,
-            meter="complete",
-        )
+            prompt, method=method, max_new_tokens=new_tokens, temperature=temperature, seed=seed, meter="complete"
+        )  # fmt: skip
 
     return Arm(name or method, run)
 

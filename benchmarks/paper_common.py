@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import common
 import numpy as np
 from common import Arm, interleave
 
@@ -82,14 +82,8 @@ def _samples(suite: str, data: Path) -> Sequence[Sample]:
 def method_arm(
     pair: sprinter.Pair, method: str, new_tokens: int, temperature: float = 1.0, name: str = ""
 ) -> Arm:
-    """As ``common.method_arm``, with a limit of its own."""
-
-    def run(prompt: Any, seed: int) -> Generation:
-        return pair.generate(
-            prompt, method=method, max_new_tokens=new_tokens, temperature=temperature, seed=seed, meter="complete"
-        )  # fmt: skip
-
-    return Arm(name or method, run)
+    """``common.method_arm`` with a limit of its own."""
+    return common.method_arm(pair, method, temperature, name, new_tokens)
 
 
 def measure(arms: Sequence[Arm], prompts: Sequence[Ask], repeats: int = 1, note: str = "") -> dict[str, Arm]:

@@ -25,7 +25,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, action="append", help="of the window, in pixels; repeatable")
     parser.add_argument("--scheme", choices=("light", "dark"), action="append")
     parser.add_argument("--section", help="id of the only element to take; else the whole page")
-    parser.add_argument("--check", action="append", default=[], help="id of a radio button to choose; repeatable")
+    parser.add_argument(
+        "--check", action="append", default=[], help="id of a radio button to choose; repeatable"
+    )
     parser.add_argument("--hover", help="CSS selector of what the pointer is put on")
     parser.add_argument("--no-scripts", action="store_true")
     told = parser.parse_args()
@@ -53,7 +55,11 @@ def main() -> None:
                     page.screenshot(path=file, full_page=not told.hover)
                 if not told.no_scripts:
                     wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
-                    print(json.dumps({"file": str(file), "too_wide": wide, "requests": requests, "errors": errors}))
+                    print(
+                        json.dumps(
+                            {"file": str(file), "too_wide": wide, "requests": requests, "errors": errors}
+                        )
+                    )
                 context.close()
         browser.close()
 

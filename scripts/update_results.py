@@ -18,12 +18,19 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 TITLES = {
     "main_job": "The main job: speed, target calls and drift at three drifts",
     "methods": "Every method",
+    "bench_table": "Every method and transformers' own generation on three suites",
+    "bench_noise": "How far the bench can be trusted",
     "crosscheck": "Against transformers' assisted decoding",
     "gate_study_builtin": "Gates: which signal is worth learning (built-in pair)",
     "gate_study_other": "Gates: which signal is worth learning (another pair)",
     "gate_transfer": "Gates: one kind of text to another",
     "gate_labelling": "Labelling speed",
     "theory_predict": "Predicted against measured",
+    "paper_sprinter": "SPRINTER's tables in kind",
+    "paper_svip": "SVIP's tables in kind",
+    "paper_fsd": "Fuzzy speculative decoding's tables in kind",
+    "paper_fsd_laws": "Fuzzy speculative decoding: divergences in kind",
+    "paper_theory": "OPT against UNO, target against draft, in kind",
 }
 
 

@@ -63,7 +63,7 @@ def check_times(answer: Answer) -> None:
             "transformers:assisted(tokens=3)", "transformers:assisted(tokens=3)",
             "transformers:assisted(tokens=3, schedule=constant)", "transformers",
         ),
-        ("vllm:ngram as n", "n", "vllm:ngram(cache_gib=1.0, eager=False, tokens=5, lookup_min=2, lookup_max=4)", "vllm"),
+        ("vllm:plain as n", "n", "vllm:plain(cache_gib=1.0, eager=False)", "vllm"),
     ],
 )  # fmt: skip
 def test_a_spec_gives_an_arm_that_can_be_made_again(
@@ -92,15 +92,15 @@ def test_a_spec_gives_an_arm_that_can_be_made_again(
         ("vllm:plain(threads=0)", "threads=0 is out of range"),
         ("peers", "'peers' is a set of arms, and one is wanted here"),
         ("transformers:lookup(tokens=1", "does not end with its closing parenthesis"),
-        ("as mine", "is not SPEC or SPEC as NAME"),
-        ("svip as", "unknown arm"),
-        ("", "unknown arm|is not SPEC"),
+        ("as mine", "unknown arm 'as mine'"),
+        ("svip as", "is not SPEC or SPEC as NAME"),
+        ("", "is not SPEC or SPEC as NAME"),
     ],
 )
 def test_mistakes_are_told(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_arm(text)
-    assert any(part in str(caught.value) for part in message.split("|"))
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -185,12 +185,11 @@ def test_other_packages_add_arms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (arm.name, arm.spec, arm.engine) == ("twice", "echo:twice(times=2)", "echo")
     assert arm.answer(Ask((1, 2), 4, GREEDY, 0)).ids == [1, 2, 1, 2]
     row = next(row for row in arm_names() if row["name"] == "echo:twice")
-    assert row == {
-        "name": "echo:twice",
-        "spec": "echo:twice(times=1)",
-        "engine": "echo",
-        "what": "Says the prompt again.",
-    }
+    assert (row["spec"], row["engine"], row["what"]) == (
+        "echo:twice(times=1)",
+        "echo",
+        "Says the prompt again.",
+    )
     assert "echo:twice" in [arm.name for arm in parse_arms(["methods", "echo:twice"])]
     with pytest.raises(SprinterError, match="'nothing' makes is no arm"):
         parse_arm("nothing")

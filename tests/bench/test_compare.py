@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.bench.rows import results_of, rows_of
 
 from sprinter.bench.compare import compare
 from sprinter.errors import UserError
-from tests.bench.rows import results_of, rows_of
 
 RNG = np.random.default_rng(5)
 

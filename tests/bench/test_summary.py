@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.bench.rows import row, rows_of
 
 from sprinter.bench.statistics import ratio_of_ratios, ratio_of_sums
 from sprinter.bench.summary import ALL, groups, summarise
-from tests.bench.rows import row, rows_of
 
 RNG = np.random.default_rng(3)
 

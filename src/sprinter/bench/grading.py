@@ -97,7 +97,10 @@ class Grading:
         if base is None or len(arms) < 2:
             return {"status": "skipped", "error": "there is no base arm and other arm to compare"}
         if self._judge.url is None and not self._measures.likelihood:
-            return {"status": "skipped", "error": "the offline judge needs likelihoods, which were not measured"}
+            return {
+                "status": "skipped",
+                "error": "the offline judge needs likelihoods, which were not measured",
+            }
         judge = self._judge.open(directory)
         try:
             scores, facts = judge_rows(

@@ -52,7 +52,7 @@ def parse_arm(text: str) -> Arm:
     spec, named, name = words.rpartition(" as ")
     if not named:
         spec = name = words
-    if not spec or not name or spec == "as" or name.endswith(" as"):
+    if not spec or not name or name.endswith(" as"):
         raise UserError(
             f"the arm '{text}' is not SPEC or SPEC as NAME: give for example 'opt(epsilon=0.1) as slack'"
         )

@@ -214,7 +214,7 @@ def quality_table(run: Digest, summaries: Sequence[Summary]) -> Table | None:
     names = [name for name in METRICS if name in told and METRICS[name].main] + sorted(told - METRICS.keys())
     if not names:
         return None
-    arrows = {"higher": " ↑", "lower": " ↓"}
+    arrows = {"higher": "\u00a0↑", "lower": "\u00a0↓"}
     head = []
     for name in names:
         metric = METRICS.get(name)
