@@ -1,9 +1,10 @@
 """Every method and transformers' own generation on three suites: one table with 95 % intervals.
 
-    python benchmarks/bench_table.py --data DIR [--out DIR]
+    python benchmarks/bench_table.py --data DIR [--out DIR] [--more vllm:plain ...]
 
-What ``sprinter bench -s spec-bench:60 -s wiki-summary:100 -s lm1b:100 -a all -t 1 -t 0`` does, on the built-in pair:
-arms interleaved prompt by prompt, meter complete, texts judged. The whole results.json and the report stay in --out;
+What ``sprinter bench -s spec-bench:60 -s wiki-summary:100 -s lm1b:100 -a methods -a peers -t 1 -t 0`` does, on the
+built-in pair, with 64 new tokens a turn of spec-bench: arms interleaved prompt by prompt, meter complete, texts
+judged. The whole results.json and the report stay in --out;
 the summary goes to ``benchmarks/results``.
 """
 
@@ -23,7 +24,7 @@ from sprinter.bench.run import run_bench
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.suites import load_suite
 
-SUITES = {"spec-bench": 60, "wiki-summary": 100, "lm1b": 100}
+SUITES = {"spec-bench": (60, 64), "wiki-summary": (100, 20), "lm1b": (100, 20)}  # prompts, new tokens
 TEMPERATURES = (1.0, 0.0)
 BASES = ("autoregressive", "speculative", "transformers:plain", "transformers:assisted")
 
@@ -47,13 +48,14 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
         "target calls/token",
         "drift",
         "ROUGE-1",
-        "NLL",
+        "log-likelihood a token",
+        "wins or ties",
     ]
     found = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for s in sorted(rows, key=lambda s: -s["tokens_per_s"]):
         speeds = (cells(s["speed_over"][base]) if base in s["speed_over"] else "–" for base in BASES[:3])
         calls, drift = s["target_calls_per_token"], s["mean_drift"]
-        quality = (s["quality"].get(name) for name in ("rouge1", "nll"))
+        quality = (s["quality"].get(name) for name in ("rouge1", "log_likelihood_per_token", "win_tie"))
         values = [f"`{s['arm']}`", f"{s['tokens_per_s']:.0f}", *speeds]
         values += [f"{calls[0]:.3f}" if calls else "–", cells(drift, 3) if drift else "–"]
         values += [f"{value[0]:.3f}" if value else "–" for value in quality]
@@ -83,15 +85,29 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=float, default=1.0, help="share of each suite's prompts, for a trial"
     )
+    parser.add_argument("--more", nargs="+", default=[], metavar="ARM", help="more arms, such as vllm:plain")
     args = parser.parse_args()
-    suites = [load_suite(name, args.data, limit=max(2, int(args.prompts * n))) for name, n in SUITES.items()]
+    suites = [
+        load_suite(name, args.data, limit=max(2, int(args.prompts * limit)), new_tokens=new_tokens)
+        for name, (limit, new_tokens) in SUITES.items()
+    ]
     settings = BenchSettings(temperatures=TEMPERATURES, bases=BASES)
     results = run_bench(
-        sprinter.load_pair(), parse_arms(["all"]), suites, settings, args.out, progress=Progress()
+        sprinter.load_pair(),
+        parse_arms(["methods", "peers", *args.more]),
+        suites,
+        settings,
+        args.out,
+        progress=Progress(),
     )
     kept = {key: value for key, value in results.items() if key not in ("rows", "analysis")}
     texts = sum(len(suite.samples) for suite in suites)
-    facts = {"benchmark": "bench_table", "command": command("bench_table"), "prompts": texts}
+    facts = {
+        "benchmark": "bench_table",
+        "command": command("bench_table"),
+        "prompts": texts,
+        "new_tokens": "20 or 64",
+    }
     write_results("bench_table", kept | facts, table(results["summary"]))
 
 

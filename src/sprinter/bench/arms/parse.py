@@ -74,13 +74,11 @@ def parse_arms(texts: Sequence[str]) -> list[Arm]:
     Raises:
         UserError: as ``parse_arm``; two arms of one name.
     """
-    specs: dict[str, bool] = {}  # spec -> whether a set gave it
+    shared = {spec for text in texts if text in _SETS for spec in _SETS[text]()}
+    specs: list[str] = []
     for text in texts:
-        for spec in _SETS[text]() if text in _SETS else [text]:
-            by_set = text in _SETS
-            if spec in specs and not (by_set or specs[spec]):
-                raise UserError(f"two arms are called '{spec}': name one of them anew, '{spec} as NAME'")
-            specs.setdefault(spec, by_set)
+        named = _SETS[text]() if text in _SETS else [text]
+        specs += [spec for spec in named if spec not in specs or spec not in shared]
     arms = [parse_arm(spec) for spec in specs]
     names = [arm.name for arm in arms]
     for name in names:
