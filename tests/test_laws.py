@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -24,6 +25,7 @@ from sprinter.laws import (
     kl_divergence,
     overlap,
     process,
+    process_rows,
     raw_law,
     residual,
     tv_distance,
@@ -299,3 +301,43 @@ def test_residual_row_by_row() -> None:
     q = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.1, 0.4]], dtype=torch.float64)
     assert residual(p, q)[0].tolist() == [0.5, 0.5, 0.0]
     assert residual(p, q)[1].tolist() == pytest.approx([0, 2 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab", [50, 3072])
+def test_rows_with_settings_as_tensors_get_the_same_laws(dtype: torch.dtype, vocab: int) -> None:
+    logits = 4 * torch.randn(12, vocab, dtype=dtype, generator=torch.Generator().manual_seed(vocab))
+    logits[::3] = (logits[::3] * 4).round() / 4  # ties
+    settings = [
+        Sampling(temperature, top_k, top_p, min_p)
+        for temperature, top_k, top_p, min_p in itertools.product(
+            (0.0, 0.7, 1.0), (0, 1, 7, vocab + 3), (1.0, 0.9, 0.3), (0.0, 0.1)
+        )
+    ]
+    for start in range(0, len(settings), 12):
+        mine = settings[start : start + 12]
+        temperature, top_p, min_p = (
+            torch.tensor([getattr(one, name) for one in mine], dtype=dtype)
+            for name in ("temperature", "top_p", "min_p")
+        )
+        top_k = torch.tensor([one.top_k for one in mine])
+        laws = process_rows(logits, temperature, (top_k, top_p, min_p))
+        for law, row, one in zip(laws, logits, mine, strict=True):
+            expected = process(row, one)
+            assert torch.equal(law > 0, expected > 0), one
+            torch.testing.assert_close(law, expected, rtol=1e-5, atol=1e-7)
+    bare = process_rows(logits, torch.tensor([0.0, 0.5, 1.0] * 4, dtype=dtype), None)
+    for law, row, value in zip(bare, logits, [0.0, 0.5, 1.0] * 4, strict=True):
+        torch.testing.assert_close(law, process(row, Sampling(value)))
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.999, 0.999999])
+def test_top_p_beyond_the_first_tokens_that_are_ranked(top_p: float) -> None:
+    """A flat law needs more tokens than are ranked first, a steep one fewer; both as by a full sort."""
+    steep = -torch.arange(3000, dtype=torch.float64) / 40
+    for logits in (torch.zeros(3000, dtype=torch.float64), steep, torch.stack([steep, steep / 100])):
+        law, raw = process(logits, Sampling(top_p=top_p)), torch.softmax(logits, -1)
+        ranked = raw.sort(dim=-1, descending=True, stable=True).values
+        kept = (ranked.cumsum(-1) - ranked < top_p).sum(-1)
+        assert torch.equal((law > 0).sum(-1), kept)
+        assert ((law > 0).cumsum(-1).amax(-1) == kept).all() and (law > 0).diff(dim=-1).sum(-1).max() <= 1

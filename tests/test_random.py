@@ -58,7 +58,7 @@ def test_an_address_gives_the_same_number_in_any_order() -> None:
 def test_every_part_of_the_address_counts() -> None:
     """64-bit keys of 120,000 addresses differ (false alarm 4e-10)."""
     keys = [
-        AddressedDraws(seed, request)._address(round, position, purpose, row)
+        AddressedDraws(seed, request).address(round, position, purpose, row)
         for seed, request in itertools.product((-1, 0, 1, 10**30), range(3))
         for round, position, purpose, row in itertools.product(range(10), range(100), Purpose, range(2))
     ]
@@ -69,9 +69,9 @@ def test_every_part_of_the_address_counts() -> None:
 def test_long_texts_and_many_rows_do_not_share_addresses() -> None:
     draws = AddressedDraws()
     parts = [(1, 0, 1, 0), (0, 2**31, 1, 0), (0, 0, 1, 1), (2**20, 2**30, 4, 100), (2**20, 2**30, 4, 101)]
-    assert len(
-        {draws._address(round, position, Purpose(p), row) for round, position, p, row in parts}
-    ) == len(parts)
+    assert len({draws.address(round, position, Purpose(p), row) for round, position, p, row in parts}) == len(
+        parts
+    )
 
 
 # --- race times ------------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def test_numpy_and_torch_draw_the_same_tokens() -> None:
     law = torch.softmax(torch.randn(1000, generator=torch.Generator().manual_seed(1)), -1)
     draws = AddressedDraws(1)
     for position in range(300):
-        key = draws._address(1, position, Purpose.DRAFT, 0)
+        key = draws.address(1, position, Purpose.DRAFT, 0)
         there = int((law / numbers._race_times_torch(key, 1000, torch.device("cpu"))).argmax())
         assert draws.token(law, 1, position, Purpose.DRAFT) == there
 
@@ -108,7 +108,7 @@ def test_a_gpu_draws_the_same_tokens() -> None:
 @pytest.mark.statistical
 def test_race_times_are_exponential() -> None:
     times = [
-        numbers._race_times_numpy(AddressedDraws(9)._address(1, i, Purpose.DRAFT, 0), 37) for i in range(2000)
+        numbers._race_times_numpy(AddressedDraws(9).address(1, i, Purpose.DRAFT, 0), 37) for i in range(2000)
     ]
     assert uniform_p(np.exp(-np.concatenate(times).astype(np.float64)).tolist()) > FALSE_ALARM
     first_to_arrive = np.min(times, axis=1) * 37  # Exp(1) again if the 37 are independent
@@ -119,7 +119,7 @@ def test_race_times_are_exponential() -> None:
 def test_no_two_tokens_always_tie(vocab: int) -> None:
     """Of two tokens with equal times under every key the less likely one would never be drawn."""
     draws = AddressedDraws(2)
-    keys = [draws._address(1, position, Purpose.DRAFT, 0) for position in range(3)]
+    keys = [draws.address(1, position, Purpose.DRAFT, 0) for position in range(3)]
     times = [numbers._race_times_numpy(key, vocab).view(np.uint32).astype(np.uint64) for key in keys]
     assert len(np.unique(times[0] << 32 ^ times[1] << 16 ^ times[2])) == vocab
 
@@ -136,7 +136,7 @@ def test_tokens_with_like_words_race_independently(monkeypatch: pytest.MonkeyPat
     pairs = [order[[i, i + 1]] for i in np.nonzero(np.diff(mixed[order]) == 0)[0][:6]]
     assert len(pairs) == 6
     draws, n = AddressedDraws(4), 10_000
-    keys = [draws._address(1, position, Purpose.DRAFT, 0) for position in range(n)]
+    keys = [draws.address(1, position, Purpose.DRAFT, 0) for position in range(n)]
     for pair in pairs:
         words = high[pair], low[pair]
         monkeypatch.setattr(numbers, "_words", lambda vocab, words=words: words)
@@ -254,3 +254,18 @@ def test_keep_keeps_at_its_chances() -> None:
     for hits, chance in zip(kept[1:4], chances[1:4], strict=True):
         assert rate_p(int(hits), n, chance) > FALSE_ALARM
     assert draws.keep([], 1, 1) == []
+
+
+@pytest.mark.parametrize("vocab", [37, 3072])
+def test_a_race_of_rows_gives_the_tokens_of_the_single_draws(vocab: int) -> None:
+    laws = torch.softmax(3 * torch.randn(200, vocab, generator=torch.Generator().manual_seed(vocab)), -1)
+    draws = [AddressedDraws(seed) for seed in range(200)]
+    keys = [one.address(2, 5 + i % 3, Purpose.DRAFT, 1) for i, one in enumerate(draws)]
+    words = numbers.race_words(vocab, torch.device("cpu"))
+    low, high = torch.tensor([key & 0xFFFFFFFF for key in keys]), torch.tensor([key >> 32 for key in keys])
+    expected = [
+        one.token(law, 2, 5 + i % 3, Purpose.DRAFT, 1)
+        for i, (one, law) in enumerate(zip(draws, laws, strict=True))
+    ]
+    assert numbers.race(laws, low, high, words).tolist() == expected
+    assert len(set(expected)) > 20

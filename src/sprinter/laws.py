@@ -6,6 +6,7 @@ last axis, on tensors of shape ``[..., V]``, and keeps the dtype of its input (t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 
@@ -22,6 +23,7 @@ __all__ = [
     "one_hot",
     "overlap",
     "process",
+    "process_rows",
     "raw_law",
     "residual",
     "tv_distance",
@@ -104,17 +106,92 @@ def _full(logits: Tensor) -> Tensor:
     return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
 
 
+_FEW = 256
+"""Most laws hold top_p in fewer tokens: these are ranked first, and all only where that does not do."""
+
+
 def _keep_top_k(scores: Tensor, k: int) -> Tensor:
-    # Exactly k tokens, also where the k-th score is tied.
-    best = scores.topk(k, -1)
-    return torch.full_like(scores, -torch.inf).scatter_(-1, best.indices, best.values)
+    return scores.masked_fill(~_largest(scores, k, scores.topk(k, -1).values[..., -1:]), -torch.inf)
 
 
 def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-    law = torch.softmax(ranked, -1)
-    outside = law.cumsum(-1) - law >= top_p  # the mass before a token already reaches top_p
-    return scores.masked_fill(outside.scatter(-1, order, outside), -torch.inf)
+    law = torch.softmax(scores, -1)
+    ranked = law.topk(min(_FEW, law.shape[-1]), -1).values
+    if ranked.shape[-1] < law.shape[-1] and not bool((ranked.sum(-1) >= top_p).all()):
+        ranked = law.sort(dim=-1, descending=True).values
+    kept = (ranked.cumsum(-1) - ranked < top_p).sum(
+        -1, keepdim=True
+    )  # the mass before a token is less than top_p
+    return scores.masked_fill(~_largest(law, kept, ranked.gather(-1, kept - 1)), -torch.inf)
+
+
+def _largest(values: Tensor, n: int | Tensor, least: Tensor) -> Tensor:
+    """Whether a value is among the n largest, the n-th being ``least``: of tied ones the first. ``[..., V]``."""
+    tied = values == least
+    places = n - (values > least).sum(-1, keepdim=True)
+    return (values > least) | (tied & (tied.cumsum(-1) <= places))
+
+
+def process_rows(logits: Tensor, temperature: Tensor, cuts: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+    """``process`` for rows that have each their own settings, which are tensors: part of captured steps.
+
+    Nothing is sorted: the smallest value that is kept is found bit by bit, by counting (or weighing) what exceeds it.
+
+    Args:
+        logits: ``[rows, V]``.
+        temperature: ``[rows]``; 0 means greedy.
+        cuts: top_k, top_p and min_p, each ``[rows]``, with the meaning of ``Sampling``; None where nobody cuts.
+    """
+    full, greedy = _full(logits), temperature[:, None] == 0
+    scores = full / torch.where(greedy, 1.0, temperature[:, None])
+    if cuts is not None:
+        top_k, top_p, _ = (cut[:, None] for cut in cuts)
+        top_k = torch.where((top_k > 0) & (top_k < scores.shape[-1]), top_k, scores.shape[-1])
+        scores = torch.where(_first_k(scores, top_k), scores, -torch.inf)
+        law = torch.softmax(scores, -1)
+        scores = torch.where((top_p >= 1) | _first_p(law, top_p), scores, -torch.inf)
+    law = torch.softmax(scores, -1)
+    if cuts is not None:
+        min_p = cuts[2][:, None]
+        cut = torch.where(law < min_p * law.amax(-1, keepdim=True), 0.0, law)
+        law = torch.where(min_p > 0, cut / cut.sum(-1, keepdim=True), law)
+    ids = torch.arange(full.shape[-1], device=full.device)
+    return torch.where(greedy, (ids == full.argmax(-1, keepdim=True)).to(law.dtype), law)
+
+
+def _first_k(scores: Tensor, k: Tensor) -> Tensor:
+    order = _ordered(scores)
+    # Counted in floating point, which compilers make into vectors; exact up to 2^24 tokens.
+    least = _cut(order, lambda above: torch.where(above, 1.0, 0.0).sum(-1, keepdim=True) >= k)
+    return _largest(order, k, least)
+
+
+def _first_p(law: Tensor, top_p: Tensor) -> Tensor:
+    order = _ordered(law)
+    least = _cut(order, lambda above: torch.where(above, law, 0.0).sum(-1, keepdim=True) >= top_p)
+    above, tied = order > least, order == least
+    mass = torch.where(above, law, 0.0).sum(-1, keepdim=True)
+    value = torch.where(tied, law, 0.0).amax(-1, keepdim=True)
+    return above | (tied & (mass + (tied.cumsum(-1) - 1) * value < top_p))
+
+
+def _ordered(values: Tensor) -> Tensor:
+    """Integers in the same order as floating-point values."""
+    kind = torch.int32 if values.dtype == torch.float32 else torch.int64
+    bits = values.view(kind)
+    return torch.where(bits < 0, bits ^ torch.iinfo(kind).max, bits)
+
+
+def _cut(order: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
+    """The largest integer such that what is at least as large is enough: ``[rows, 1]``."""
+    info = torch.iinfo(order.dtype)
+    # The lowest integers do not occur: they would be NaN. So the first bit may be decided by the sign alone.
+    zero = torch.zeros_like(order[:, :1])
+    found = torch.where(enough(order >= zero), zero, info.min)
+    for bit in range(info.bits - 2, -1, -1):
+        tried = found + (1 << bit)
+        found = torch.where(enough(order >= tried), tried, found)
+    return found
 
 
 def one_hot(weights: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AddressedDraws", "Draws", "Purpose"]
+__all__ = ["AddressedDraws", "Draws", "Purpose", "race", "race_words"]
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
@@ -69,7 +69,7 @@ class AddressedDraws:
 
     def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
         """One token id from ``law [V]`` (any non-negative weights)."""
-        key = self._address(round, position, purpose, row)
+        key = self.address(round, position, purpose, row)
         if law.device.type == "cpu":
             weights = law.numpy()
             return int((weights / _race_times_numpy(key, len(weights))).argmax())
@@ -78,13 +78,14 @@ class AddressedDraws:
 
     def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
         """One number in [0, 1), 53 bits."""
-        return (self._address(round, position, purpose, row) >> 11) * 2.0**-53
+        return (self.address(round, position, purpose, row) >> 11) * 2.0**-53
 
     def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
         """Whether u < chance for the tokens at ``position, position + 1, ...``."""
         return [self.uniform(round, position + i, Purpose.ACCEPT, row) < b for i, b in enumerate(chances)]
 
-    def _address(self, round: int, position: int, purpose: Purpose, row: int) -> int:
+    def address(self, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """The 64-bit key of one draw; ``race`` draws with it where the numbers are made on a device."""
         return _mix64(_mix64(self._key ^ (round << 32 | position)) ^ (row << 8 | purpose))
 
 
@@ -136,13 +137,30 @@ def _race_times_numpy(key: int, vocab: int) -> np.ndarray:
     return np.negative(u, out=u)
 
 
+def race_words(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """High and low halves of the words of all token ids, each ``[vocab]`` int64: what ``race`` needs."""
+    return _words_torch(vocab, device)
+
+
+def race(law: Tensor, key_low: Tensor, key_high: Tensor, words: tuple[Tensor, Tensor]) -> Tensor:
+    """One token a row: ``law [rows, V]``, halves of the rows' addresses ``[rows]`` int64 -> ``[rows]``.
+
+    The same tokens as ``AddressedDraws.token`` gives.
+    """
+    return (law / _race_times(key_low[:, None], key_high[:, None], words)).argmax(-1)
+
+
 def _race_times_torch(key: int, vocab: int, device: torch.device) -> Tensor:
+    return _race_times(key & 0xFFFFFFFF, key >> 32, _words_torch(vocab, device))
+
+
+def _race_times(key_low: int | Tensor, key_high: int | Tensor, words: tuple[Tensor, Tensor]) -> Tensor:
     """The same integers as ``_race_times_numpy`` in int64 arithmetic (torch lacks uint32 shifts)."""
     mask = 0xFFFFFFFF
-    high, low = _words_torch(vocab, device)
-    x = high ^ (key & mask)
+    high, low = words
+    x = high ^ key_low
     x = ((x ^ (x >> 16)) * _C1) & mask
-    x = x ^ (key >> 32) ^ low
+    x = x ^ key_high ^ low
     x = ((x ^ (x >> 15)) * _C2) & mask
     x = x ^ (x >> 16)
     u = (x.float() + 0.5) * 2.0**-32

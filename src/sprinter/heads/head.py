@@ -117,9 +117,8 @@ class Head(nn.Module):
         """Whether it looks at x itself, not at its prefix alone."""
         return sees_token(self.features)
 
-    @torch.inference_mode()
-    def forward(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Scores ``[...]``, float32.
+    def score(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """Scores ``[...]``, float32, from plain operations: what captured steps are made of.
 
         Args:
             features: by name, each ``[..., d]``, ``[..., k]`` or ``[...]``; of a head with a single feature also the
@@ -130,6 +129,11 @@ class Head(nn.Module):
         """
         scores: Tensor = self.calibration(self.network(self._stacked(features)))
         return scores
+
+    @torch.inference_mode()
+    def forward(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
+        """``score``, without gradients."""
+        return self.score(features)
 
     def _stacked(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
         if not isinstance(features, Tensor):
@@ -217,8 +221,7 @@ class Gate(Head):
         assert isinstance(self.network, Linear)
         return self.network.bias
 
-    @torch.inference_mode()
-    def forward(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
+    def score(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
         """``[..., d]`` (bare, or by its name "hidden") -> scores ``[...]`` in [0, 1], float32."""
         hidden = features if isinstance(features, Tensor) else self._stacked(features)
         scores: Tensor = self.calibration(hidden.float() @ self.weight[0] + self.bias[0])

@@ -17,12 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
+from sprinter.models.captured import CapturedRunner, CompiledUnits, Units
 from sprinter.models.crop import CropRunner
 from sprinter.models.forward import ModelRunner
+from sprinter.models.graphs import GraphUnits
 from sprinter.models.interface import Runner
 from sprinter.models.row import RowRunner, Windows
 
-__all__ = ["make_runner", "runner_kind"]
+__all__ = ["capture_kind", "check_capture", "make_runner", "runner_kind"]
 
 _TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "mistral"})
 """Types whose row runner the tests compare with the uncached pass; others are tried when they are met."""
@@ -63,7 +65,47 @@ def runner_kind(model: PreTrainedModel) -> tuple[str, str]:
     return choice.kind, choice.reason
 
 
-def make_runner(model: PreTrainedModel, *, batch: int = 1, max_len: int, prefer: str | None = None) -> Runner:
+def capture_kind(model: PreTrainedModel) -> tuple[str, str]:
+    """How this model's short passes can be captured: ("compiled", "graphs" or "none", the reason in words).
+
+    Raises:
+        UserError: no runner can serve the model.
+    """
+    choice = _choose(model)
+    if choice.kind != "row":
+        return "none", f"the crop runner serves it: {choice.reason}"
+    if getattr(model, "hf_quantizer", None) is not None or any(map(_is_special, model.parameters())):
+        return "none", "its weights are quantised"
+    devices = {weights.device for weights in model.parameters()}
+    if len(devices) > 1:
+        return "none", "it lies on several devices"
+    kind = devices.pop().type
+    if kind == "cuda":
+        return "graphs", "CUDA graphs"
+    if kind == "cpu":
+        return "compiled", "compiled code, kept on disk"
+    return "none", f"there is no capture on {kind}"
+
+
+def check_capture(model: PreTrainedModel) -> None:
+    """Refuse ``compile=True`` where nothing can be captured.
+
+    Raises:
+        UserError: says why.
+    """
+    kind, reason = capture_kind(model)
+    if kind == "none":
+        raise UserError(f"{_name(model)} cannot be compiled: {reason}; use compile=False")
+
+
+def make_runner(
+    model: PreTrainedModel,
+    *,
+    batch: int = 1,
+    max_len: int,
+    prefer: str | None = None,
+    compile: bool | None = False,
+) -> Runner:
     """A runner for the model.
 
     Args:
@@ -71,6 +113,8 @@ def make_runner(model: PreTrainedModel, *, batch: int = 1, max_len: int, prefer:
         batch: rows; more than one needs the row runner.
         max_len: the most tokens a row can hold.
         prefer: "row" or "crop" instead of what is chosen; "row" is refused where it would be wrong.
+        compile: True: short passes are captured, on a CPU compiled when first needed (about a minute a shape, kept on
+            disk); None: CUDA graphs on NVIDIA, on a CPU what lies compiled on the disk; False: nothing is captured.
 
     Raises:
         UserError: the model cannot be served, or not as asked.
@@ -82,11 +126,33 @@ def make_runner(model: PreTrainedModel, *, batch: int = 1, max_len: int, prefer:
     if kind == "row" and choice.kind != "row":
         raise UserError(f"{_name(model)} cannot use the row runner: {choice.reason}; use 'crop'")
     if kind == "row":
+        units = None if compile is False or prefer == "row" else _units(model, choice.windows, compile)
+        if units is not None:
+            return CapturedRunner(model, batch, max_len, choice.windows, units)
         return RowRunner(model, batch, max_len, choice.windows)
+    if compile:
+        check_capture(model)
     why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
     if batch > 1:
         raise UserError(f"{_name(model)} decodes one row at a time ({why}): use batch=1")
     return CropRunner(model, max_len)
+
+
+def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Units | None:
+    """Where the captured units of a new runner come from."""
+    if compile:
+        check_capture(model)
+    kind = capture_kind(model)[0]
+    if kind == "graphs":
+        return GraphUnits(model, windows, bool(compile))
+    if kind == "compiled":
+        return CompiledUnits(model, windows, bool(compile))
+    return None
+
+
+def _is_special(weights: Tensor) -> bool:
+    """Whether a parameter is more than an array of numbers, as quantised ones are."""
+    return type(weights.data) is not Tensor or not weights.is_floating_point()
 
 
 def _choose(model: PreTrainedModel) -> _Choice:

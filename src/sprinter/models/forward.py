@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models.interface import Step
 
-__all__ = ["CHUNK", "ModelRunner", "head_of", "head_sizes"]
+__all__ = ["CHUNK", "Keep", "ModelRunner", "call_model", "head_of", "head_sizes"]
 
 CHUNK = 512
 """Most tokens a row is fed in one pass; longer inputs go in pieces, so that memory stays bounded."""
@@ -59,7 +59,6 @@ class ModelRunner(ABC):
         self.batch, self.max_len = batch, max_len
         self.vocab_size, self.hidden_size = head_sizes(model)
         self.device = torch.device(model.device)
-        self._head = head_of(model)
         self._lengths = [0] * batch
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
@@ -68,14 +67,21 @@ class ModelRunner(ABC):
         """Tokens held, one number a row."""
         return list(self._lengths)
 
-    def extend(self, tokens: Tensor, counts: Sequence[int] | None = None, *, logits: bool = True) -> Step:
+    def extend(
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None = None,
+        *,
+        logits: bool = True,
+        rows: Sequence[int] | None = None,
+    ) -> Step:
         """Run the model over new tokens and keep them; long inputs go ``CHUNK`` tokens at a time."""
-        n = self._check_extend(tokens, counts)
+        n = self._check_extend(tokens, counts, rows)
         with torch.inference_mode():
             if n <= CHUNK:
-                return self._extend(tokens, counts, logits)
+                return self._extend(tokens, counts, logits, rows)
             steps = [
-                self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits)
+                self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits, rows)
                 for at in range(0, n, CHUNK)
             ]
             return Step(
@@ -83,17 +89,33 @@ class ModelRunner(ABC):
                 torch.cat([step.hidden for step in steps], 1),
             )
 
-    def _extend(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
-        step = self._step(tokens, counts, logits)
-        # Only now: a pass that was interrupted leaves the rows as they were.
+    def _extend(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, rows: Sequence[int] | None
+    ) -> Step:
         n = tokens.shape[1]
-        added = [n] * self.batch if counts is None else counts
-        self._lengths = [length + count for length, count in zip(self._lengths, added, strict=True)]
+        if rows is None:
+            step = self._step(tokens, counts, logits)
+        else:
+            step = self._step_some(tokens, [n] * len(rows) if counts is None else counts, logits, rows)
+        # Only now: a pass that was interrupted leaves the rows as they were.
+        for i, row in enumerate(range(self.batch) if rows is None else rows):
+            self._lengths[row] += n if counts is None else counts[i]
         return step
 
     @abstractmethod
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
         """One pass over at most ``CHUNK`` tokens a row, at the end of each row; ``_lengths`` are left alone."""
+
+    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+        """``_step`` for some rows: here the others take part with no tokens."""
+        index = torch.tensor(rows, device=tokens.device)
+        all_counts = [0] * self.batch
+        for row, count in zip(rows, counts, strict=True):
+            all_counts[row] = count
+        step = self._step(
+            tokens.new_zeros(self.batch, tokens.shape[1]).index_copy_(0, index, tokens), all_counts, logits
+        )
+        return Step(None if step.logits is None else step.logits[index], step.hidden[index])
 
     @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
@@ -103,16 +125,25 @@ class ModelRunner(ABC):
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
         """Make each of ``to_rows`` hold what ``from_row`` holds."""
 
-    def _check_extend(self, tokens: Tensor, counts: Sequence[int] | None) -> int:
-        if tokens.dim() != 2 or tokens.shape[0] != self.batch or tokens.shape[1] < 1:
-            raise ValueError(f"tokens have shape {list(tokens.shape)}; wanted [{self.batch}, n] with n >= 1")
+    def _check_extend(
+        self, tokens: Tensor, counts: Sequence[int] | None, rows: Sequence[int] | None = None
+    ) -> int:
+        lengths = self._lengths
+        if rows is not None:
+            self._check_rows(rows)
+            if not rows or len(set(rows)) < len(rows):
+                raise ValueError(f"rows={list(rows)} must name at least one row, and none twice")
+            lengths = [lengths[row] for row in rows]
+        batch = len(lengths)
+        if tokens.dim() != 2 or tokens.shape[0] != batch or tokens.shape[1] < 1:
+            raise ValueError(f"tokens have shape {list(tokens.shape)}; wanted [{batch}, n] with n >= 1")
         n = tokens.shape[1]
         if counts is None:
-            longest = max(self._lengths) + n
+            longest = max(lengths) + n
         else:
-            if len(counts) != self.batch or min(counts) < 0 or max(counts) > n:
-                raise ValueError(f"counts={list(counts)} must be {self.batch} numbers from 0 to {n}")
-            longest = max(length + count for length, count in zip(self._lengths, counts, strict=True))
+            if len(counts) != batch or min(counts) < 0 or max(counts) > n:
+                raise ValueError(f"counts={list(counts)} must be {batch} numbers from 0 to {n}")
+            longest = max(length + count for length, count in zip(lengths, counts, strict=True))
         if longest > self.max_len:
             raise ValueError(f"a row would hold {longest} tokens; this runner has max_len={self.max_len}")
         return n
@@ -130,26 +161,42 @@ class ModelRunner(ABC):
                 raise ValueError(f"row {row} does not exist: this runner has rows 0 to {self.batch - 1}")
 
     def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> Step:
-        """Call the model and catch what enters its output embedding.
+        said, hidden = call_model(self.model, tokens, None if logits else _last, **kwargs)
+        return Step(said if logits else None, hidden)
 
-        The hook sees the true input of the output embedding whatever the model does before it, and what the
-        model does after it (logit softcapping, scaling) stays in force. Where no logits are wanted it lets one
-        position through, so that the product with the vocabulary is not paid for. It lives for one call: the
-        model is left as it was, and several runners may share it.
-        """
-        caught: list[Tensor] = []
 
-        def catch(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
-            caught.append(args[0])
-            return None if logits else (args[0][:, -1:],)
+Keep = Callable[[Tensor], Tensor]
+"""States ``[batch, n, d]`` → those that the output embedding is to see, ``[batch, k, d]``."""
 
-        with _turn(self._head):
-            handle = self._head.register_forward_pre_hook(catch)
-            try:
-                output = self.model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
-            finally:
-                handle.remove()
-        return Step(output.logits if logits else None, caught[0])
+
+def _last(hidden: Tensor) -> Tensor:
+    return hidden[:, -1:]
+
+
+def call_model(
+    model: PreTrainedModel, tokens: Tensor, keep: Keep | None, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """Call the model and catch what enters its output embedding: logits of what ``keep`` lets through, all states.
+
+    The hook sees the true input of the output embedding whatever the model does before it, and what the
+    model does after it (logit softcapping, scaling) stays in force. Where logits are not wanted everywhere, the
+    product with the vocabulary is not paid for. It lives for one call: the model is left as it was, and several
+    runners may share it.
+    """
+    head = head_of(model)
+    caught: list[Tensor] = []
+
+    def catch(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        caught.append(args[0])
+        return None if keep is None else (keep(args[0]),)
+
+    with _turn(head):
+        handle = head.register_forward_pre_hook(catch)
+        try:
+            output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
+        finally:
+            handle.remove()
+    return output.logits, caught[0]
 
 
 _turns: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()

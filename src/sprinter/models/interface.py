@@ -55,13 +55,22 @@ class Runner(Protocol):
         """Tokens held, one number a row (a fresh list)."""
         ...
 
-    def extend(self, tokens: Tensor, counts: Sequence[int] | None = None, *, logits: bool = True) -> Step:
+    def extend(
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None = None,
+        *,
+        logits: bool = True,
+        rows: Sequence[int] | None = None,
+    ) -> Step:
         """Run the model over new tokens at the end of each row and keep them.
 
         Args:
             tokens: ``[batch, n]`` token ids, right-padded with any valid id; n >= 1.
             counts: real tokens of each row, 0..n; None means n for all. A row with count 0 is left as it was.
             logits: False for a prompt's own pass: the output embedding is skipped.
+            rows: these rows alone, each once; ``tokens``, ``counts`` and the answer then have one entry for each of
+                them, in this order. None: all rows.
 
         Raises:
             ValueError: a wrong shape or count, or a row that would exceed ``max_len``.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Band", "ragged_mask"]
+__all__ = ["Band", "ragged_mask", "window_mask"]
 
 
 def _in_form(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -25,7 +25,11 @@ def ragged_mask(positions: Tensor, keys: int, window: int | None, dtype: torch.d
 
     A query at position t sees keys max(0, t - window + 1)..t.
     """
-    key = torch.arange(keys, device=positions.device)
+    return window_mask(torch.arange(keys, device=positions.device), positions, window, dtype)
+
+
+def window_mask(key: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """The same over keys at positions ``key [k]``: ``[batch, 1, n, k]``."""
     query = positions[:, None, :, None]
     visible = key <= query
     if window is not None:

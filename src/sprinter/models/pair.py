@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from sprinter.errors import UserError
 from sprinter.models.checks import check_finite
+from sprinter.models.choose import check_capture
 from sprinter.models.forward import head_sizes
 from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import check_rows, check_same_vocabulary
@@ -45,6 +46,7 @@ class LoadedModel:
         vocab_size: last axis of its logits, padded embedding rows included.
         hidden_size: d of its hidden states.
         eos_ids: token ids that end a text.
+        compile: whether its runners capture short passes; see ``make_runner``.
     """
 
     model: PreTrainedModel
@@ -54,6 +56,7 @@ class LoadedModel:
     vocab_size: int
     hidden_size: int
     eos_ids: tuple[int, ...]
+    compile: bool | None = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ def load_models(
     revision: str | None = None,
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
+    compile: bool | None = None,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
@@ -104,6 +108,8 @@ def load_models(
         revision: branch, tag or commit of the target on the hub.
         draft_revision: likewise for the draft.
         trust_remote_code: run model code that comes with a checkpoint.
+        compile: True: capture short passes, on a CPU compiled when first needed (about a minute a shape, kept on
+            disk); None: where it costs nothing, CUDA graphs or code that is on the disk; False: never.
 
     Raises:
         UserError: one line that says what is wrong and how to mend it.
@@ -111,7 +117,7 @@ def load_models(
     where = _device(device)
     if device_map is not None and find_spec("accelerate") is None:
         raise UserError("device_map needs the accelerate package: pip install accelerate, or use device=")
-    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code)
+    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile)
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
@@ -129,6 +135,7 @@ class _Options:
     dtype: torch.dtype | str
     device_map: str | dict[str, Any] | None
     trust_remote_code: bool
+    compile: bool | None
 
 
 def _device(name: str) -> torch.device:
@@ -166,7 +173,11 @@ def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedToke
     check_rows(speaker, vocab_size, which)
     context = _context(model.config.get_text_config(decoder=True))
     eos_ids = _eos_ids(model, speaker)
-    return LoadedModel(model, origin.name, origin.revision, context, vocab_size, hidden_size, eos_ids)
+    if options.compile:
+        check_capture(model)
+    return LoadedModel(
+        model, origin.name, origin.revision, context, vocab_size, hidden_size, eos_ids, options.compile
+    )
 
 
 def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTrainedModel:

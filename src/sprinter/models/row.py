@@ -34,14 +34,15 @@ class _Span:
     Attributes:
         start: first position, where rows are aligned.
         keys: keys that the pass can see, over all rows.
-        index: ``[batch, n]`` slot of each token where rows are ragged, else None.
-        rows: ``[batch, 1]`` row numbers, to go with ``index``.
+        index: ``[rows, n]`` slot of each token where rows are ragged, else None.
+        rows: ``[rows, 1]`` row numbers, to go with ``index``.
+        some: whether ``rows`` are not all.
     """
 
-    __slots__ = ("index", "keys", "rows", "start")
+    __slots__ = ("index", "keys", "rows", "some", "start")
 
     def __init__(self, rows: Tensor) -> None:
-        self.start, self.keys, self.rows = 0, 0, rows
+        self.start, self.keys, self.rows, self.some = 0, 0, rows, False
         self.index: Tensor | None = None
 
 
@@ -75,6 +76,9 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             rows, index = span.rows.to(keys.device), span.index.to(keys.device)
             keys[rows, :, index] = key_states.transpose(1, 2)
             values[rows, :, index] = value_states.transpose(1, 2)
+            if span.some:
+                seen, own = slice(0, span.keys), rows[:, 0]
+                return keys[:, :, seen].index_select(0, own), values[:, :, seen].index_select(0, own)
         return keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys)
 
     def copy_rows(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
@@ -115,6 +119,16 @@ class _RowCache(Cache):
     def __init__(self, max_len: int, rows: Tensor) -> None:
         self.span = _Span(rows)
         super().__init__(layer_class_to_replicate=partial(_RowLayer, self.span, max_len))  # type: ignore[arg-type]
+
+    def buffers(self) -> list[Tensor]:
+        """Keys and values of each layer in turn; none before the first pass."""
+        made: list[Tensor] = []
+        for layer in self.layers:
+            assert isinstance(layer, _RowLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            made += [layer.keys, layer.values]
+        return made
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.span.start
@@ -163,15 +177,20 @@ class RowRunner(ModelRunner):
             self._lengths[row] = self._lengths[from_row]
 
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
-        n, start = tokens.shape[1], self._lengths[0]
-        aligned = counts is None or all(count == n for count in counts)
-        if aligned and (self.batch == 1 or all(length == start for length in self._lengths)):
-            positions, mask = self._aligned(start, n)
+        n = tokens.shape[1]
+        if self._are_aligned(n, counts):
+            positions, mask = self._aligned(self._lengths[0], n)
         else:
             positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
         return self._call(
             tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
         )
+
+    def _are_aligned(self, n: int, counts: Sequence[int] | None) -> bool:
+        """Whether all rows are equally long and are fed n real tokens."""
+        if counts is not None and any(count != n for count in counts):
+            return False
+        return self.batch == 1 or all(length == self._lengths[0] for length in self._lengths)
 
     def _aligned(self, start: int, n: int) -> tuple[Tensor, Mask]:
         """All rows at ``start``, n real tokens each: slices of what was made once."""
@@ -188,23 +207,42 @@ class RowRunner(ModelRunner):
             return None
         return self._bands[window].view(start, n)
 
+    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+        """Some rows alone: their keys and values are gathered, which costs less than a pass over all rows."""
+        if not self._cache.layers:  # buffers are made for all rows, by the first pass
+            return super()._step_some(tokens, counts, logits, rows)
+        span, lengths = self._cache.span, self._lengths
+        every, span.rows, span.some = span.rows, torch.tensor(rows, device=self.device)[:, None], True
+        self._lengths = [lengths[row] for row in rows]
+        try:
+            positions, mask = self._ragged(tokens.shape[1], counts)
+            return self._call(
+                tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+            )
+        finally:
+            self._lengths, span.rows, span.some = lengths, every, False
+
     def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
         """Each row at its own length with its own count."""
         span = self._cache.span
-        ends = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        starts, stops = torch.tensor([self._lengths, ends], device=self.device)[:, :, None]
-        wanted = starts + torch.arange(n, device=self.device)
-        span.start, span.keys = max(self._lengths), max(1, *ends)
-        # Padding lands beyond its row's end, where nobody looks before real tokens are written over it; what
-        # would land beyond the buffer goes to the spare slot.
-        span.index = wanted.clamp(max=self.max_len)
-        # Padding repeats its row's last position: a query that saw no key at all could become NaN and stay.
-        positions = wanted.minimum((stops - 1).clamp(min=0))
+        positions, span.index, span.keys = self._places(n, counts, self._lengths)
+        span.start = max(self._lengths)
 
         def mask(window: int | None) -> Tensor:
             return ragged_mask(positions, span.keys, window, self._mask_dtype)
 
         return positions, self._masks(mask)
+
+    def _places(self, n: int, counts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        """Of ragged rows of some lengths: positions ``[rows, n]``, slots in the buffers likewise, keys to be seen."""
+        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
+        starts, stops = torch.tensor([lengths, ends], device=self.device)[:, :, None]
+        wanted = starts + torch.arange(n, device=self.device)
+        # Padding lands beyond its row's end, where nobody looks before real tokens are written over it; what
+        # would land beyond the buffer goes to the spare slot.
+        slots = wanted.clamp(max=self.max_len)
+        # Padding repeats its row's last position: a query that saw no key at all could become NaN and stay.
+        return wanted.minimum((stops - 1).clamp(min=0)), slots, max(1, *ends)
 
     def _masks(self, make: Callable[[int | None], Tensor | None]) -> Mask:
         """The mask in the shape that the model takes: one tensor, or one a layer type."""

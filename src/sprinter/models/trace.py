@@ -1,0 +1,187 @@
+"""A model over cache rows as a plain function of tensors: what is captured.
+
+``RowPass`` takes everything that changes from call to call as a tensor (tokens, positions, slots, visible keys, the
+cache's buffers) and holds no state of its own, so that it can be exported, compiled, or recorded as a graph. It calls
+the transformers model as it is; on a CPU only the attention function is another one, said below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sprinter.models.forward import Keep, call_model
+from sprinter.models.masks import window_mask
+
+__all__ = ["RowPass", "own_attention"]
+
+_OWN = "sprinter_rows"
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Writes K and V of one layer at each row's slots and shows the first ``seen`` keys.
+
+    ``rows``: numbers of the rows in the buffers; ``gather``: they are not all rows in order.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, seen: int, gather: bool
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self._slots, self._seen = keys, values, slots, seen
+        self._rows, self._gather = rows, gather
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("the buffers are there from the start")
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        head = torch.arange(key_states.shape[1], device=key_states.device)[None, :, None]
+        place = (self._rows[:, None, None], head, self._slots[:, None, :])
+        self.keys.index_put_(place, key_states)
+        self.values.index_put_(place, value_states)
+        seen = self.keys.narrow(2, 0, self._seen), self.values.narrow(2, 0, self._seen)
+        if not self._gather:
+            return seen
+        return seen[0].index_select(0, self._rows), seen[1].index_select(0, self._rows)
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._seen, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _Buffers(Cache):
+    """transformers' view of the buffers that a pass was given."""
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        super().__init__(layers=list(layers))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+class RowPass(nn.Module):
+    """One pass over rows.
+
+    Args:
+        model: a model that the row runner serves.
+        windows: the masks that its layers need, by layer type; the key "" alone: one mask for all.
+        gather: some rows of the buffers take part, in any order; else all rows, in order.
+    """
+
+    def __init__(self, model: PreTrainedModel, windows: dict[str, int | None], gather: bool = False) -> None:
+        super().__init__()
+        self.model, self._windows, self._gather = model, windows, gather
+        self._mask_dtype = torch.bool if model.config._attn_implementation == "sdpa" else model.dtype
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        keys: Tensor,
+        buffers: Sequence[Tensor],
+        keep: Keep | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits ``[batch, n, vocab]`` (of what ``keep`` lets through) and states ``[batch, n, d]``.
+
+        Args:
+            tokens: ``[batch, n]``; positions: theirs; slots: where their keys and values are written.
+            rows: ``[batch]``, numbers of the rows in the buffers.
+            keys: ``[k]``, 0, 1, ..., k − 1: the keys that may be seen. A query at position t sees those up to t.
+            buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
+        """
+        pairs = zip(buffers[::2], buffers[1::2], strict=True)
+        cache = _Buffers([_Layer(k, v, rows, slots, keys.shape[0], self._gather) for k, v in pairs])
+        masks = {
+            kind: window_mask(keys, positions, window, self._mask_dtype)
+            for kind, window in self._windows.items()
+        }
+        mask = masks.get("", masks)
+        return call_model(
+            self.model, tokens, keep, position_ids=positions, attention_mask=mask, past_key_values=cache
+        )
+
+
+@contextmanager
+def own_attention(model: PreTrainedModel, single: bool) -> Iterator[None]:
+    """While this lasts, a model that uses scaled_dot_product_attention is given ours.
+
+    For one query (``single``) attention is written as sums, which the compiler makes into loops: the library's fused
+    kernel takes longer to start than a short context takes to read. For several it is that kernel, keys and values of
+    grouped heads expanded.
+    """
+    config = model.config
+    before = config._attn_implementation
+    if before != "sdpa":
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS.register(_OWN, _one_query if single else _queries)
+    config._attn_implementation = _OWN
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _one_query(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """``query [batch, heads, 1, d]`` over ``key, value [batch, kv_heads, k, d]``."""
+    _check(kwargs)
+    batch, heads, _, d = query.shape
+    groups = key.shape[1]
+    grouped = query.view(batch, groups, heads // groups, 1, d)
+    scores = (grouped * key[:, :, None]).sum(-1) * (d**-0.5 if scaling is None else scaling)
+    if attention_mask is not None:
+        scores = torch.where(attention_mask.view(batch, 1, 1, -1), scores, -torch.inf)
+    weights = torch.softmax(scores.float(), -1).to(value.dtype)
+    out = (weights[..., None] * value[:, :, None]).sum(-2)
+    return out.view(batch, 1, heads, value.shape[-1]), None
+
+
+def _queries(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    _check(kwargs)
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    out = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, scale=scaling
+    )
+    return out.transpose(1, 2), None
+
+
+def _check(kwargs: dict[str, Any]) -> None:
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"its attention uses {name}")

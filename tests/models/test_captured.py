@@ -1,0 +1,197 @@
+"""The captured runner: whatever is fed, forgotten and copied, it says what the uncached pass says."""
+
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.eager_units import captured
+from tests.models.test_runners import Told
+from tests.models.tiny import fresh, tiny
+
+from sprinter.errors import UserError
+from sprinter.models import memory
+from sprinter.models.captured import PASS, CapturedRunner, CompiledUnits, Unit
+from sprinter.models.choose import capture_kind
+from sprinter.models.compiled import cache_dir
+from sprinter.models.kernels import plain_sums
+from sprinter.models.runner import make_runner
+
+KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral", "opt"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPRINTER_CACHE", str(tmp_path_factory.mktemp("compiled")))
+        yield cache_dir()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_captured_pass_equals_the_uncached_pass_in_random_programs(kind: str, batch: int) -> None:
+    told = Told(captured(kind, batch, 40), kind, seed=batch)
+    for _ in range(40):
+        told.anything()
+
+
+def _programs(kind: str, *batches: int) -> None:
+    for batch in batches:
+        told = Told(make_runner(tiny(kind), batch=batch, max_len=40, compile=True), kind, seed=batch)
+        for _ in range(40):
+            told.anything()
+        told.rewind([0] * batch)
+        told.extend([1] * batch)
+
+
+def _some_rows(kind: str, runner: CapturedRunner) -> None:
+    """Passes over some rows, in any order, against the row runner."""
+    row, draw = make_runner(tiny(kind), batch=4, max_len=40), random.Random(7)
+    for runner_ in (row, runner):
+        runner_.extend(torch.arange(20).view(4, 5))
+    for _ in range(12):
+        rows = draw.sample(range(4), draw.randint(1, 4))
+        counts = [draw.randint(0, 3) for _ in rows]
+        tokens = torch.tensor([[draw.randrange(61) for _ in range(3)] for _ in rows])
+        one, other = (each.extend(tokens, counts, rows=rows) for each in (row, runner))
+        assert one.logits is not None and other.logits is not None
+        for i, count in enumerate(counts):
+            torch.testing.assert_close(other.logits[i, :count], one.logits[i, :count], rtol=1e-4, atol=1e-4)
+        assert runner.lengths == row.lengths
+        lengths = [max(3, length - draw.randint(0, 4)) for length in row.lengths]
+        row.rewind(lengths)
+        runner.rewind(lengths)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
+def test_passes_over_some_rows(kind: str) -> None:
+    _some_rows(kind, captured(kind, 4, 40))
+
+
+def test_compiled_code_equals_the_uncached_pass_and_is_read_back(
+    own_cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _programs("llama", 3)
+    (path,) = own_cache.glob("pass-any*.pt2")
+    assert not list(own_cache.glob("*.part"))
+    twin = fresh("llama")
+    twin.load_state_dict(tiny("llama").state_dict())
+    units = CompiledUnits(twin, {"": None}, may_compile=False)
+    caplog.clear()
+    with torch.inference_mode():
+        runner = CapturedRunner(twin, 2, 40, {"": None}, units)
+        assert runner.run(PASS, torch.ones(2, 3, dtype=torch.long), None) is not None
+    assert not caplog.records
+    # Damaged code is not run: one line, and it is gone.
+    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
+    other = fresh("llama")
+    other.load_state_dict(tiny("llama").state_dict())
+    runner = CapturedRunner(other, 2, 40, {"": None}, CompiledUnits(other, {"": None}, may_compile=False))
+    assert runner.run(PASS, torch.ones(2, 2, dtype=torch.long), None) is None
+    (line,) = caplog.records
+    assert line.levelno == logging.WARNING and "it is not what was written" in line.getMessage()
+    assert not path.exists()
+    runner.extend(torch.ones(2, 2, dtype=torch.long))  # eagerly
+    assert runner.lengths == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "gpt_neox", "llama-eager", "gemma2", "mistral"])
+def test_compiled_code_of_all_architectures_and_both_shapes(kind: str) -> None:
+    _programs(kind, 1, 3)
+    runner = make_runner(tiny(kind), batch=4, max_len=40, compile=True)
+    assert isinstance(runner, CapturedRunner)
+    _some_rows(kind, runner)
+
+
+def test_other_weights_are_other_code() -> None:
+    runner = make_runner(fresh("gpt2"), max_len=20, compile=None)
+    assert isinstance(runner, CapturedRunner)
+    assert runner.run(PASS, torch.ones(1, 1, dtype=torch.long), None) is None
+    assert runner.lengths == [0]
+    runner.extend(torch.ones(1, 3, dtype=torch.long))
+    assert runner.lengths == [3]
+
+
+def test_a_failing_compilation_is_one_clear_line() -> None:
+    class Broken(Unit):
+        def forward(self, run: object, extras: object) -> tuple[torch.Tensor, ...]:
+            raise NotImplementedError("no such thing")
+
+    runner = make_runner(fresh("gpt2"), max_len=20, compile=True)
+    assert isinstance(runner, CapturedRunner)
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel cannot be compiled \(no such thing\): use compile"):
+        runner.run(Broken("broken"), torch.ones(1, 2, dtype=torch.long), None)
+    assert not list(cache_dir().glob("broken*"))
+
+
+def test_misuse_of_run_changes_nothing() -> None:
+    runner = captured("llama", 2, 8)
+    runner.extend(torch.ones(2, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="would hold 9 tokens"):
+        runner.run(PASS, torch.ones(2, 4, dtype=torch.long), None)
+    assert runner.lengths == [5, 5]
+
+
+def test_what_cannot_be_captured_says_why() -> None:
+    assert capture_kind(tiny("llama")) == ("compiled", "compiled code, kept on disk")
+    kind, reason = capture_kind(tiny("gpt_neo"))
+    assert kind == "none" and "crop runner" in reason
+    with pytest.raises(UserError, match="cannot be compiled: the crop runner serves it"):
+        make_runner(tiny("gpt_neo"), max_len=8, compile=True)
+    assert make_runner(tiny("gpt_neo"), max_len=8, compile=None).name == "crop"
+    assert make_runner(tiny("llama"), max_len=8).name == "row"
+    quantised = fresh("llama")
+    quantised.lm_head.weight = torch.nn.Parameter(torch.ones(61, 32, dtype=torch.int8), requires_grad=False)
+    assert capture_kind(quantised) == ("none", "its weights are quantised")
+    assert make_runner(quantised, max_len=8, compile=None).name == "row"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import
+def test_the_compilers_template_is_mended_for_a_while_only() -> None:
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
+
+    before = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
+    with plain_sums():
+        inside = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
+    assert before == CppMicroGemmFP32Vec.TEMPLATE_KERNEL
+    assert inside == before or "__m512" in inside
+
+
+def test_caches_that_do_not_fit_are_refused_with_the_largest_batch() -> None:
+    model = tiny("llama")
+    runner = make_runner(model, batch=2, max_len=16)
+    runner.extend(torch.ones(2, 3, dtype=torch.long))
+    held = sum(x.numel() * x.element_size() for x in runner._cache.buffers())  # type: ignore[attr-defined]
+    assert 2 * memory.cache_bytes(model, 16) == held
+    budget = 7 * memory.cache_bytes(model, 100)
+    memory.check_memory([model], 7, 100, budget)
+    with pytest.raises(UserError, match="use a batch of 7 or less"):
+        memory.check_memory([model], 8, 100, budget)
+    with pytest.raises(UserError, match="use a batch of 3 or less"):
+        memory.check_memory([model, model], 4, 100, budget)
+    with pytest.raises(UserError, match="use shorter rows"):
+        memory.check_memory([model], 1, 1000, budget)
+    memory.check_memory([model], 1, 16)
+    with pytest.raises(UserError, match="rows of 16 tokens need"):
+        memory.check_memory([model], 10**9, 16)
+
+
+@pytest.mark.slow
+def test_ten_thousand_rounds_do_not_grow() -> None:
+    runner = make_runner(tiny("llama"), max_len=40, compile=True)
+    three, one = torch.ones(1, 3, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
+
+    def rounds(n: int) -> int:
+        for _ in range(n):
+            runner.rewind([0])
+            runner.extend(three)
+            runner.extend(one)
+        pages = Path("/proc/self/statm").read_text().split()[1]
+        return int(pages) * 4096
+
+    before = rounds(500)
+    assert rounds(10_000) - before < 2**20
