@@ -20,17 +20,23 @@ from sprinter.errors import SprinterError, UserError
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
     from sprinter.decode.methods import Method
+    from sprinter.engine.batch import Event
+    from sprinter.engine.engine import Engine
     from sprinter.engine.generation import Generation
     from sprinter.engine.pair import Pair, Stream, load_pair
+    from sprinter.engine.policy import Policy
     from sprinter.laws import Sampling
     from sprinter.models.pair import builtin_paths
 
 __version__ = "0.1.0"
 __all__ = [
+    "Engine",
+    "Event",
     "Generation",
     "Method",
     "Origin",
     "Pair",
+    "Policy",
     "Sampling",
     "SprinterError",
     "Stats",
@@ -44,10 +50,13 @@ __all__ = [
 
 # Loaded when first used: the command line answers --help without waiting for torch and transformers.
 _HOMES = {
+    "Engine": "sprinter.engine.engine",
+    "Event": "sprinter.engine.batch",
     "Generation": "sprinter.engine.generation",
     "Method": "sprinter.decode.methods",
     "Origin": "sprinter.decode.draft",
     "Pair": "sprinter.engine.pair",
+    "Policy": "sprinter.engine.policy",
     "Sampling": "sprinter.laws",
     "Stats": "sprinter.decode.draft",
     "Stream": "sprinter.engine.pair",

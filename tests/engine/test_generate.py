@@ -146,7 +146,7 @@ def test_draft_only_without_a_call_has_null_numbers(tiny_pair: sprinter.Pair) ->
 
 def test_counts_and_flops_agree_with_the_record(tiny_pair: sprinter.Pair) -> None:
     out = tiny_pair.generate(PROMPT, method="sprinter(tau=0.5)", max_new_tokens=40, seed=1)
-    stats, costs = out.stats, tiny_pair._costs
+    stats, costs = out.stats, tiny_pair._parts.costs
     origins = [token.origin for token in out.tokens]
     assert stats.trusted == origins.count(Origin.TRUSTED)
     assert stats.accepted == origins.count(Origin.ACCEPTED)

@@ -29,7 +29,7 @@ class Told(torch.nn.Module):
         self.read: list[torch.Tensor] = []
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        self.read.append(features.clone())
+        self.read += features.reshape(-1, self.inputs).clone()
         return torch.full(features.shape[:-1], self.says)
 
 

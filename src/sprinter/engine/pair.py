@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from sprinter.decode.draft import Record, Token
-from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import Method
 from sprinter.decode.state import RuleState
-from sprinter.engine.driver import Costs, RowDriver
-from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
+from sprinter.engine.engine import generate_all
 from sprinter.engine.generation import Generation, Request
-from sprinter.engine.pool import RunnerPool
-from sprinter.engine.prompt import encode
+from sprinter.engine.policy import Policy
+from sprinter.engine.run import Parts, Run
+from sprinter.engine.stream import Stream
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
-from sprinter.heads.head import KINDS, Head
-from sprinter.models.choose import runner_kind
-from sprinter.models.flops import forward_flops
-from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, check_request, load_models
-from sprinter.random import AddressedDraws
+from sprinter.heads.head import Head
+from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 
 __all__ = ["Pair", "Stream", "load_pair"]
 
@@ -80,12 +73,7 @@ class Pair:
         for head in heads if gate is None else (gate, *heads):
             self._add(head)
         self.gate = self.heads.get("gate")
-        self._target_pool = RunnerPool(models.target)
-        self._draft_pool = RunnerPool(models.draft) if models.draft else None
-        self._costs = Costs(
-            forward_flops(models.target.model.config),
-            forward_flops(models.draft.model.config) if models.draft else 0.0,
-        )
+        self._parts = Parts(models, self.heads)
 
     def _add(self, head: Head) -> None:
         if not isinstance(head, Head):
@@ -172,143 +160,65 @@ class Pair:
             self.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p, seed,
             stop, meter, ahead, rules,
         )  # fmt: skip
-        return Stream(_Run(self, prompt, request))
+        return Stream(Run(self._parts, prompt, request))
+
+    def generate_batch(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        method: str | Method | Sequence[str | Method | None] | None = None,
+        max_new_tokens: int | Sequence[int] = 64,
+        temperature: float | Sequence[float] = 1.0,
+        top_k: int | Sequence[int] = 0,
+        top_p: float | Sequence[float] = 1.0,
+        min_p: float | Sequence[float] = 0.0,
+        seed: int | Sequence[int] = 0,
+        stop: str | Sequence[str] | Sequence[Sequence[str]] | None = (),
+        meter: MeterMode | Sequence[MeterMode] = "running",
+        ahead: int | Sequence[int] = 1,
+        rules: RuleState | Sequence[RuleState | None] | None = None,
+        rows: int | None = None,
+        policy: Policy = Policy(),
+        memory_bytes: int | None = None,
+    ) -> list[Generation]:
+        """Generate many texts at once, in the order of the prompts.
+
+        Each text is what ``generate`` would give with the same settings, whatever its neighbours; ``Engine`` says what
+        the times in the stats mean. Settings as of ``generate``: one value for all, or a list with one a prompt.
+
+        Args:
+            stop: strings that end a text, for all; or a list of such lists, one a prompt.
+            rows: texts that are under way at the same time; None: all, up to 32.
+            policy: when the target's pass is run.
+            memory_bytes: what the caches may take; None: nine tenths of the free memory.
+
+        Raises:
+            UserError: what is wrong with a request and how to mend it; rows that do not fit into memory.
+        """
+        if isinstance(prompts, str | bytes):
+            raise UserError("prompts is one text: give a list of prompts")
+        count = len(prompts)
+        same_stop = stop is None or isinstance(stop, str) or all(isinstance(word, str) for word in stop)
+        columns = [
+            _spread("method", method, count), _spread("max_new_tokens", max_new_tokens, count),
+            _spread("temperature", temperature, count), _spread("top_k", top_k, count),
+            _spread("top_p", top_p, count), _spread("min_p", min_p, count), _spread("seed", seed, count),
+            [stop] * count if same_stop else _spread("stop", stop, count), _spread("meter", meter, count),
+            _spread("ahead", ahead, count), _spread("rules", rules, count),
+        ]  # fmt: skip
+        requests = [
+            Request.make(self.default_method if one[0] is None else one[0], *one[1:])
+            for one in zip(*columns, strict=True)
+        ]
+        return generate_all(self, prompts, requests, rows, policy, memory_bytes)
 
 
-class _Run:
-    """One request under way: loop, driver, clock, and the runners on loan."""
-
-    def __init__(self, pair: Pair, prompt: str | Sequence[int], request: Request) -> None:
-        self._pair, self._request = pair, request
-        self.record = Record()
-        self._ids = encode(prompt, pair.models)
-        self._check()
-        ending = Ending(len(self._ids), pair.models.target.eos_ids, request.stop, pair.tokenizer)
-        self._limits = Limits(request.max_new_tokens, ending)
-        self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
-
-    def steps(self) -> Iterator[None]:
-        """Work; yields whenever new tokens may be there. The clock stands still while the caller has the turn."""
-        pair, request, record = self._pair, self._request, self.record
-        method, stats, size = request.method, record.stats, len(self._ids) + request.max_new_tokens
-        complete, rows = request.meter == "complete", method.drafter.drafts
-        target = pair._target_pool.take(size, rows) if method.needs_target or complete else None
-        draft = pair._draft_pool.take(size, rows) if pair._draft_pool and method.drafter.uses_model else None
-        try:
-            draws = AddressedDraws(request.seed)
-            driver = RowDriver(
-                target, draft, pair.heads, self._ids, method, request.sampling, draws,
-                pair.models.vocab_size, stats, pair._costs, request.ahead,
-            )  # fmt: skip
-            loop = decode(self._ids, method, self._limits, draws, record, complete, request.rules)
-            began = time.perf_counter()
-            question = next(loop, None)
-            while question is not None:
-                answer = driver.answer(question)
-                try:
-                    question = loop.send(answer)
-                except StopIteration:
-                    question = None
-                stats.wall_s += time.perf_counter() - began
-                yield
-                began = time.perf_counter()
-        finally:
-            record.count()
-            pair._target_pool.give_back(target)
-            if pair._draft_pool:
-                pair._draft_pool.give_back(draft)
-
-    def generation(self) -> Generation:
-        """The result so far, each token with its text; what comes later does not change it."""
-        tokens, tokenizer = [replace(token) for token in self.record.tokens], self._pair.tokenizer
-        stats, text = replace(self.record.count()), ""
-        if tokenizer is not None:
-            render(tokens, Detokenizer(tokenizer), last=True)
-            text = cut_at_stop("".join(token.text for token in tokens), self._request.stop)
-        return Generation(
-            text, tokens, stats, self._request.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths), self.record.rules,
-        )  # fmt: skip
-
-    def _check(self) -> None:
-        pair, method = self._pair, self._request.method
-        if method.drafter.uses_model and pair.models.draft is None:
-            raise UserError(
-                f"method {method.name} needs a draft model, and this pair has none: give draft=..."
-            )
-        for kind in sorted(method.needs & set(KINDS) - pair.heads.keys()):
-            a_head, option = (
-                ("a gate", "gate=...") if kind == "gate" else (f"a {kind} head", "heads=[...] (--head)")
-            )
-            raise UserError(
-                f"method {method.name} needs {a_head}, and this pair has none: give {option} or another method"
-            )
-        if method.drafter.drafts > 1:
-            for which, model in (("target", pair.models.target), ("draft", pair.models.draft)):
-                if model is not None and runner_kind(model.model)[0] != "row":
-                    raise UserError(
-                        f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
-                    )
-        check_request(pair.models, len(self._ids), self._request.max_new_tokens)
-
-
-def render(tokens: Sequence[Token], detokenizer: Detokenizer, last: bool) -> None:
-    """Fill in ``text`` of each token; ``last`` gives an unfinished character to the last one."""
-    for token in tokens:
-        token.text = detokenizer.push(token.id)
-    if last and tokens:
-        tokens[-1].text += detokenizer.flush()
-
-
-class Stream:
-    """Iterator over tokens as they become final. Closing it early is safe; ``generation`` is the result so far.
-
-    A trusted token comes out at once; its ``drift`` is filled in when the target has scored it.
-    """
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._steps = run.steps()
-        self._given = 0
-        self._detokenizer = Detokenizer(run._pair.tokenizer) if run._pair.tokenizer else None
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> Token:
-        tokens = self._run.record.tokens
-        while self._given == len(tokens):
-            next(self._steps)
-        token = tokens[self._given]
-        self._given += 1
-        if self._detokenizer is not None:
-            render(
-                [token],
-                self._detokenizer,
-                last=self._given == len(tokens) and self._run.record.finish is not None,
-            )
-        if self._run.record.finish is not None and self._given == len(tokens):
-            for _ in self._steps:  # a closing pass may be left
-                pass
-        return token
-
-    def finish(self) -> Generation:
-        """Work to the end; the whole result."""
-        for _ in self._steps:
-            pass
-        return self.generation
-
-    def close(self) -> None:
-        """Stop; the caches are given back."""
-        self._steps.close()  # type: ignore[attr-defined]
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    @property
-    def generation(self) -> Generation:
-        """What was generated so far, ``finish_reason`` "cancelled" if the text has no end yet."""
-        return self._run.generation()
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """One value a prompt."""
+    if not isinstance(value, list | tuple):
+        return [value] * count
+    if len(value) != count:
+        raise UserError(
+            f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
+        )
+    return list(value)

@@ -30,8 +30,13 @@ class RunnerPool:
                 if runner.max_len >= max_len and runner.batch == rows:
                     self._free.remove(runner)
                     return runner
-        rounded = -(-max_len // _GRAIN) * _GRAIN
-        return make_runner(self._model.model, batch=rows, max_len=min(rounded, self._model.context))
+        return make_runner(
+            self._model.model, batch=rows, max_len=self.size(max_len), compile=self._model.compile
+        )
+
+    def size(self, max_len: int) -> int:
+        """The length that rows of a new runner have which hold ``max_len`` tokens."""
+        return min(-(-max_len // _GRAIN) * _GRAIN, self._model.context)
 
     def give_back(self, runner: Runner | None) -> None:
         """Return a runner in whatever state it is; of many the one that lay longest is dropped."""

@@ -1,0 +1,292 @@
+"""Draft steps and target passes in one captured unit each: pass, laws, draws, heads and signals.
+
+Draws are the addressed ones, so that captured and eager steps give the same tokens. Several steps run without a look
+from the host: a step reads the tokens of the one before where they lie, and all is fetched at the end. What a runner
+cannot capture (a long feed, a head that reads the state at x, code that is not compiled) goes the eager way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sprinter.engine.rows import Rows
+from sprinter.engine.steps import (
+    SIGNALS,
+    Drafted,
+    DraftPlan,
+    DraftRow,
+    EagerDraftSteps,
+    EagerTargetPasses,
+    Scored,
+    TargetRow,
+    later,
+)  # fmt: skip
+from sprinter.heads.features import DraftStep, read_features
+from sprinter.heads.head import Head
+from sprinter.laws import Sampling, entropy, process_rows, raw_law
+from sprinter.models.captured import LONGEST, CapturedRunner, Run, Unit
+from sprinter.models.checks import check_finite
+from sprinter.random import AddressedDraws, Purpose, race, race_words
+
+__all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]
+
+_NAMES = ("entropy", "max_prob", "token_prob")
+_COLUMNS = {
+    name + law: 1 + i + 3 * j for j, law in enumerate(("", "_processed")) for i, name in enumerate(_NAMES)
+}
+assert _COLUMNS.keys() == SIGNALS.keys()
+
+
+def _cuts(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
+class DraftUnit(Unit):
+    """One draft step: token ``[rows, 1]``, processed law and raw law ``[rows, V]``, numbers ``[rows, 7 + heads]``.
+
+    Numbers: the largest logit, ``_NAMES`` of the raw and of the processed law, scores of the heads in order.
+
+    Args:
+        vocab: size of the common vocabulary.
+        cuts: whether rows may ask for top-k, top-p or min-p.
+        heads: by kind; none may read the state at x.
+        device: where it will run.
+    """
+
+    per_token = False
+
+    def __init__(self, vocab: int, cuts: bool, heads: Mapping[str, Head], device: torch.device) -> None:
+        # A head's weights are part of the key, being the unit's own.
+        told = {
+            kind: [head.features, repr(head.calibration.to_dict())] for kind, head in sorted(heads.items())
+        }
+        super().__init__("draft", vocab=vocab, cuts=cuts, heads=told)
+        self._vocab, self._cuts = vocab, cuts
+        self.heads = nn.ModuleDict({kind: heads[kind] for kind in sorted(heads)})
+        for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
+            self.register_buffer(name, half, persistent=False)
+
+    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """``extras``: whole numbers ``[rows, 4]`` and others ``[rows, 4]``, as ``_settings`` makes them."""
+        last, key_low, key_high, top_k = extras[0].unbind(1)
+        temperature, place, top_p, min_p = extras[1].unbind(1)
+        rows = torch.arange(last.shape[0], device=last.device)
+        logits, states = run(lambda hidden: hidden[rows, last][:, None])
+        logits, hidden = logits[:, 0, : self._vocab], states[rows, last]
+        raw = raw_law(logits)
+        law = process_rows(logits, temperature, (top_k, top_p, min_p) if self._cuts else None)
+        assert isinstance(self.high, Tensor) and isinstance(self.low, Tensor)
+        token = race(law, key_low, key_high, (self.high, self.low))
+        step = DraftStep(hidden, raw, place, token, temperature=temperature)
+        columns = [
+            logits.amax(-1), *_readings(raw, token), *_readings(law, token),
+            *(head.score(read_features(head.features, step)) for head in self._in_order()),
+        ]  # fmt: skip
+        return token[:, None], law, raw, torch.stack([column.to(law.dtype) for column in columns], 1)
+
+    def _in_order(self) -> list[Head]:
+        return [head for head in self.heads.values() if isinstance(head, Head)]
+
+    def named(self, plan: DraftPlan, numbers: Sequence[float]) -> dict[str, float]:
+        """Signals and scores of a row by name, those that its plan asks for."""
+        signals = {name: numbers[_COLUMNS[name]] for name in plan.signals}
+        if plan.heads:
+            scores = dict(zip(self.heads, numbers[1 + len(_COLUMNS) :], strict=True))
+            signals.update((kind, scores[kind]) for kind in plan.heads)
+        return signals
+
+
+def _readings(law: Tensor, token: Tensor) -> list[Tensor]:
+    return [entropy(law), law.amax(-1), law.gather(-1, token[:, None])[:, 0]]
+
+
+class TargetUnit(Unit):
+    """A target pass: processed and raw laws ``[rows, n, V]``, largest logits ``[rows, n]``.
+
+    Args:
+        vocab: size of the common vocabulary.
+        cuts: whether rows may ask for top-k, top-p or min-p.
+    """
+
+    def __init__(self, vocab: int, cuts: bool) -> None:
+        super().__init__("target", vocab=vocab, cuts=cuts)
+        self._vocab, self._cuts = vocab, cuts
+
+    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """``extras``: as of ``DraftUnit``."""
+        logits = run(None)[0][..., : self._vocab]
+        rows, n = logits.shape[:2]
+        flat = logits.reshape(rows * n, self._vocab)
+        top_k = extras[0][:, 3].repeat_interleave(n)
+        temperature, _, top_p, min_p = extras[1].repeat_interleave(n, 0).unbind(1)
+        law = process_rows(flat, temperature, (top_k, top_p, min_p) if self._cuts else None)
+        return law.view(rows, n, -1), raw_law(flat).view(rows, n, -1), logits.amax(-1)
+
+
+def _settings(
+    sampling: Sampling, last: int = 0, key: int = 0, place: int = 1
+) -> tuple[list[int], list[float]]:
+    """What a unit is told of a row: last token's place, address, top_k; temperature, place in the run, top_p, min_p."""
+    whole = [last, key & 0xFFFFFFFF, key >> 32, sampling.top_k]
+    return whole, [sampling.temperature, place, sampling.top_p, sampling.min_p]
+
+
+class CapturedDraftSteps:
+    """Draft steps in captured units, ``k`` of them a look from the host; see ``DraftSteps``.
+
+    ``Drafted.draft_s`` holds the time of the whole step, heads included.
+
+    Args:
+        rows: of any runner; another than the captured one steps eagerly.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._eager = rows, EagerDraftSteps(rows)
+        self._units: dict[tuple[bool, tuple[tuple[str, int], ...]], DraftUnit] = {}
+
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
+        """See ``DraftSteps``."""
+        runner = self._rows.runner
+        heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
+        if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
+            return self._eager(rows)
+        unit = self._unit(heads, any(_cuts(row.plan.sampling) for row in rows))
+        with torch.inference_mode():
+            drafted = self._draft(runner, unit, rows)
+        rest = [i for i, row in enumerate(rows) if row.count > len(drafted[i])]
+        if rest:
+            for i, more in zip(rest, self._eager([_rest(rows[i], drafted[i]) for i in rest]), strict=True):
+                drafted[i] += more
+        return drafted
+
+    def _draft(
+        self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
+    ) -> list[list[Drafted]]:
+        began, before = time.perf_counter(), runner.lengths
+        steps = max(row.count for row in rows)
+        extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
+        tokens, first = _padded(rows, runner)
+        counts = [first, *([int(row.count > step) for row in rows] for step in range(1, steps))]
+        made = runner.run_steps(unit, tokens, counts, extras, [row.row for row in rows])
+        if not made:
+            return [[] for _ in rows]
+        for row in rows:
+            self._rows.forget(row.row)
+        return self._fetch(rows, unit, made, before, began)
+
+    def _fetch(
+        self,
+        rows: Sequence[DraftRow],
+        unit: DraftUnit,
+        made: list[list[Tensor]],
+        before: list[int],
+        began: float,
+    ) -> list[list[Drafted]]:
+        """All that the steps made, brought to the host at once."""
+        ids = torch.cat([step[0] for step in made], 1).tolist()
+        numbers = torch.stack([step[3] for step in made]).tolist()
+        seconds = (time.perf_counter() - began) / sum(min(row.count, len(made)) for row in rows)
+        drafted: list[list[Drafted]] = [[] for _ in rows]
+        for i, row in enumerate(rows):
+            for step in range(min(row.count, len(made))):
+                _, law, raw, told = made[step]
+                if not abs(numbers[step][i][0]) < float("inf"):
+                    self._refuse(told[i, :1], before, before[row.row] + len(row.tokens) - 1 + step)
+                signals = unit.named(row.plan, numbers[step][i])
+                feed = [len(row.tokens) if step == 0 else 1]
+                drafted[i].append(
+                    Drafted(ids[i][step], law[i], raw[i] if row.plan.raw else None, signals, feed, seconds)
+                )
+        return drafted
+
+    def _refuse(self, peak: Tensor, before: list[int], position: int) -> None:
+        """The rows as they were, and an error that names the model and the position."""
+        self._rows.runner.rewind(before)
+        check_finite(peak[None], self._rows.name, position)
+
+    def _unit(self, heads: Mapping[str, Head], cuts: bool) -> DraftUnit:
+        key = (cuts, tuple(sorted((kind, id(head)) for kind, head in heads.items())))
+        if key not in self._units:
+            self._units[key] = DraftUnit(self._rows.vocab, cuts, heads, self._rows.runner.device)
+        return self._units[key]
+
+
+class CapturedTargetPasses:
+    """Target passes in captured units; see ``TargetPasses``.
+
+    Args:
+        rows: of any runner; another than the captured one passes eagerly.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._eager = rows, EagerTargetPasses(rows)
+        self._units = [TargetUnit(rows.vocab, cuts) for cuts in (False, True)]
+
+    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored]:
+        """See ``TargetPasses``."""
+        runner = self._rows.runner
+        if not isinstance(runner, CapturedRunner) or max(len(row.tokens) for row in rows) > LONGEST:
+            return self._eager(rows)
+        began, before = time.perf_counter(), runner.lengths
+        with torch.inference_mode():
+            tokens, counts = _padded(rows, runner)
+            settings = [_settings(row.sampling) for row in rows]
+            extras = [_tensor([one[kind] for one in settings], runner, kind) for kind in (0, 1)]
+            unit = self._units[any(_cuts(row.sampling) for row in rows)]
+            made = runner.run(unit, tokens, counts, extras, [row.row for row in rows])
+        if made is None:
+            return self._eager(rows)
+        laws, raws, peaks = made
+        counted = [(i, row, len(row.tokens)) for i, row in enumerate(rows)]
+        if not bool(peaks.isfinite().all()):
+            for i, row, n in counted:  # padding may be anything
+                if not bool(peaks[i, :n].isfinite().all()):
+                    runner.rewind(before)
+                    check_finite(peaks[i, :n, None], self._rows.name, before[row.row])
+        for row in rows:
+            self._rows.forget(row.row)
+        seconds = (time.perf_counter() - began) / len(rows)
+        return [Scored(laws[i, :n], raws[i, :n] if row.raw else None, seconds) for i, row, n in counted]
+
+
+def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
+    alike = all(heads[kind] is head for kind, head in row.plan.heads.items())
+    few = 0 < len(row.tokens) <= LONGEST
+    return alike and few and isinstance(row.draws, AddressedDraws) and not row.plan.reads_x
+
+
+def _padded(
+    rows: Sequence[DraftRow] | Sequence[TargetRow], runner: CapturedRunner
+) -> tuple[Tensor, list[int]]:
+    """Unread tokens of the rows, ``[rows, n]``, and how many each has."""
+    unread = [row.tokens for row in rows]
+    n = max(map(len, unread))
+    padded = [[*tokens, *[0] * (n - len(tokens))] for tokens in unread]
+    return torch.tensor(padded, device=runner.device), list(map(len, unread))
+
+
+def _all_settings(rows: Sequence[DraftRow], steps: int, runner: CapturedRunner) -> list[tuple[Tensor, ...]]:
+    """``_settings`` of each step and row: ``steps`` tensors ``[rows, 4]`` of whole numbers, and of others."""
+    table = [[_settings_at(row, step) for row in rows] for step in range(steps)]
+    return [
+        _tensor([[one[kind] for one in step] for step in table], runner, kind).unbind() for kind in (0, 1)
+    ]
+
+
+def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
+    assert isinstance(row.draws, AddressedDraws)
+    key = row.draws.address(row.round, row.position + step, Purpose.DRAFT, row.draft)
+    return _settings(row.plan.sampling, len(row.tokens) - 1 if step == 0 else 0, key, row.place + step)
+
+
+def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
+    return torch.tensor(values, dtype=(torch.int64, torch.float32)[kind], device=runner.device)
+
+
+def _rest(row: DraftRow, drafted: Sequence[Drafted]) -> DraftRow:
+    return later(row, drafted, row.count - len(drafted)) if drafted else row

@@ -1,0 +1,160 @@
+"""The public engine: many requests at once, each with its own settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from sprinter.decode.methods import Method
+from sprinter.decode.state import RuleState
+from sprinter.engine.batch import Batch, Event
+from sprinter.engine.generation import Generation, Request
+from sprinter.engine.policy import Policy
+from sprinter.engine.run import Run
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from sprinter.engine.pair import Pair
+
+__all__ = ["Engine", "generate_all"]
+
+_LONGEST = 2048
+"""Default length of a row, where the context is not shorter."""
+_MOST_ROWS = 32
+"""Rows of ``generate_batch``, where no number is given."""
+
+
+class Engine:
+    """Serves many requests at once; a finished one's rows are taken by the next in the queue (continuous batching).
+
+    A text does not depend on what else is served: with the same seed it is that of ``Pair.generate``. (Sums are taken
+    in another order, so that in float32 and bfloat16 texts may part where two tokens are as good as tied.)
+
+    Times in a request's stats: a pass's time is shared equally by the rows that took part in it; ``wall_s`` runs from
+    when the request takes its rows until its end, while the engine steps, so that ``other_s`` holds the time in which
+    others were served. A method that drafts several texts takes as many rows. Not for use by several threads.
+
+    Args:
+        pair: what to generate with.
+        rows: rows of the caches, made once; so many requests are under way at most.
+        policy: when the target's pass is run.
+        max_len: tokens that a row holds, prompt included; None: the pair's context, at most 2,048.
+        memory_bytes: what the caches may take; None: nine tenths of the free memory.
+
+    Raises:
+        UserError: rows that do not fit, with the largest number that does; a model that decodes one row at a time.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        rows: int = 8,
+        policy: Policy = Policy(),
+        max_len: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        longest = min(pair.models.context, _LONGEST) if max_len is None else max_len
+        if not 1 <= longest <= pair.models.context:
+            raise UserError(f"max_len={max_len} is out of range: give 1 to {pair.models.context} tokens")
+        self._pair = pair
+        self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that wait or are under way."""
+        return self._batch.unfinished
+
+    def add(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        method: str | Method | None = None,
+        max_new_tokens: int = 64,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop: str | Sequence[str] | None = (),
+        meter: Literal["running", "complete"] = "running",
+        ahead: int = 1,
+        rules: RuleState | None = None,
+    ) -> int:
+        """Put a request in the queue; its number. Arguments as of ``Pair.generate``.
+
+        Raises:
+            UserError: what is wrong with the request and how to mend it.
+        """
+        request = Request.make(
+            self._pair.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p,
+            seed, stop, meter, ahead, rules,
+        )  # fmt: skip
+        return self._batch.add(Run(self._pair._parts, prompt, request))
+
+    def step(self) -> list[Event]:
+        """Serve all requests a step further: at most one pass of each kind. What came of it, request by request.
+
+        Raises:
+            SprinterError: a model's logits are not finite; the requests stay as they were before that pass.
+        """
+        return self._batch.step()
+
+    def finish(self) -> dict[int, Generation]:
+        """Step until no request is left; the results by number, of those that finish from now on."""
+        done = {}
+        while self.unfinished:
+            done.update({event.id: event.generation for event in self.step() if event.generation})
+        return done
+
+    def cancel(self, id: int) -> Generation:
+        """Abandon a request, whether it waits or is under way; its rows are free at once.
+
+        Returns:
+            The result so far, ``finish_reason`` "cancelled".
+
+        Raises:
+            UserError: there is no such request, or it is finished.
+        """
+        return self._batch.cancel(id)
+
+    def close(self) -> None:
+        """Abandon all requests and give the caches back."""
+        self._batch.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def generate_all(
+    pair: Pair,
+    prompts: Sequence[str | Sequence[int]],
+    requests: Sequence[Request],
+    rows: int | None,
+    policy: Policy,
+    memory_bytes: int | None,
+) -> list[Generation]:
+    """All texts, in the order of the prompts; see ``Pair.generate_batch``."""
+    runs = [Run(pair._parts, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+    if not runs:
+        return []
+    wanted = min(sum(run.rows for run in runs), max(_MOST_ROWS, *(run.rows for run in runs)))
+    batch = Batch(
+        pair._parts,
+        wanted if rows is None else rows,
+        max(run.length for run in runs),
+        policy,
+        memory_bytes,
+        needs_target=any(run.needs_target for run in runs),
+        needs_draft=any(run.needs_draft for run in runs),
+    )
+    done: dict[int, Generation] = {}
+    try:
+        numbers = [batch.add(run) for run in runs]
+        while batch.unfinished:
+            done.update({event.id: event.generation for event in batch.step() if event.generation})
+    finally:
+        batch.close()
+    return [done[number] for number in numbers]

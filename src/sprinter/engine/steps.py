@@ -1,0 +1,366 @@
+"""Steps over several rows at once: a draft step, and a pass of the target.
+
+A draft step is one unit: model pass → processed laws → addressed draws → signals → scores of heads. Each row has its
+own sampling, draws, round and position, and nothing that is computed for a row depends on its neighbours but the last
+bits of the models' own arithmetic. ``DraftSteps`` and ``TargetPasses`` are the signatures; the eager versions here run
+any runner, captured ones may take their place.
+
+A pass's time is shared equally by the rows that took part in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from sprinter.engine.rows import Rows
+from sprinter.heads.features import DraftStep, read_features
+from sprinter.heads.head import Head
+from sprinter.laws import Sampling, entropy, process, raw_law
+from sprinter.random import Draws, Purpose
+
+__all__ = [
+    "SIGNALS", "DraftPlan", "DraftRow", "DraftSteps", "Drafted", "EagerDraftSteps", "EagerTargetPasses", "Scored",
+    "TargetPasses", "TargetRow", "later",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftPlan:
+    """What every draft step of a request has in common.
+
+    Attributes:
+        sampling: how logits become the law that is drawn from.
+        signals: names of ``SIGNALS`` that the rules read.
+        heads: by kind, those that the rules read.
+        raw: whether the answer must have raw laws (temperature 1, nothing cut off).
+        needs_raw: whether the step needs the raw law for anything.
+        reads_x: whether a head reads the state at x: then the step runs x through the model too.
+    """
+
+    sampling: Sampling
+    signals: tuple[str, ...] = ()
+    heads: Mapping[str, Head] = field(default_factory=dict)
+    raw: bool = False
+
+    needs_raw: bool = field(init=False)
+    reads_x: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        features = {feature for head in self.heads.values() for feature in head.features}
+        needs_raw = self.raw or not _STATES.issuperset(features) or not RAW_SIGNALS.isdisjoint(self.signals)
+        object.__setattr__(self, "needs_raw", needs_raw)
+        object.__setattr__(self, "reads_x", "hidden_x" in features)
+
+
+@dataclass(slots=True)
+class DraftRow:
+    """One row of a draft step.
+
+    Attributes:
+        row: its number in the runner.
+        tokens: what it has not read yet; () where the last step ran x through the model.
+        position: place in the text of the token to be drafted; ``round`` and ``draft`` (number of the draft where a
+            round has several) complete the address of its draw.
+        place: place of that token in its draft run, from 1; heads read it.
+        count: draft so many tokens.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    position: int
+    round: int
+    draws: Draws
+    plan: DraftPlan
+    draft: int = 0
+    place: int = 1
+    count: int = 1
+
+
+@dataclass(slots=True)
+class Drafted:
+    """One token that a row drafted.
+
+    Attributes:
+        token: x.
+        law: ``[V]`` that it was drawn from; raw: ``[V]`` or None.
+        signals: by name, signals and scores of heads.
+        feeds: tokens that the row was fed, one number a pass that it took part in.
+        draft_s, gate_s: its share of the step's time, without the heads and theirs.
+    """
+
+    token: int
+    law: Tensor
+    raw: Tensor | None
+    signals: dict[str, float]
+    feeds: list[int]
+    draft_s: float = 0.0
+    gate_s: float = 0.0
+
+
+@dataclass(slots=True)
+class TargetRow:
+    """One row of a target pass: ``tokens``, at least one, are what it has not read yet. ``raw``: give raw laws too."""
+
+    row: int
+    tokens: Sequence[int]
+    sampling: Sampling
+    raw: bool = False
+
+
+@dataclass(slots=True)
+class Scored:
+    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time."""
+
+    laws: Tensor
+    raw: Tensor | None
+    target_s: float
+
+
+class DraftSteps(Protocol):
+    """Draft ``count`` tokens in each of some rows (each row at most once), in as many steps."""
+
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
+        """For each row, in order, its tokens."""
+        ...
+
+
+class TargetPasses(Protocol):
+    """One pass of the target over some rows (each row at most once)."""
+
+    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored]:
+        """For each row, in order, its laws."""
+        ...
+
+
+class EagerDraftSteps:
+    """Draft steps one operation at a time, on any runner."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
+        """See ``DraftSteps``."""
+        drafted: list[list[Drafted]] = [[] for _ in rows]
+        with torch.inference_mode():
+            for own, one in zip(drafted, self._step(rows), strict=True):
+                own.append(one)
+            for done in range(1, max(row.count for row in rows)):
+                live = [i for i, row in enumerate(rows) if row.count > done]
+                step = self._step([later(rows[i], drafted[i]) for i in live])
+                for i, one in zip(live, step, strict=True):
+                    drafted[i].append(one)
+        return drafted
+
+    def _step(self, rows: Sequence[DraftRow]) -> list[Drafted]:
+        began = time.perf_counter()
+        logits, hidden = self._after_text(rows)
+        laws = _processed(logits, [row.plan.sampling for row in rows])
+        raws = raw_law(logits) if any(row.plan.needs_raw for row in rows) else None
+        drafted = []
+        for i, row in enumerate(rows):
+            token = row.draws.token(laws[i], row.round, row.position, Purpose.DRAFT, row.draft)
+            raw = raws[i] if raws is not None and row.plan.raw else None
+            drafted.append(Drafted(token, laws[i], raw, {}, [len(row.tokens)] if row.tokens else []))
+        _read_signals(rows, drafted, laws, raws)
+        _share(drafted, "draft_s", began)
+        if any(row.plan.heads for row in rows):
+            self._score_heads(rows, drafted, hidden, raws)
+        return drafted
+
+    def _after_text(self, rows: Sequence[DraftRow]) -> tuple[Tensor, Tensor]:
+        """Logits ``[rows, V]`` and states ``[rows, d]`` after each row's text."""
+        new = [i for i, row in enumerate(rows) if row.tokens]
+        if not new:  # the heads of all rows read the state at x
+            kept = [self._rows.kept(row.row) for row in rows]
+            return _stacked([one for one in kept if one is not None])
+        logits, hidden = self._last([(rows[i].row, rows[i].tokens) for i in new])
+        if len(new) == len(rows):
+            return logits, hidden
+        fresh = {i: (logits[at], hidden[at]) for at, i in enumerate(new)}
+        both = [fresh.get(i) or self._rows.kept(row.row) for i, row in enumerate(rows)]
+        return _stacked([one for one in both if one is not None])
+
+    def _last(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> tuple[Tensor, Tensor]:
+        """A pass; logits ``[rows, V]`` and states ``[rows, d]`` after the last token of each."""
+        logits, hidden = self._rows.read(feeds)
+        assert logits is not None
+        if len(feeds) == 1:
+            return logits[:, -1], hidden[:, -1]
+        ends = [len(tokens) - 1 for _, tokens in feeds]
+        if min(ends) == max(ends):
+            return logits[:, -1], hidden[:, -1]
+        return logits[range(len(ends)), ends], hidden[range(len(ends)), ends]
+
+    def _score_heads(
+        self, rows: Sequence[DraftRow], drafted: Sequence[Drafted], hidden: Tensor, raws: Tensor | None
+    ) -> None:
+        """Scores for the tokens just drafted, one call a head for all rows that have the same heads.
+
+        Where a head reads the state at x, x is run through the model now; the row's next token comes of that pass.
+        """
+        began = time.perf_counter()
+        reads_x = [i for i, row in enumerate(rows) if row.plan.reads_x]
+        at_x: dict[int, Tensor] = {}
+        if reads_x:
+            logits, after = self._last([(rows[i].row, [drafted[i].token]) for i in reads_x])
+            for at, i in enumerate(reads_x):
+                self._rows.keep(rows[i].row, logits[at], after[at])
+                drafted[i].feeds.append(1)
+                at_x[i] = after[at]
+            _share([drafted[i] for i in reads_x], "draft_s", began)
+        for group in _alike(rows, lambda row: tuple(row.plan.heads.values())):
+            heads = rows[group[0]].plan.heads
+            if not heads:
+                continue
+            began = time.perf_counter()
+            step: DraftStep | None = None
+            for name, head in heads.items():
+                if head.features == ("hidden",):
+                    scores = head(hidden if len(group) == len(rows) else hidden[group])
+                else:
+                    step = step or _facts(rows, drafted, group, hidden, raws, at_x)
+                    scores = head(read_features(head.features, step))
+                for i, score in zip(group, scores.tolist(), strict=True):
+                    drafted[i].signals[name] = score
+            _share([drafted[i] for i in group], "gate_s", began)
+
+
+class EagerTargetPasses:
+    """Target passes one operation at a time, on any runner."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored]:
+        """See ``TargetPasses``."""
+        began = time.perf_counter()
+        with torch.inference_mode():
+            logits, _ = self._rows.read([(row.row, row.tokens) for row in rows])
+            assert logits is not None
+            laws, raws = _row_laws(logits, rows)
+            if logits.device.type != "cpu":
+                torch.accelerator.synchronize()
+        seconds = (time.perf_counter() - began) / len(rows)
+        return [Scored(law, raw, seconds) for law, raw in zip(laws, raws, strict=True)]
+
+
+def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """Of ``logits [rows, n, V]``: laws ``[own n, V]`` of each row, and raw ones where they are wanted."""
+    if len(rows) == 1:
+        return [process(logits[0], rows[0].sampling)], [raw_law(logits[0]) if rows[0].raw else None]
+    laws: list[Tensor] = [logits] * len(rows)
+    raws: list[Tensor | None] = [None] * len(rows)
+    for group in _alike(rows, lambda row: (row.sampling, row.raw)):
+        first, counts = rows[group[0]], [len(rows[i].tokens) for i in group]
+        own = torch.cat([logits[i, :n] for i, n in zip(group, counts, strict=True)])
+        law = torch.split(process(own, first.sampling), counts)
+        raw = torch.split(raw_law(own), counts) if first.raw else [None] * len(group)
+        for at, i in enumerate(group):
+            laws[i], raws[i] = law[at], raw[at]
+    return laws, raws
+
+
+def later(row: DraftRow, drafted: Sequence[Drafted], count: int = 1) -> DraftRow:
+    """The row after so many of its tokens, to draft ``count`` more."""
+    n = len(drafted)
+    unread = () if row.plan.reads_x else (drafted[-1].token,)
+    return DraftRow(
+        row.row, unread, row.position + n, row.round, row.draws, row.plan, row.draft, row.place + n, count
+    )
+
+
+def _share(drafted: Sequence[Drafted], name: str, began: float) -> None:
+    seconds = (time.perf_counter() - began) / len(drafted)
+    for one in drafted:
+        setattr(one, name, getattr(one, name) + seconds)
+
+
+def _stacked(kept: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([logits for logits, _ in kept]), torch.stack([hidden for _, hidden in kept])
+
+
+_Row = TypeVar("_Row")
+
+
+def _alike(rows: Sequence[_Row], key: Callable[[_Row], Hashable]) -> list[list[int]]:
+    """Places of the rows that have the same key."""
+    if len(rows) == 1:
+        return [[0]]
+    groups: dict[Hashable, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault(key(row), []).append(i)
+    return list(groups.values())
+
+
+def _processed(logits: Tensor, samplings: Sequence[Sampling]) -> Sequence[Tensor]:
+    """Row i of ``logits [rows, V]`` processed by ``samplings[i]``, each ``[V]``."""
+    groups = _alike(samplings, lambda sampling: sampling)
+    if len(groups) == 1:
+        return process(logits, samplings[0]).unbind()
+    laws: list[Tensor] = [logits] * len(samplings)
+    for group in groups:
+        for i, law in zip(group, process(logits[group], samplings[group[0]]), strict=True):
+            laws[i] = law
+    return laws
+
+
+def _read_signals(
+    rows: Sequence[DraftRow], drafted: Sequence[Drafted], laws: Sequence[Tensor], raws: Tensor | None
+) -> None:
+    if not any(row.plan.signals for row in rows):
+        return
+    for group in _alike(rows, lambda row: row.plan.signals):
+        names = rows[group[0]].plan.signals
+        if not names:
+            continue
+        x = torch.tensor([drafted[i].token for i in group], device=laws[0].device)
+        for name in names:
+            of = raws if name in RAW_SIGNALS else laws
+            assert of is not None
+            values = SIGNALS[name](torch.stack([of[i] for i in group]), x).tolist()
+            for i, value in zip(group, values, strict=True):
+                drafted[i].signals[name] = value
+
+
+def _facts(
+    rows: Sequence[DraftRow],
+    drafted: Sequence[Drafted],
+    group: Sequence[int],
+    hidden: Tensor,
+    raws: Tensor | None,
+    at_x: Mapping[int, Tensor],
+) -> DraftStep:
+    """What heads may read of some rows of a step, side by side."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=hidden.device)
+
+    whole = len(group) == len(rows)
+    return DraftStep(
+        hidden if whole else hidden[group],
+        raws if raws is None or whole else raws[group],
+        column([rows[i].place for i in group]),
+        column([drafted[i].token for i in group]),
+        torch.stack([at_x[i] for i in group]) if group[0] in at_x else None,
+        column([rows[i].plan.sampling.temperature for i in group]),
+    )
+
+
+Signal = Callable[[Tensor, Tensor], Tensor]
+_READINGS: Mapping[str, Signal] = {
+    "entropy": lambda law, x: entropy(law),
+    "max_prob": lambda law, x: law.amax(-1),
+    "token_prob": lambda law, x: law.gather(-1, x[:, None])[:, 0],
+}
+SIGNALS: Mapping[str, Signal] = {
+    name + law: read for name, read in _READINGS.items() for law in ("", "_processed")
+}
+"""(laws ``[rows, V]``, drafted tokens ``[rows]``) → ``[rows]``, of the raw law or, by the ending, the processed one."""
+RAW_SIGNALS = frozenset(_READINGS)
+_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that need no law

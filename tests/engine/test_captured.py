@@ -1,0 +1,166 @@
+"""Captured steps give what eager steps give: the same tokens, laws, signals and scores."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from tests.models.eager_units import captured
+from tests.models.fake_cuda import fake_cuda
+from tests.models.test_graphs import runner_of
+from tests.models.tiny import CONTEXT, VOCAB, tiny
+
+import sprinter
+from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
+from sprinter.engine.rows import Rows
+from sprinter.engine.steps import (
+    SIGNALS,
+    Drafted,
+    DraftPlan,
+    DraftRow,
+    EagerDraftSteps,
+    EagerTargetPasses,
+    TargetRow,
+)  # fmt: skip
+from sprinter.errors import SprinterError
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.laws import Sampling
+from sprinter.models.runner import make_runner
+from sprinter.random import AddressedDraws
+
+SAMPLINGS = [Sampling(), Sampling(0.6), Sampling(0.0), Sampling(0.9, 7, 0.8, 0.02)]
+PROMPT = [3, 9, 11, 4]
+
+
+def head(*features: str) -> Head:
+    config = HeadConfig(32, "draft", "target", architecture="mlp", features=features, width=8)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Head(config, config.network())
+
+
+def both(batch: int, kind: str = "llama") -> tuple[Rows, Rows]:
+    """Rows of an eager and of a captured runner that hold the same text."""
+    made = []
+    for runner in (make_runner(tiny(kind), batch=batch, max_len=CONTEXT), captured(kind, batch, CONTEXT)):
+        rows = Rows(runner, VOCAB, "draft")
+        rows.runner.extend(torch.tensor([PROMPT] * batch), logits=False)
+        made.append(rows)
+    return made[0], made[1]
+
+
+def same(one: Sequence[Sequence[Drafted]], other: Sequence[Sequence[Drafted]]) -> None:
+    for mine, theirs in zip(one, other, strict=True):
+        assert [x.token for x in mine] == [x.token for x in theirs]
+        for x, y in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(x.law, y.law, rtol=0, atol=1e-5)
+            assert (x.raw is None) == (y.raw is None)
+            if x.raw is not None and y.raw is not None:
+                torch.testing.assert_close(x.raw, y.raw, rtol=0, atol=1e-5)
+            assert x.signals == pytest.approx(y.signals, abs=1e-4)
+            assert x.feeds == y.feeds
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_draft_steps_are_those_of_the_eager_way(sampling: Sampling, batch: int) -> None:
+    eager, rows = both(batch)
+    heads = {"gate": head("hidden", "entropy", "max_q", "top_q(k=4)", "position", "temperature")}
+    plan = DraftPlan(sampling, tuple(SIGNALS), heads, raw=True)
+    bare = DraftPlan(SAMPLINGS[0])
+    for seed in range(12):
+        for each in (eager, rows):
+            each.runner.rewind([4] * batch)
+        asked = [
+            DraftRow(
+                row, PROMPT[: 1 + (seed + row) % 3], 5 + (seed + row) % 3, seed, AddressedDraws(seed),
+                bare if row == 2 else plan, row, 2, 1 + (seed + 2 * row) % 5,
+            )
+            for row in range(batch)
+            if batch == 1 or (seed + row) % 4  # some rows sit out
+        ]  # fmt: skip
+        same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+        assert rows.runner.lengths == eager.runner.lengths
+    assert rows.runner._units.calls.keys() >= {"draft"}  # type: ignore[attr-defined]
+
+
+def test_draft_steps_in_graphs_are_those_of_the_eager_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
+    eager, _ = both(2)
+    rows = Rows(runner_of("llama", 2, CONTEXT), VOCAB, "draft")
+    rows.runner.extend(torch.tensor([PROMPT] * 2), logits=False)
+    plan = DraftPlan(Sampling(0.8), tuple(SIGNALS), {"gate": head("hidden", "entropy")}, raw=True)
+    for seed in range(4):
+        for each in (eager, rows):
+            each.runner.rewind([4, 4])
+        asked = [
+            DraftRow(
+                row, PROMPT[: 1 + (seed + row) % 3], 6, seed, AddressedDraws(seed), plan, row, 1, 2 + row
+            )
+            for row in range(2)
+        ]
+        same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+
+
+def test_rows_with_and_without_heads_step_together() -> None:
+    eager, rows = both(2)
+    gate = {"gate": head("hidden")}
+    asked = [
+        DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling(), ("entropy",), {}), 0, 1, 3),
+        DraftRow(1, [5], 5, 1, AddressedDraws(2), DraftPlan(Sampling(0.5), (), gate), 0, 1, 2),
+    ]
+    same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+
+
+def test_a_head_that_reads_the_state_at_x_goes_the_eager_way() -> None:
+    eager, rows = both(1)
+    plan = DraftPlan(Sampling(), (), {"specdec++": head("hidden_x")})
+    asked = [DraftRow(0, [5], 5, 1, AddressedDraws(1), plan, 0, 1, 3)]
+    same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+    assert "draft" not in rows.runner._units.calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_target_passes_are_those_of_the_eager_way(sampling: Sampling) -> None:
+    eager, rows = both(3)
+    asked = [TargetRow(0, [1, 2, 3], sampling, True), TargetRow(2, [7], Sampling(0.4))]
+    for one, other in zip(CapturedTargetPasses(rows)(asked), EagerTargetPasses(eager)(asked), strict=True):
+        torch.testing.assert_close(one.laws, other.laws, rtol=0, atol=1e-5)
+        assert (one.raw is None) == (other.raw is None)
+    assert rows.runner.lengths == eager.runner.lengths == [7, 4, 5]
+
+
+def test_logits_that_are_not_finite_are_an_error_and_the_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows = both(1)
+    weight = tiny("llama").get_output_embeddings().weight
+    monkeypatch.setattr(weight, "data", torch.full_like(weight, torch.nan))
+    with pytest.raises(SprinterError, match="the draft model's logits are NaN at position 4"):
+        CapturedDraftSteps(rows)([DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling()), count=3)])
+    assert rows.runner.lengths == [4]
+    with pytest.raises(SprinterError, match="logits are NaN at position 4"):
+        CapturedTargetPasses(rows)([TargetRow(0, [5, 6], Sampling())])
+    assert rows.runner.lengths == [4]
+
+
+@pytest.fixture(scope="module")
+def compiled_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sprinter.Pair]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPRINTER_CACHE", str(tmp_path_factory.mktemp("compiled")))
+        yield sprinter.load_pair(compile=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("method", ["autoregressive", "speculative(gamma=4)", "sprinter"])
+def test_fifty_seeds_give_the_same_texts_compiled_and_eager(
+    compiled_pair: sprinter.Pair, method: str
+) -> None:
+    eager = sprinter.load_pair(compile=False)
+    for seed in range(50):
+        one, other = (
+            pair.generate(
+                "The river rises in", method=method, max_new_tokens=24, seed=seed, ahead=1 + seed % 4
+            )
+            for pair in (compiled_pair, eager)
+        )
+        assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
+        assert one.stats.mean_drift == pytest.approx(other.stats.mean_drift, abs=1e-4)
