@@ -92,9 +92,27 @@ _FILES = {
 }
 
 
-def install(folder: Path) -> Path:
-    """Write the package; the folder belongs on PYTHONPATH."""
-    for name, text in _FILES.items():
+_SAMPLER = """
+import torch
+
+
+def expand_batch_to_tokens(x, ends, tokens, replace_from=0, replace_to=0):
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(torch.tensor([2, 3])) + {error}
+"""
+
+
+def install(folder: Path, error: float | None = None) -> Path:
+    """Write the package; the folder belongs on PYTHONPATH.
+
+    Args:
+        error: what its sampler adds to each temperature; None: it has no sampler, and there is but the name of torch.
+    """
+    files = dict(_FILES)
+    if error is not None:
+        del files["torch.py"]
+        files |= {"vllm/v1/__init__.py": "", "vllm/v1/sample/__init__.py": ""}
+        files["vllm/v1/sample/rejection_sampler.py"] = _SAMPLER.format(error=error)
+    for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")

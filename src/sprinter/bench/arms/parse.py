@@ -31,11 +31,17 @@ _PEERS = (
     "transformers:assisted(tokens=20, schedule=dynamic)",
     "transformers:lookup",
 )
+_VLLM = (
+    "vllm:plain",
+    "vllm:draft_model",
+    "vllm:draft_model(draft_sampling=probabilistic)",
+    "vllm:ngram",
+)
 _SETS: dict[str, Callable[[], list[str]]] = {
     "methods": METHODS.names,
     "peers": lambda: list(_PEERS),
-    "vllm": lambda: [name for name in ARMS.names() if name.startswith("vllm:")],
-    "all": lambda: [*METHODS.names(), *_PEERS, *(name for name in ARMS.names() if name not in _PEERS)],
+    "vllm": lambda: list(_VLLM),
+    "all": lambda: list(dict.fromkeys([*METHODS.names(), *_PEERS, *_VLLM, *ARMS.names()])),
 }
 
 

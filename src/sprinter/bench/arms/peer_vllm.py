@@ -91,11 +91,11 @@ class VllmPlain:
         self._versions, self._eos_ids = ready["versions"], pair.models.target.eos_ids
 
     def lossless(self, sampling: Sampling) -> bool | None:
-        """True: vLLM's rejection sampling keeps the target's law."""
+        """True: vLLM's rejection sampling keeps the target's law (see ``vllm_worker`` for where it must be mended)."""
         return True
 
     def versions(self) -> dict[str, str]:
-        """Of vllm, torch and transformers in the worker."""
+        """Of vllm, torch and transformers in the worker, and what was mended in vllm."""
         return dict(self._versions)
 
     def answer(self, ask: Ask) -> Answer:
@@ -144,16 +144,19 @@ class VllmPlain:
 
     def _environment(self) -> dict[str, str]:
         # In one process: vLLM's usual three cost a small model more than they save at one request a time.
-        usual = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
-        ours = {"OMP_NUM_THREADS": str(self.threads or torch.get_num_threads())}
-        return usual | os.environ | ours | ({} if self.preload is None else {"LD_PRELOAD": self.preload})
+        ours = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": str(self.threads or torch.get_num_threads()),
+        }  # fmt: skip
+        return os.environ | ours | ({} if self.preload is None else {"LD_PRELOAD": self.preload})
 
 
 @dataclass(eq=False, kw_only=True)
 class VllmDraft(VllmPlain):
     """vLLM's speculative decoding with the draft model.
 
-    ``draft_sampling``: "greedy" (vLLM's default) or "probabilistic". Its draft steps are the draft tokens that vLLM
+    ``draft_sampling``: "greedy" (vLLM's default) or "probabilistic", which accepts far more where texts are drawn. Its
+    draft steps are the draft tokens that vLLM
     says it checked; what it drafts beyond the end of a text is not among them.
     """
 

@@ -78,14 +78,14 @@ class JsonProcess:
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
+        self._kill()
         self._log.close()
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        """The child, and what it started and left behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
 
