@@ -25,15 +25,14 @@ from sprinter.bench.settings import BenchSettings
 from sprinter.bench.suites import load_suite
 
 SUITES = {"spec-bench": (60, 64), "wiki-summary": (100, 20), "lm1b": (100, 20)}  # prompts, new tokens
-TEMPERATURES = (1.0, 0.0)
 BASES = ("autoregressive", "speculative", "transformers:plain", "transformers:assisted")
 
 
-def table(summary: list[dict[str, Any]]) -> str:
+def table(summary: list[dict[str, Any]], temperatures: list[float]) -> str:
     """Markdown: all suites together, then each suite."""
     parts = []
     for suite in ("all", *SUITES):
-        for temperature in TEMPERATURES:
+        for temperature in temperatures:
             rows = [s for s in summary if s["suite"] == suite and s["temperature"] == temperature]
             parts += ["", f"**{suite}, temperature {temperature:g}**", "", *lines(rows)]
     return "\n".join(parts).strip()
@@ -85,13 +84,14 @@ def main() -> None:
     parser.add_argument(
         "--prompts", type=float, default=1.0, help="share of each suite's prompts, for a trial"
     )
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0, 0.0])
     parser.add_argument("--more", nargs="+", default=[], metavar="ARM", help="more arms, such as vllm:plain")
     args = parser.parse_args()
     suites = [
         load_suite(name, args.data, limit=max(2, int(args.prompts * limit)), new_tokens=new_tokens)
         for name, (limit, new_tokens) in SUITES.items()
     ]
-    settings = BenchSettings(temperatures=TEMPERATURES, bases=BASES)
+    settings = BenchSettings(temperatures=tuple(args.temperatures), bases=BASES)
     results = run_bench(
         sprinter.load_pair(),
         parse_arms(["methods", "peers", *args.more]),
@@ -108,7 +108,7 @@ def main() -> None:
         "prompts": texts,
         "new_tokens": "20 or 64",
     }
-    write_results("bench_table", kept | facts, table(results["summary"]))
+    write_results("bench_table", kept | facts, table(results["summary"], args.temperatures))
 
 
 if __name__ == "__main__":

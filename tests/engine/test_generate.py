@@ -13,6 +13,7 @@ import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
+from sprinter.engine.driver import RowDriver
 from sprinter.engine.ending import Detokenizer, cut_at_stop
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, tv_distance
@@ -349,3 +350,24 @@ def test_methods_need_their_parts(tiny_pair: sprinter.Pair) -> None:
     with pytest.raises(UserError, match="has no draft"):
         sprinter.Pair(alone.models, tiny_pair.gate)
     assert len(alone.generate(PROMPT, max_new_tokens=5).tokens) == 5
+
+
+def test_a_target_that_only_meters_costs_no_time(tiny_pair: sprinter.Pair) -> None:
+    """The prompt's own pass through a target that is never called belongs to the closing passes."""
+    out = tiny_pair.generate(list(range(1, 20)), method="draft-only", max_new_tokens=8, meter="complete")
+    free = tiny_pair.generate(list(range(1, 20)), method="draft-only", max_new_tokens=8)
+    assert out.stats.target_calls == 0 and out.stats.closing_s > 0
+    assert free.stats.closing_s == 0
+    spent = []
+    original = RowDriver._prefill
+
+    def noted(self: RowDriver, side: Any, closing: bool = False) -> Any:
+        before = self._stats.prefill_s
+        yield from original(self, side, closing)
+        spent.append((closing, self._stats.prefill_s - before))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowDriver, "_prefill", noted)
+        tiny_pair.generate(list(range(1, 20)), method="draft-only", max_new_tokens=8, meter="complete")
+    assert all(seconds == 0 for closing, seconds in spent if closing)
+    assert any(closing for closing, _ in spent)

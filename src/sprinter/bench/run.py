@@ -28,6 +28,12 @@ from sprinter.errors import UserError
 __all__ = ["Extras", "run_bench"]
 
 _ANALYSED = 40  # prompts whose laws are read
+_MAY_CHANGE = (
+    "bases",
+    "warmup",
+    "temperatures",
+    "repeats",
+)  # an answer does not depend on them, or its row tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,8 @@ def run_bench(
 ) -> dict[str, Any]:
     """Run arms on suites and write ``results.json``, ``report.html`` and Spec-Bench's files into ``out``.
 
-    A run that was ended is gone on with; one whose settings differ is refused.
+    A run that was ended is gone on with, one with other arms, temperatures or repeats too; what is there already is not
+    asked again. Other suites, models or settings are refused.
 
     Returns:
         the content of ``results.json``; see ``sprinter.bench.results``.
@@ -70,7 +77,7 @@ def run_bench(
     """
     began, facts = time.perf_counter(), pair_facts(pair)
     grading = Grading(pair, suites, extras.quality, extras.judge) if extras.quality else None
-    asked = {key: value for key, value in settings.facts().items() if key not in ("bases", "warmup")}
+    asked = {key: value for key, value in settings.facts().items() if key not in _MAY_CHANGE}
     run = {"pair": facts, "suites": [suite.facts() for suite in suites], "settings": asked}
     with Journal(out, run, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)
@@ -80,7 +87,13 @@ def run_bench(
         finally:
             harness.close()
     names = [arm.name for arm in arms]
-    rows = [row for row in journal.rows if row["model_id"] in names]
+    rows = [
+        row
+        for row in journal.rows
+        if row["model_id"] in names
+        and row["temperature"] in settings.temperatures
+        and row["repeat"] < settings.repeats
+    ]
     if not rows:
         raise UserError("every arm failed: " + "; ".join(f"{n}: {e}" for n, e in harness.failed.items()))
     judged = grading.grade(rows, settings.bases, out, progress) if grading else None

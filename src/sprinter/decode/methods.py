@@ -17,7 +17,10 @@ from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Regi
 from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.errors import UserError
 
-__all__ = ["ACCEPT", "METHODS", "STOP", "TRUST", "Method", "method_table", "parse_method", "preset"]
+__all__ = [
+    "ACCEPT", "METHODS", "STOP", "TRUST", "Method", "build_rule", "method_table", "parse_call", "parse_method",
+    "preset",
+]  # fmt: skip
 
 
 def spell(rule: object) -> str:
@@ -79,10 +82,10 @@ def parse_method(spec: str | Method) -> Method:
 
 
 def _preset_from(text: str) -> Method:
-    name, params = _call(text)
+    name, params = parse_call(text)
     capped = "cap" in params and "cap" not in _parameters(METHODS.get(name))
     cap = params.pop("cap") if capped else None
-    method: Method = _build(METHODS, name, params)
+    method: Method = build_rule(METHODS, name, params)
     if not capped:
         return method
     return dataclasses.replace(
@@ -107,8 +110,8 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         if key == "cap":
             parts[key] = _value(value)
         elif key in registries:
-            name, params = _call(value)
-            parts[key] = _build(registries[key], name, params)
+            name, params = parse_call(value)
+            parts[key] = build_rule(registries[key], name, params)
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])
     trusting = "trust" in parts and not parts["trust"].never
@@ -116,11 +119,12 @@ def _composed_from(spec: str, items: list[str]) -> Method:
     return Method(**{**defaults, **parts}, name=spec.replace(" ", ""))
 
 
-def _build(registry: Registry, name: str, params: dict[str, Any]) -> Any:
+def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:
+    """What a registry makes of a name and parameters; UserError where it takes no such parameter."""
     factory = registry.get(name)
     known = _parameters(factory)
     if isinstance(params.get("under"), str):  # a rule within a rule
-        params = {**params, "under": _build(STOP, *_call(params["under"]))}
+        params = {**params, "under": build_rule(STOP, *parse_call(params["under"]))}
     for key in params:
         if key not in known:
             if not known:
@@ -155,7 +159,7 @@ def _assignment(text: str) -> tuple[str, str] | None:
     return (head.strip(), tail.strip()) if sign and "(" not in head else None
 
 
-def _call(text: str) -> tuple[str, dict[str, Any]]:
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     """``name`` or ``name(key=value, ...)``."""
     name, opened, inside = text.partition("(")
     if opened and not inside.endswith(")"):

@@ -279,7 +279,7 @@ class RowDriver:
         side.goto(request.start, request.tokens, request.row)
         # Without several chains all rows hold the same text: one answer serves.
         side.append(request.chains or [()] * len(side.numbers))
-        yield from self._prefill(side)
+        yield from self._prefill(side, request.closing)
         rows = [
             TargetRow(number, tokens, self._sampling, self._needs_raw)
             for number, tokens in zip(side.numbers, side.unread(), strict=True)
@@ -301,10 +301,14 @@ class RowDriver:
         stats.flops_tokens += read * self._costs.target
         return Scores(laws, raw)
 
-    def _prefill(self, side: Side) -> Generator[Job, Any, None]:
-        """The prompt's own pass, counted apart."""
+    def _prefill(self, side: Side, closing: bool = False) -> Generator[Job, Any, None]:
+        """The prompt's own pass, counted apart; of a target that only meters it is a part of the closing passes."""
         while feeds := side.prompt_left(self._piece):
-            self._stats.prefill_s += yield PromptJob(side.rows.name, feeds)
+            seconds = yield PromptJob(side.rows.name, feeds)
+            if closing:
+                self._stats.closing_s += seconds
+            else:
+                self._stats.prefill_s += seconds
 
 
 def _stacked(laws: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from sprinter.bench.arms.engine import EngineArm
 from sprinter.bench.arms.peer_transformers import Assisted, Lookup, Plain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
-from sprinter.decode.methods import METHODS, _build, _call, method_table, parse_method
+from sprinter.decode.methods import METHODS, build_rule, method_table, parse_call, parse_method
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import SprinterError, UserError
 
@@ -114,7 +114,7 @@ def arm_names() -> list[dict[str, str]]:
 def _make(spec: str) -> Any:
     if "=" in spec.partition("(")[0]:  # trust=..., stop=...
         return EngineArm(parse_method(spec))
-    name, params = _call(spec)
+    name, params = parse_call(spec)
     if name in METHODS.names():
         return EngineArm(parse_method(spec))
     if name in _SETS:
@@ -123,7 +123,7 @@ def _make(spec: str) -> Any:
         )
     if name not in ARMS.names():
         raise did_you_mean("arm", name, [*METHODS.names(), *ARMS.names(), *_SETS])
-    arm = _build(ARMS, name, params)
+    arm = build_rule(ARMS, name, params)
     arm.spec = _spell(name, params)
     return arm
 
