@@ -1,84 +1,14 @@
 """Runners: whatever is fed, forgotten and copied, logits and hidden states are those of the uncached pass."""
 
-import random
-from collections.abc import Sequence
-
 import pytest
 import torch
-from tests.models.tiny import CONTEXT, VOCAB, WINDOW, fresh, tiny, uncached
+from tests.models.tiny import CONTEXT, VOCAB, WINDOW, fresh, tiny
+from tests.models.told import Told
 
 from sprinter.models import forward
-from sprinter.models.runner import Runner, Step, make_runner
+from sprinter.models.runner import Runner, make_runner
 
 ROW = ["gpt2", "llama", "llama-eager", "qwen2", "qwen2-sliding", "gpt_neox", "gemma2", "mistral", "opt"]
-TOLERANCE = 1e-5
-
-
-class Told:
-    """A runner and what its rows should hold; every answer is compared with the uncached pass."""
-
-    def __init__(self, runner: Runner, kind: str, seed: int = 0) -> None:
-        self.runner, self.model = runner, tiny(kind)
-        self.rows: list[list[int]] = [[] for _ in range(runner.batch)]
-        self.random = random.Random(seed)
-
-    def extend(self, counts: Sequence[int], n: int | None = None, *, logits: bool = True) -> None:
-        n = n or max(1, *counts)
-        tokens = [[self.random.randrange(VOCAB) for _ in range(n)] for _ in counts]
-        given = None if all(count == n for count in counts) and self.random.random() < 0.7 else counts
-        step = self.runner.extend(torch.tensor(tokens), given, logits=logits)
-        for row, count in enumerate(counts):
-            self.rows[row] += tokens[row][:count]
-        self.check(step, counts, n, logits)
-
-    def check(self, step: Step, counts: Sequence[int], n: int, logits: bool) -> None:
-        assert self.runner.lengths == [len(row) for row in self.rows]
-        assert step.hidden.shape == (len(counts), n, self.runner.hidden_size)
-        assert logits == (step.logits is not None)
-        assert step.hidden.isfinite().all()  # padding too: what it leaves in the cache must not be NaN
-        for row, count in enumerate(counts):
-            if count == 0:
-                continue
-            expected, hidden = uncached(self.model, self.rows[row])
-            scale = hidden.abs().max().item()
-            torch.testing.assert_close(
-                step.hidden[row, :count], hidden[-count:], rtol=0, atol=TOLERANCE * max(1.0, scale)
-            )
-            if step.logits is not None:
-                assert step.logits.shape == (len(counts), n, VOCAB)
-                scale = expected.abs().max().item()
-                torch.testing.assert_close(
-                    step.logits[row, :count], expected[-count:], rtol=0, atol=TOLERANCE * max(1.0, scale)
-                )
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        self.runner.rewind(lengths)
-        self.rows = [row[:length] for row, length in zip(self.rows, lengths, strict=True)]
-        assert self.runner.lengths == list(lengths)
-
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        self.runner.copy(from_row, to_rows)
-        for row in to_rows:
-            self.rows[row] = list(self.rows[from_row])
-
-    def anything(self) -> None:
-        """One random operation."""
-        batch, rng, room = (
-            self.runner.batch,
-            self.random,
-            [self.runner.max_len - len(row) for row in self.rows],
-        )
-        act = rng.choice(["extend", "extend", "extend", "rewind", "copy"])
-        if act == "rewind":
-            self.rewind([rng.randint(max(0, len(row) - 6), len(row)) for row in self.rows])
-        elif act == "copy":
-            self.copy(rng.randrange(batch), [row for row in range(batch) if rng.random() < 0.5])
-        elif rng.random() < 0.3 and min(room) > 0:
-            n = rng.randint(1, min(9, *room, 9))
-            self.extend([n] * batch)
-        else:
-            counts = [min(rng.choice([0, 1, 3, 8]), free) for free in room]
-            self.extend(counts, max(1, *counts) + rng.choice([0, 2]), logits=rng.random() < 0.8)
 
 
 @pytest.mark.parametrize("kind", ROW)

@@ -59,11 +59,11 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
 
 def _model_facts(model: LoadedModel) -> dict[str, Any]:
     return {
-        "name": Path(model.id).name if Path(model.id).is_dir() else model.id,  # no paths of this machine
+        "name": Path(model.id).name if Path(model.id).exists() else model.id,  # no paths of this machine
         "revision": model.revision,
         "sha256": weights_fingerprint(model.model),
-        "parameters": sum(p.numel() for p in model.model.parameters()),
-        "dtype": str(model.model.dtype).removeprefix("torch."),
+        "parameters": model.size,
+        "dtype": model.weights,
         "context": model.context,
         "vocab_size": model.vocab_size,
     }

@@ -8,6 +8,7 @@ import typer
 
 from sprinter import __version__
 from sprinter.cli.bench import bench
+from sprinter.cli.convert import convert
 from sprinter.cli.demo import demo
 from sprinter.cli.doctor import doctor
 from sprinter.cli.gate import gate
@@ -29,6 +30,7 @@ for command in (generate, methods, doctor, demo):
 app.add_typer(gate, name="gate")
 app.add_typer(theory, name="theory")
 app.add_typer(bench, name="bench")
+app.add_typer(convert, name="convert")
 
 
 def _version(asked: bool) -> None:

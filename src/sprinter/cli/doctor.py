@@ -177,8 +177,7 @@ def _sizes(pair: Pair, *, builtin: bool) -> Found:
         if model is None:
             parts.append(f"no {which}")
             continue
-        count = sum(weights.numel() for weights in model.model.parameters())
-        parts.append(f"{which} {_short(count)} parameters{_on_disk(Path(model.id))}")
+        parts.append(f"{which} {_short(model.size)} parameters{_on_disk(Path(model.id))}")
     name = "built-in" if builtin else pair.models.target.id
     context = f"vocabulary {pair.models.vocab_size:,}, context {pair.models.context:,}"
     return "ok", f"{name}: {', '.join(parts)}; {context}"
@@ -195,7 +194,8 @@ def _short(count: int) -> str:
 
 
 def _on_disk(directory: Path) -> str:
-    sizes = [file.stat().st_size for file in directory.glob("*.safetensors")] if directory.is_dir() else []
+    files = directory.glob("*.safetensors") if directory.is_dir() else [directory]
+    sizes = [file.stat().st_size for file in files if file.is_file()]
     return f" ({sum(sizes) / 2**20:.1f} MiB)" if sizes else ""
 
 
@@ -206,7 +206,8 @@ def _runner(pair: Pair, which: str) -> Found:
     if model is None:
         return "warn", "no draft: only autoregressive decoding is possible"
     kind, reason = runner_kind(model.model)
-    return "ok", f"{type(model.model).__name__}: {kind} runner ({reason})"
+    name = getattr(model.model, "architecture", type(model.model).__name__)
+    return "ok", f"{name}: {kind} runner ({reason})"
 
 
 def _gate(pair: Pair) -> Found:

@@ -11,23 +11,24 @@ from sprinter.cli.running import debugging
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
 
-__all__ = ["load"]
+__all__ = ["load", "quiet_libraries"]
 
 
 def load(
     target: str | None, draft: str | None, gate: str | None, heads: Sequence[str] = (), **options: str | None
 ) -> Pair:
     """As ``sprinter.load_pair``; options that are None are left to it."""
-    if not debugging():
-        _silence_progress()
+    quiet_libraries()
     from sprinter import load_pair
 
     given = {key: value for key, value in options.items() if value is not None}
     return load_pair(target, draft=draft, gate=gate, heads=heads, **given)
 
 
-def _silence_progress() -> None:
-    """No bars while weights are read; a terminal still shows the progress of a download."""
+def quiet_libraries() -> None:
+    """No bars while weights are read, unless debugging; a terminal still shows the progress of a download."""
+    if debugging():
+        return
     from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 

@@ -91,7 +91,7 @@ class Batch:
         models = [one.model for one in loaded if one is not None]
         for model in models:
             kind, reason = runner_kind(model)
-            if rows > 1 and kind != "row":
+            if rows > 1 and kind == "crop":
                 name = type(model).__name__
                 raise UserError(f"{name} decodes one row at a time ({reason}): use rows=1")
         check_memory(models, rows, parts.targets.size(max_len), memory_bytes)

@@ -37,7 +37,8 @@ def load_pair(
     """Load a pair from directories or hub ids; without arguments the built-in pair and its gate, no network needed.
 
     Args:
-        target: directory, hub id or loaded model. None: the built-in pair.
+        target: directory, hub id, GGUF file (also on the hub: org/name/file.gguf) or loaded model. None: the built-in
+            pair.
         draft: likewise; may be left out for plain decoding.
         gate: gate directory or hub id, made for this draft.
         heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.

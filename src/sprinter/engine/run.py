@@ -152,7 +152,7 @@ class Run:
             )
         if method.drafter.drafts > 1:
             for which, model in (("target", parts.models.target), ("draft", parts.models.draft)):
-                if model is not None and runner_kind(model.model)[0] != "row":
+                if model is not None and runner_kind(model.model)[0] == "crop":
                     raise UserError(
                         f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
                     )

@@ -65,7 +65,7 @@ class Batches:
     def __init__(self, model: LoadedModel, vocab: int, name: str) -> None:
         self.device, self.hidden_size, self.vocab = model.model.device, model.hidden_size, vocab
         self._model, self._name = model, name
-        self._alone = runner_kind(model.model)[0] != "row"
+        self._alone = runner_kind(model.model)[0] == "crop"
         self._runners: OrderedDict[tuple[int, int, int], Runner] = OrderedDict()
 
     def open(

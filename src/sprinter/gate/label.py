@@ -165,7 +165,7 @@ def _describe(models: LoadedPair, data: list[dict[str, object]], settings: Label
     info = LabelInfo(
         target.id, target.revision, weights_fingerprint(target.model),
         draft.id, draft.revision, weights_fingerprint(draft.model), draft.hidden_size,
-        models.vocab_size, str(target.model.dtype).removeprefix("torch."), tuple(data), asdict(settings), "",
+        models.vocab_size, target.weights, tuple(data), asdict(settings), "",
     )  # fmt: skip
     sources = [(source["sha256"], source["texts"]) for source in data]
     told = [

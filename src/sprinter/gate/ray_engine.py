@@ -147,8 +147,8 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _whole(source: str) -> str:
-    """A directory's whole path (a worker stands elsewhere), a hub id as it is."""
-    return str(Path(source).resolve()) if source and Path(source).is_dir() else source
+    """A directory's or file's whole path (a worker stands elsewhere), a hub id as it is."""
+    return str(Path(source).resolve()) if source and Path(source).exists() else source
 
 
 def _packed(step: Step) -> str:

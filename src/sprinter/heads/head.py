@@ -152,7 +152,7 @@ class Head(nn.Module):
         """FLOPs of one score: a multiplication and an addition a weight."""
         return self.network.flops
 
-    def check_draft(self, *, id: str, revision: str | None, hidden_size: int, model: nn.Module) -> None:
+    def check_draft(self, *, id: str, revision: str | None, hidden_size: int, model: Any) -> None:
         """Raise a UserError if this head was made for another draft."""
         made_for, name = self.config, "gate" if self.config.kind == "gate" else f"{self.config.kind} head"
         if hidden_size != made_for.hidden_size:
@@ -228,11 +228,14 @@ class Gate(Head):
         return scores
 
 
-def weights_fingerprint(model: nn.Module) -> str:
+def weights_fingerprint(model: Any) -> str:
     """SHA-256 over names, shapes and the first 64 values (as bfloat16) of every parameter.
 
-    The same for one checkpoint wherever it lies and whichever dtype it is loaded in; cheap for any size.
+    The same for one checkpoint wherever it lies and whichever dtype it is loaded in; cheap for any size. A model that
+    is no ``nn.Module`` tells its own as ``fingerprint``: a GGUF file that of the checkpoint that it was made from.
     """
+    if not isinstance(model, nn.Module):
+        return str(model.fingerprint)
     digest = hashlib.sha256()
     for name, values in sorted(model.named_parameters()):
         digest.update(f"{name}{tuple(values.shape)}".encode())

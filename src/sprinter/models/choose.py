@@ -20,8 +20,10 @@ from sprinter.errors import UserError
 from sprinter.models.captured import CapturedRunner, CompiledUnits, Units
 from sprinter.models.crop import CropRunner
 from sprinter.models.forward import ModelRunner
+from sprinter.models.gguf import GgufModel
 from sprinter.models.graphs import GraphUnits
 from sprinter.models.interface import Runner
+from sprinter.models.llamacpp import LlamaCppRunner
 from sprinter.models.row import RowRunner, Windows
 
 __all__ = ["capture_kind", "check_capture", "make_runner", "runner_kind"]
@@ -55,22 +57,27 @@ class _Choice:
 _choices: WeakKeyDictionary[PreTrainedModel, _Choice] = WeakKeyDictionary()
 
 
-def runner_kind(model: PreTrainedModel) -> tuple[str, str]:
-    """("row" or "crop", the reason in words).
+def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
+    """("row", "crop" or "llamacpp", the reason in words). "crop" holds one row, the others any number.
 
     Raises:
         UserError: no runner can serve the model; says why.
     """
+    if isinstance(model, GgufModel):
+        where = "its layers on a GPU" if model.on_gpu else "on the CPU"
+        return "llamacpp", f"a GGUF file, {model.weights}, which llama.cpp runs {where}"
     choice = _choose(model)
     return choice.kind, choice.reason
 
 
-def capture_kind(model: PreTrainedModel) -> tuple[str, str]:
+def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     """How this model's short passes can be captured: ("compiled", "graphs" or "none", the reason in words).
 
     Raises:
         UserError: no runner can serve the model.
     """
+    if isinstance(model, GgufModel):
+        return "none", "llama.cpp runs it"
     choice = _choose(model)
     if choice.kind != "row":
         return "none", f"the crop runner serves it: {choice.reason}"
@@ -87,7 +94,7 @@ def capture_kind(model: PreTrainedModel) -> tuple[str, str]:
     return "none", f"there is no capture on {kind}"
 
 
-def check_capture(model: PreTrainedModel) -> None:
+def check_capture(model: PreTrainedModel | GgufModel) -> None:
     """Refuse ``compile=True`` where nothing can be captured.
 
     Raises:
@@ -99,7 +106,7 @@ def check_capture(model: PreTrainedModel) -> None:
 
 
 def make_runner(
-    model: PreTrainedModel,
+    model: PreTrainedModel | GgufModel,
     *,
     batch: int = 1,
     max_len: int,
@@ -109,7 +116,7 @@ def make_runner(
     """A runner for the model.
 
     Args:
-        model: a causal language model.
+        model: a causal language model; a GGUF file has one runner, whatever is preferred.
         batch: rows; more than one needs the row runner.
         max_len: the most tokens a row can hold.
         prefer: "row" or "crop" instead of what is chosen; "row" is refused where it would be wrong.
@@ -119,6 +126,8 @@ def make_runner(
     Raises:
         UserError: the model cannot be served, or not as asked.
     """
+    if isinstance(model, GgufModel):
+        return LlamaCppRunner(model, batch, max_len)
     if prefer not in (None, "row", "crop"):
         raise UserError(f"there is no runner {prefer!r}: use 'row' or 'crop'")
     choice = _choose(model)
@@ -253,5 +262,5 @@ def _distance(logits: Tensor, expected: Tensor) -> float:
     return float(difference.nan_to_num(nan=float("inf")))
 
 
-def _name(model: PreTrainedModel) -> str:
+def _name(model: PreTrainedModel | GgufModel) -> str:
     return type(model).__name__

@@ -1,4 +1,4 @@
-"""What the runners over transformers models share: the call, the hidden states, the checks, the chunks."""
+"""What runners share: lengths, checks and chunks (all); the call and the hidden states (over transformers models)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models.interface import Step
 
-__all__ = ["CHUNK", "Keep", "ModelRunner", "call_model", "head_of", "head_sizes"]
+__all__ = ["CHUNK", "Keep", "ModelRunner", "Rows", "call_model", "head_of", "head_sizes"]
 
 CHUNK = 512
 """Most tokens a row is fed in one pass; longer inputs go in pieces, so that memory stays bounded."""
@@ -43,24 +43,14 @@ def head_sizes(model: PreTrainedModel) -> tuple[int, int]:
     return int(vocab), int(hidden)
 
 
-class ModelRunner(ABC):
-    """A runner over a transformers causal language model; subclasses hold the cache. ``Runner`` says the verbs.
+class Rows(ABC):
+    """The part of a runner that knows no library: lengths, checks, chunks. Subclasses hold model and cache."""
 
-    The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
-    """
-
-    name: str
-
-    def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
+    def __init__(self, batch: int, max_len: int) -> None:
         if batch < 1 or max_len < 1:
             raise ValueError(f"batch={batch} and max_len={max_len} must be at least 1")
-        self.model = model
-        model.train(False)
         self.batch, self.max_len = batch, max_len
-        self.vocab_size, self.hidden_size = head_sizes(model)
-        self.device = torch.device(model.device)
         self._lengths = [0] * batch
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     @property
     def lengths(self) -> list[int]:
@@ -159,6 +149,23 @@ class ModelRunner(ABC):
         for row in rows:
             if not 0 <= row < self.batch:
                 raise ValueError(f"row {row} does not exist: this runner has rows 0 to {self.batch - 1}")
+
+
+class ModelRunner(Rows):
+    """A runner over a transformers causal language model; subclasses hold the cache. ``Runner`` says the verbs.
+
+    The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
+    """
+
+    name: str
+
+    def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
+        super().__init__(batch, max_len)
+        self.model = model
+        model.train(False)
+        self.vocab_size, self.hidden_size = head_sizes(model)
+        self.device = torch.device(model.device)
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
     def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> Step:
         said, hidden = call_model(self.model, tokens, None if logits else _last, **kwargs)

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
+from sprinter.models.gguf import GgufModel
 
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "largest_batch"]
 
@@ -16,13 +17,14 @@ _SHARE = 0.9
 """Of the free memory, so much may go into caches; passes need some too."""
 
 
-def cache_bytes(model: PreTrainedModel, max_len: int) -> int:
+def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
     """Bytes of keys and values of one row of ``max_len`` tokens, the spare slot included."""
     config: Any = model.config.get_text_config(decoder=True)
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     d = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return 2 * int(config.num_hidden_layers) * kv_heads * d * (max_len + 1) * model.dtype.itemsize
+    dtype = model.cache_dtype if isinstance(model, GgufModel) else model.dtype
+    return 2 * int(config.num_hidden_layers) * kv_heads * d * (max_len + 1) * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -43,13 +45,13 @@ def _available() -> int | None:
         return None
 
 
-def largest_batch(models: list[PreTrainedModel], max_len: int, budget_bytes: int) -> int:
+def largest_batch(models: list[PreTrainedModel | GgufModel], max_len: int, budget_bytes: int) -> int:
     """How many rows of ``max_len`` tokens, in all of the models, a budget holds."""
     return budget_bytes // sum(cache_bytes(model, max_len) for model in models)
 
 
 def check_memory(
-    models: list[PreTrainedModel], batch: int, max_len: int, budget_bytes: int | None = None
+    models: list[PreTrainedModel | GgufModel], batch: int, max_len: int, budget_bytes: int | None = None
 ) -> None:
     """Refuse caches that do not fit.
 

@@ -15,6 +15,8 @@ from sprinter.errors import UserError
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture
 from sprinter.models.forward import head_sizes
+from sprinter.models.gguf import GgufModel
+from sprinter.models.gguf_vocabulary import gguf_tokenizer
 from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import check_rows, check_same_vocabulary
 
@@ -39,8 +41,8 @@ class LoadedModel:
     """One model, ready to run.
 
     Attributes:
-        model: in evaluation mode.
-        id: directory or hub id that it came from.
+        model: in evaluation mode; or a GGUF file that llama.cpp runs.
+        id: directory, file or hub id that it came from.
         revision: commit on the hub, where it came from there.
         context: the most tokens that it can hold, prompt included.
         vocab_size: last axis of its logits, padded embedding rows included.
@@ -49,7 +51,7 @@ class LoadedModel:
         compile: whether its runners capture short passes; see ``make_runner``.
     """
 
-    model: PreTrainedModel
+    model: PreTrainedModel | GgufModel
     id: str
     revision: str | None
     context: int
@@ -57,6 +59,32 @@ class LoadedModel:
     hidden_size: int
     eos_ids: tuple[int, ...]
     compile: bool | None = False
+
+    def module(self, who: str) -> PreTrainedModel:
+        """The transformers model, for ``who`` that can use no other.
+
+        Raises:
+            UserError: it is a GGUF file.
+        """
+        if isinstance(self.model, GgufModel):
+            raise UserError(
+                f"{who} needs transformers models, and {self.id} is a GGUF file: give its directory"
+            )
+        return self.model
+
+    @property
+    def size(self) -> int:
+        """Parameters."""
+        if isinstance(self.model, GgufModel):
+            return self.model.size
+        return sum(weights.numel() for weights in self.model.parameters())
+
+    @property
+    def weights(self) -> str:
+        """How its weights are stored: "float32", "bfloat16", ...; "Q8_0 (GGUF)" and the like for a GGUF file."""
+        if isinstance(self.model, GgufModel):
+            return f"{self.model.weights} (GGUF)"
+        return str(self.model.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +122,12 @@ def load_models(
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
-    Only safetensors are read. Models that are in memory already are used as they are, whatever ``device``,
-    ``dtype`` and ``device_map`` say.
+    Only safetensors and GGUF files are read. llama.cpp runs a GGUF file as it is, whatever ``dtype`` says; it and a
+    transformers model may make a pair if their tokenizers agree. Models that are in memory already are used as they
+    are, whatever ``device``, ``dtype`` and ``device_map`` say.
 
     Args:
-        target: directory, hub id or model.
+        target: directory, hub id, GGUF file or model.
         draft: likewise; None means the target alone.
         tokenizer: where it is not the target's own.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
@@ -114,10 +143,10 @@ def load_models(
     Raises:
         UserError: one line that says what is wrong and how to mend it.
     """
-    where = _device(device)
+    where = _device(device)  # a GGUF file is told the name, which says more
     if device_map is not None and find_spec("accelerate") is None:
         raise UserError("device_map needs the accelerate package: pip install accelerate, or use device=")
-    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile)
+    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device)
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
@@ -136,6 +165,7 @@ class _Options:
     device_map: str | dict[str, Any] | None
     trust_remote_code: bool
     compile: bool | None
+    device_name: str
 
 
 def _device(name: str) -> torch.device:
@@ -161,6 +191,8 @@ def _dtype(name: str, device: torch.device) -> torch.dtype | str:
 
 
 def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
+    if origin.gguf is not None:
+        return _load_gguf(origin, origin.gguf, which, options, speaker)
     model = (
         origin.at
         if isinstance(origin.at, PreTrainedModel)
@@ -177,6 +209,18 @@ def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedToke
         check_capture(model)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size, eos_ids, options.compile
+    )
+
+
+def _load_gguf(
+    origin: Origin, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
+) -> LoadedModel:
+    model = GgufModel(path, options.device_name)
+    check_rows(speaker, model.vocab_size, which)
+    if options.compile:
+        check_capture(model)
+    return LoadedModel(
+        model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids
     )
 
 
@@ -239,6 +283,8 @@ def _speaker(
 
 
 def _own_tokenizer(origin: Origin, trust: bool) -> PreTrainedTokenizerBase | None:
+    if origin.gguf is not None:
+        return gguf_tokenizer(origin.gguf)
     directory = origin.tokenizer_dir
     return None if directory is None else _read_tokenizer(directory, trust)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
@@ -21,9 +21,10 @@ from sprinter.errors import UserError
 __all__ = ["Origin", "Source", "find", "load_error"]
 
 Source = str | Path | PreTrainedModel
-"""A model: directory, hub id, or one that is in memory already."""
+"""A model: directory, hub id, GGUF file (here, or on the hub as org/name/file.gguf), or one that is in memory."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+_HUB_FILE = re.compile(r"(\w[\w.-]*/[\w.-]+)/(.+\.gguf)")
 _FETCHED = ("*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
@@ -31,6 +32,7 @@ _TOKENIZER_FILES = (
 
 _ADVICE = {
     "GatedRepoError": "is gated: ask for access on its page, then run `hf auth login`",
+    "RemoteEntryNotFoundError": "is not in that repository on the hub: check the name of the file",
     "RevisionNotFoundError": "has no such revision on the hub: check the revision",
     "RepositoryNotFoundError": "is neither a directory here nor a model on the hub that you may read: "
     "check the name, or run `hf auth login` if it is private",
@@ -48,7 +50,7 @@ class Origin:
     """A model that has been found.
 
     Attributes:
-        at: its directory, or the model itself.
+        at: its directory, its GGUF file, or the model itself.
         name: directory, hub id, or the class of a model in memory.
         revision: commit on the hub, where it came from there.
     """
@@ -56,6 +58,11 @@ class Origin:
     at: Path | PreTrainedModel
     name: str
     revision: str | None = None
+
+    @property
+    def gguf(self) -> Path | None:
+        """Its file, where it is a GGUF file."""
+        return self.at if isinstance(self.at, Path) and self.at.suffix == ".gguf" else None
 
     @property
     def tokenizer_dir(self) -> Path | None:
@@ -68,7 +75,7 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
     """Find a model and look through it: everything that can be refused without loading weights is refused here.
 
     Args:
-        source: directory, hub id or model.
+        source: directory, hub id, GGUF file or model.
         which: "target" or "draft", for messages.
         revision: branch, tag or commit on the hub.
 
@@ -78,6 +85,8 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
     if isinstance(source, PreTrainedModel):
         return Origin(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
     path = Path(source).expanduser()
+    if path.suffix == ".gguf" and not path.is_dir():
+        return _find_gguf(path, str(source), which, revision)
     if path.is_file():
         raise UserError(
             f"the {which} {source} is a file: give the directory that holds it and its config.json"
@@ -92,6 +101,20 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
     path = _fetched(source, which, revision, _FETCHED)
     _check_weights(path, source, which)
     return Origin(path, source, path.name)
+
+
+def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Origin:
+    if path.is_file():
+        return Origin(path, name)
+    on_hub = _HUB_FILE.fullmatch(name)
+    if on_hub is None:
+        raise UserError(f"the {which} file {name} does not exist: check the path")
+    try:
+        path = Path(hf_hub_download(on_hub[1], on_hub[2], revision=revision))
+    except Exception as error:
+        raise load_error(error, name, which) from error
+    depth = len(Path(on_hub[2]).parts)
+    return Origin(path, name, path.parents[depth - 1].name)
 
 
 def _commit(model: PreTrainedModel) -> str | None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from sprinter.bench.arm import Arm
 from sprinter.bench.arms.engine import EngineArm
+from sprinter.bench.arms.peer_llamacpp import Lookup as LlamaLookup
+from sprinter.bench.arms.peer_llamacpp import Plain as LlamaPlain
 from sprinter.bench.arms.peer_transformers import Assisted, Lookup, Plain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
@@ -20,6 +22,8 @@ __all__ = ["arm_names", "parse_arm", "parse_arms"]
 ARMS.add("transformers:plain", Plain)
 ARMS.add("transformers:assisted", Assisted)
 ARMS.add("transformers:lookup", Lookup)
+ARMS.add("llamacpp:plain", LlamaPlain)
+ARMS.add("llamacpp:lookup", LlamaLookup)
 ARMS.add("vllm:plain", VllmPlain)
 ARMS.add("vllm:draft_model", VllmDraft)
 ARMS.add("vllm:ngram", VllmNgram)

@@ -62,7 +62,10 @@ class Plain:
     _assistant: GenerationConfig | None = field(default=None, init=False, repr=False)
 
     def start(self, pair: Pair) -> None:
-        """Take the pair."""
+        """Take the pair. Raises UserError if it holds a GGUF file."""
+        for model in (pair.models.target, pair.models.draft):
+            if model is not None:
+                model.module(self.name)
         self._pair = pair
 
     def lossless(self, sampling: Sampling) -> bool | None:
@@ -77,7 +80,7 @@ class Plain:
         """Ids, times and counts; the generation configurations of the models are put aside for the while."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
-        target, draft = self._pair.models.target.model, self._pair.models.draft
+        target, draft = self._pair.models.target.module(self.name), self._pair.models.draft
         config = self._config(ask, self._pair.models.target.eos_ids)
         listener, options = _Listener(), {}
         torch.manual_seed(ask.seed)
@@ -85,8 +88,8 @@ class Plain:
             stack.enter_context(_hushed())
             calls, steps = stack.enter_context(_lent(target, config)), [0]
             if self._assistant is not None and draft is not None:
-                options["assistant_model"] = draft.model
-                steps = stack.enter_context(_lent(draft.model, self._assistant))
+                options["assistant_model"] = assistant = draft.module(self.name)
+                steps = stack.enter_context(_lent(assistant, self._assistant))
             began = time.perf_counter()
             ids = torch.tensor([ask.ids], device=target.device)
             out: Any = target.generate(  # type: ignore[operator]

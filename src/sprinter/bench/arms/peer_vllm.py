@@ -205,6 +205,7 @@ class VllmNgram(VllmPlain):
 
 def _source(model: LoadedModel, which: str) -> str:
     """The directory or hub id that vLLM can load."""
+    model.module("vLLM here")
     if not Path(model.id).is_dir() and model.revision is None:
         raise UserError(
             f"vLLM reads models from disk, and the {which} {model.id} is in memory: save it and load it"

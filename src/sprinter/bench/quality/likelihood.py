@@ -44,7 +44,7 @@ def log_likelihoods(pair: Pair, texts: Sequence[Text], *, batch: int = 8) -> lis
     target = pair.models.target
     for prompt, new in texts:
         _check(pair, prompt, new)
-    rows = batch if runner_kind(target.model)[0] == "row" else 1
+    rows = 1 if runner_kind(target.model)[0] == "crop" else batch
     results = [torch.zeros(0, dtype=torch.float64)] * len(texts)
     # Prompts of like length together: their common part needs no logits.
     order = sorted(

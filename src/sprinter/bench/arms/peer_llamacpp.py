@@ -1,0 +1,118 @@
+"""llama-cpp-python's own generation on the pair's GGUF file: plain, and with its prompt lookup.
+
+As with transformers' arms, the pass that reads the prompt also gives a token and counts as a target call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from sprinter.bench.arm import Answer, Ask
+from sprinter.decode.checks import at_least
+from sprinter.engine.pair import Pair
+from sprinter.errors import SprinterError, UserError
+from sprinter.laws import Sampling
+from sprinter.models.gguf import GgufModel
+from sprinter.models.llama_library import library
+
+__all__ = ["Lookup", "Plain"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Plain:
+    """llama-cpp-python's ``Llama.generate`` with the target alone."""
+
+    engine = "llama.cpp"
+    name: str = field(default="", init=False)
+    spec: str = field(default="", init=False)
+    _llama: Any = field(default=None, init=False, repr=False)
+    _eos_ids: tuple[int, ...] = field(default=(), init=False, repr=False)
+
+    def start(self, pair: Pair) -> None:
+        """Load the target's file once more. Raises UserError if it is no GGUF file."""
+        target = pair.models.target
+        if not isinstance(target.model, GgufModel):
+            raise UserError(f"{self.name} runs GGUF files, and the target {target.id} is none: give one")
+        library()  # its errors first, and a quiet log
+        llama_cpp = import_module("llama_cpp")
+        threads = torch.get_num_threads()
+        cache = 0 if target.model.cache_dtype == torch.float32 else 1  # GGML_TYPE_F32, GGML_TYPE_F16
+        self._llama = llama_cpp.Llama(
+            str(target.model.path), n_ctx=pair.models.context, n_threads=threads, n_threads_batch=threads,
+            n_gpu_layers=-1 if target.model.on_gpu else 0, type_k=cache, type_v=cache,
+            flash_attn=target.model.on_gpu, draft_model=self._drafter(), verbose=False,
+        )  # fmt: skip
+        self._eos_ids = target.eos_ids
+
+    def lossless(self, sampling: Sampling) -> bool | None:
+        """True without truncation; with it not known: llama.cpp truncates before it applies the temperature."""
+        truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        return None if truncated and not sampling.greedy else True
+
+    def versions(self) -> dict[str, str]:
+        """llama-cpp-python's."""
+        return {"llama-cpp-python": version("llama-cpp-python")}
+
+    def answer(self, ask: Ask) -> Answer:
+        """Ids, times and counts."""
+        if self._llama is None:
+            raise SprinterError(f"arm {self.name} was not started")
+        llama, s = self._llama, ask.sampling
+        sizes: list[int] = []
+        evaluate = type(llama).eval
+
+        def counted(tokens: Sequence[int]) -> None:
+            sizes.append(0)
+            evaluate(llama, tokens)
+
+        llama.eval = counted
+        llama.set_seed(ask.seed)
+        llama.reset()
+        ids: list[int] = []
+        arrivals: list[float] = []
+        began = time.perf_counter()
+        stream = llama.generate(
+            list(ask.ids), temp=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p, repeat_penalty=1.0
+        )
+        for token in stream:
+            ids.append(int(token))
+            sizes[-1] += 1
+            arrivals.append(time.perf_counter() - began)
+            if len(ids) == ask.new_tokens or token in self._eos_ids:
+                break
+        wall_s = time.perf_counter() - began
+        stream.close()
+        rounds = [size for size in sizes if size]
+        return Answer(ids, wall_s, arrivals, accept_lengths=rounds, target_calls=len(rounds), draft_steps=0)
+
+    def close(self) -> None:
+        """Give the model back."""
+        if self._llama is not None:
+            self._llama.close()
+        self._llama = None
+
+    def _drafter(self) -> Any:
+        return None
+
+
+@dataclass(eq=False, kw_only=True)
+class Lookup(Plain):
+    """llama-cpp-python's prompt lookup: up to ``tokens`` copied from where the last ``ngram`` or fewer stood before."""
+
+    tokens: int = 10
+    ngram: int = 2
+
+    def __post_init__(self) -> None:
+        at_least("tokens", self.tokens, 1)
+        at_least("ngram", self.ngram, 1)
+
+    def _drafter(self) -> Any:
+        drafters = import_module("llama_cpp.llama_speculative")
+        return drafters.LlamaPromptLookupDecoding(max_ngram_size=self.ngram, num_pred_tokens=self.tokens)

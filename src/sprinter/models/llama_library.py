@@ -1,0 +1,74 @@
+"""llama.cpp by its low-level Python API (llama-cpp-python): imported when it is first needed, its log kept."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from sprinter.errors import UserError
+
+__all__ = ["gguf_package", "last_words", "library"]
+
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+_NEWEST = "llama_ftype_name"
+_errors: deque[str] = deque(maxlen=8)
+_kept: list[Any] = []  # the callback: C calls it as long as the process lives
+
+
+@cache
+def library() -> Any:
+    """The module ``llama_cpp.llama_cpp``, its backend started; from now on it writes nothing to the terminal.
+
+    Raises:
+        UserError: it is not installed, too old, or its shared library cannot be loaded.
+    """
+    llama = _imported("llama_cpp", "llama-cpp-python").llama_cpp
+    if not hasattr(llama, _NEWEST):
+        raise UserError(
+            f"the installed llama-cpp-python is too old (it has no {_NEWEST}): pip install -U 'sprinter-llm[gguf]'"
+        )
+    callback = llama.llama_log_callback(_listen)
+    _kept.append(callback)
+    llama.llama_log_set(callback, ctypes.c_void_p(0))
+    llama.llama_backend_init()
+    return llama
+
+
+def gguf_package() -> Any:
+    """The package ``gguf``, which reads and writes the files.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    return _imported("gguf", "gguf")
+
+
+def last_words(otherwise: str) -> str:
+    """The first error that llama.cpp has told since this was last asked: the cause, later ones follow from it."""
+    words = next(iter(_errors), otherwise)
+    _errors.clear()
+    return words
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"GGUF files need the package {package}, which cannot be imported ({error}): "
+            "pip install 'sprinter-llm[gguf]'"
+        ) from error
+    except (OSError, RuntimeError) as error:  # its shared library
+        raise UserError(
+            f"{package} is installed and its library cannot be loaded ({error}): install it again"
+        ) from error
+
+
+def _listen(level: int, text: bytes, _: Any) -> None:
+    """Keep the errors; whoever meets a failed call asks for ``last_words``."""
+    line = text.decode("utf-8", "replace").strip()
+    if level == _ERROR and line:
+        _errors.append(line.partition(": ")[2] or line)  # without the name of the function

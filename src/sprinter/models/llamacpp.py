@@ -1,0 +1,192 @@
+"""The llama.cpp runner: rows are sequences of one context, forgetting is taking cells out of its memory."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sprinter.errors import SprinterError, UserError
+from sprinter.models.forward import CHUNK, Rows
+from sprinter.models.gguf import GgufModel
+from sprinter.models.interface import Step
+from sprinter.models.llama_library import last_words, library
+
+__all__ = ["LlamaCppRunner"]
+
+_MOST_ROWS = 256  # LLAMA_MAX_SEQ
+_F32, _F16 = 0, 1  # GGML_TYPE_F32, GGML_TYPE_F16
+_POOLING_NONE = 0
+_FLASH_AUTO, _FLASH_OFF = -1, 0
+
+
+class LlamaCppRunner(Rows):
+    """See ``Runner``. Any batch, ragged rows, rewind and copy by marking cells; float32 results on the CPU.
+
+    One context serves all rows, with room for ``batch`` rows of ``max_len`` tokens. llama.cpp computes the output
+    embedding wherever it gives a hidden state, so ``logits=False`` saves nothing but the copy.
+
+    Args:
+        model: what to run; several runners may share it.
+        batch: rows.
+        max_len: the most tokens a row can hold.
+    """
+
+    name = "llamacpp"
+
+    def __init__(self, model: GgufModel, batch: int, max_len: int) -> None:
+        super().__init__(batch, max_len)
+        if batch > _MOST_ROWS:
+            raise UserError(f"llama.cpp holds at most {_MOST_ROWS} rows at a time, not {batch}: use fewer")
+        self.model, self._llama = model, library()
+        self.vocab_size, self.hidden_size, self.device = model.vocab_size, model.hidden_size, model.device
+        self._context = self._make_context()
+        weakref.finalize(self, _free, self._llama, self._context, model)
+        self._memory = self._llama.llama_get_memory(self._context)
+        self._room = int(self._llama.llama_n_batch(self._context))
+        self._batch = _Batch(self._llama, self._room)
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Take what lies beyond the lengths out of the memory."""
+        self._check_rewind(lengths)
+        for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
+            if length < present:
+                self._forget(row, length)
+        self._lengths = list(lengths)
+
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Let the rows share the cells of ``from_row``; what they are fed later is their own."""
+        self._check_rows([from_row, *to_rows])
+        for row in to_rows:
+            if row != from_row:
+                self._forget(row, 0)
+                self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, -1)
+                self._lengths[row] = self._lengths[from_row]
+
+    def _forget(self, row: int, length: int) -> None:
+        if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):
+            raise SprinterError(f"llama.cpp cannot forget the last tokens of {self.model.path.name}")
+
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        every = [tokens.shape[1]] * self.batch if counts is None else counts
+        return self._step_some(tokens, every, logits, range(self.batch))
+
+    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+        shape, ids = (len(rows), tokens.shape[1]), tokens.cpu().numpy()
+        if len(rows) == 1 and 0 < counts[0] <= self._room:
+            start, stop = self._lengths[rows[0]], self._lengths[rows[0]] + counts[0]
+            self._batch.put(ids[0, : counts[0]], np.arange(start, stop), rows[0])
+            values, states = self._decode(counts[0], logits)
+        else:
+            values, states = self._decode_rows(ids, counts, logits, rows)
+        holes = any(count < shape[1] for count in counts)
+        kept = torch.arange(shape[1]) < torch.tensor(counts)[:, None] if holes else None
+        return Step(None if values is None else _placed(values, shape, kept), _placed(states, shape, kept))
+
+    def _decode_rows(
+        self, ids: NDArray[Any], counts: Sequence[int], logits: bool, rows: Sequence[int]
+    ) -> tuple[Tensor | None, Tensor]:
+        """Row after row in one list, as many entries a call as the context takes."""
+        token = np.concatenate([row[:count] for row, count in zip(ids, counts, strict=True)])
+        starts = zip([self._lengths[row] for row in rows], counts, strict=True)
+        position = np.concatenate([np.arange(start, start + count) for start, count in starts])
+        row = np.repeat(np.array(rows), counts)
+        values, states = [torch.empty(0, self.vocab_size)], [torch.empty(0, self.hidden_size)]
+        for at in range(0, len(token), self._room):
+            part = slice(at, at + self._room)
+            self._batch.put(token[part], position[part], row[part])
+            value, state = self._decode(len(token[part]), logits)
+            states.append(state)
+            if value is not None:
+                values.append(value)
+        return torch.cat(values) if logits else None, torch.cat(states)
+
+    def _decode(self, n: int, logits: bool) -> tuple[Tensor | None, Tensor]:
+        """One call over what lies in the batch: logits ``[n, vocab]`` and states ``[n, d]``."""
+        llama, context = self._llama, self._context
+        try:
+            if status := llama.llama_decode(context, self._batch.struct):
+                why = last_words(f"status {status}")[:300]
+                raise SprinterError(f"llama.cpp failed on {n} tokens of {self.model.path.name}: {why}")
+            values = _read(llama.llama_get_logits(context), n, self.vocab_size) if logits else None
+            return values, _read(llama.llama_get_embeddings(context), n, self.hidden_size)
+        except BaseException:
+            for row, length in enumerate(self._lengths):  # some tokens may be there already
+                self._forget(row, length)
+            raise
+
+    def _make_context(self) -> Any:
+        llama, params = self._llama, self._llama.llama_context_default_params()
+        params.n_ctx = self.batch * self.max_len
+        params.n_batch = params.n_ubatch = min(CHUNK, params.n_ctx)
+        params.n_seq_max, params.kv_unified = self.batch, True
+        params.n_threads = params.n_threads_batch = torch.get_num_threads()
+        params.embeddings, params.pooling_type = True, _POOLING_NONE
+        params.swa_full = True  # cells beyond a sliding window stay, so that a row can be rewound
+        exact = self.model.cache_dtype == torch.float32
+        params.type_k = params.type_v = _F32 if exact else _F16
+        # Fused attention rounds keys and values to halves, and on a CPU it is the slower one for a few tokens.
+        params.flash_attn_type = _FLASH_OFF if exact or not self.model.on_gpu else _FLASH_AUTO
+        last_words("")
+        context = llama.llama_init_from_model(self.model.handle, params)
+        if not context:
+            raise UserError(
+                f"llama.cpp cannot make a cache for {self.batch} x {self.max_len} tokens of {self.model.path.name} "
+                f"({last_words('no reason given')[:200]}): use fewer or shorter rows"
+            )
+        return context
+
+
+class _Batch:
+    """What ``llama_decode`` is fed, over memory of ours: every token in one sequence, all of them asked for."""
+
+    def __init__(self, llama: Any, room: int) -> None:
+        self._token, self._position = np.zeros(room, np.int32), np.zeros(room, np.int32)
+        self._row, self._rows = np.zeros(room, np.int32), np.ones(room, np.int32)
+        self._asked = np.ones(room, np.int8)
+        self._row_of = self._row.ctypes.data + 4 * np.arange(room, dtype=np.uint64)  # pointers, one a token
+        self.struct = llama.llama_batch()
+        fields: dict[str, NDArray[Any]] = {
+            "token": self._token,
+            "pos": self._position,
+            "n_seq_id": self._rows,
+            "seq_id": self._row_of,
+            "logits": self._asked,
+        }
+        kinds = dict(llama.llama_batch._fields_)
+        for name, array in fields.items():
+            setattr(self.struct, name, ctypes.cast(array.ctypes.data, kinds[name]))
+
+    def put(self, token: NDArray[Any], position: NDArray[Any], row: NDArray[Any] | int) -> None:
+        """Fill in the first entries."""
+        n = self.struct.n_tokens = len(token)
+        self._token[:n], self._position[:n], self._row[:n] = token, position, row
+
+
+def _read(pointer: Any, rows: int, columns: int) -> Tensor:
+    """A copy of ``[rows, columns]`` floats; the next call writes over the original."""
+    if not pointer:
+        raise SprinterError("llama.cpp gave no result")
+    values = torch.empty(rows, columns)
+    ctypes.memmove(values.data_ptr(), pointer, values.nbytes)
+    return values
+
+
+def _placed(values: Tensor, shape: tuple[int, int], kept: Tensor | None) -> Tensor:
+    """``[batch, n, ...]`` of a list of positions, zeros where nothing was asked."""
+    if kept is None:
+        return values.view(*shape, -1)
+    whole = torch.zeros(*shape, values.shape[-1])
+    whole[kept] = values
+    return whole
+
+
+def _free(llama: Any, context: Any, model: GgufModel) -> None:
+    """Free a context; the model is named so that it outlives it."""
+    llama.llama_free(context)

@@ -1,0 +1,143 @@
+"""All methods through llama.cpp: on the same weights and seeds the texts are those of the transformers pair."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.gguf_files import NO_GGUF, NO_LLAMA
+
+import sprinter
+from sprinter.engine.convert import convert_gguf
+from sprinter.errors import UserError
+from sprinter.models.pair import builtin_heads, builtin_paths
+
+pytest.importorskip("gguf", reason=NO_GGUF)
+pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+
+PROMPT = "The city was founded in the year"
+METHODS = [
+    "autoregressive", "speculative(gamma=3)", "sprinter(tau=0.5)", "sprinter(tau=0.9)", "opt(epsilon=0.2)", "fuzzy",
+    "lookup", "specdec++", "specinfer(drafts=2, gamma=2)", "draft-only",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Target and draft of the built-in pair, in full precision and in eight bits."""
+    root = tmp_path_factory.mktemp("builtin")
+    for which in ("target", "draft"):
+        for dtype in ("f32", "q8_0"):
+            convert_gguf(builtin_paths()[which], root / f"{which}-{dtype}.gguf", dtype)
+    return root
+
+
+def load(files: Path, dtype: str, **changes: object) -> sprinter.Pair:
+    given = {
+        "draft": files / f"draft-{dtype}.gguf",
+        "gate": builtin_paths()["gate"],
+        "heads": builtin_heads(),
+    }
+    return sprinter.load_pair(files / f"target-{dtype}.gguf", **(given | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pair(files: Path) -> sprinter.Pair:
+    return load(files, "f32")
+
+
+def ids(
+    pair: sprinter.Pair, method: str, seed: int = 0, temperature: float = 1.0, new: int = 24
+) -> list[int]:
+    out = pair.generate(PROMPT, method=method, seed=seed, temperature=temperature, max_new_tokens=new)
+    return [token.id for token in out.tokens]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_texts_are_those_of_the_transformers_pair(
+    pair: sprinter.Pair, builtin_pair: sprinter.Pair, method: str, temperature: float
+) -> None:
+    for seed in range(2 if temperature else 1):
+        assert ids(pair, method, seed, temperature) == ids(builtin_pair, method, seed, temperature)
+
+
+def test_the_meter_reads_the_same(pair: sprinter.Pair, builtin_pair: sprinter.Pair) -> None:
+    one, other = (
+        each.generate(PROMPT, method="sprinter(tau=0.3)", seed=4, max_new_tokens=24, meter="complete")
+        for each in (pair, builtin_pair)
+    )
+    assert one.stats.trusted == other.stats.trusted > 0
+    assert one.stats.flops_passes == other.stats.flops_passes
+    for a, b in zip(one.tokens, other.tokens, strict=True):
+        assert a.origin == b.origin
+        assert a.drift == pytest.approx(b.drift, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["speculative(gamma=4)", "lookup", "specinfer(drafts=2, gamma=2)"])
+@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+def test_greedy_speculation_gives_the_targets_own_text(files: Path, dtype: str, method: str) -> None:
+    here = load(files, dtype)
+    assert ids(here, method, temperature=0.0, new=60) == ids(here, "autoregressive", temperature=0.0, new=60)
+
+
+def test_mixed_pairs(files: Path, builtin_pair: sprinter.Pair) -> None:
+    paths = builtin_paths()
+    wanted = ids(builtin_pair, "sprinter(tau=0.5)")
+    assert ids(load(files, "f32", draft=paths["draft"]), "sprinter(tau=0.5)") == wanted
+    mixed = sprinter.load_pair(paths["target"], draft=files / "draft-f32.gguf", gate=paths["gate"])
+    assert ids(mixed, "sprinter(tau=0.5)") == wanted
+
+
+def test_runners_are_used_again(files: Path) -> None:
+    here = load(files, "f32")
+    first = [ids(here, "sprinter(tau=0.5)", seed) for seed in range(3)]
+    assert [ids(here, "sprinter(tau=0.5)", seed) for seed in range(3)] == first
+    assert len(here._parts.targets._free) == 1
+
+
+def test_batches_of_texts(pair: sprinter.Pair) -> None:
+    prompts = [PROMPT, "The river", "In the year 1850, the old town was"]
+    together = pair.generate_batch(prompts, method="sprinter(tau=0.5)", seed=[1, 2, 3], max_new_tokens=16)
+    for prompt, seed, out in zip(prompts, (1, 2, 3), together, strict=True):
+        alone = pair.generate(prompt, method="sprinter(tau=0.5)", seed=seed, max_new_tokens=16)
+        assert [token.id for token in out.tokens] == [token.id for token in alone.tokens]
+
+
+def test_nothing_is_compiled(files: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be compiled: llama\.cpp runs it; use compile=False"):
+        load(files, "f32", compile=True)
+
+
+def test_streams_at_the_same_time(pair: sprinter.Pair) -> None:
+    wanted = [ids(pair, "sprinter(tau=0.5)", seed) for seed in (1, 2)]
+    streams = [
+        pair.stream(PROMPT, method="sprinter(tau=0.5)", seed=seed, max_new_tokens=24) for seed in (1, 2)
+    ]
+    told: list[list[int]] = [[], []]
+    for _ in range(24):
+        for stream, text in zip(streams, told, strict=True):
+            text.append(next(stream).id)
+    assert told == wanted
+
+
+def test_what_does_not_fit_is_refused(pair: sprinter.Pair, files: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"exceed the context of the target .*target-f32\.gguf, 1024 tokens: use"
+    ):
+        pair.generate(PROMPT, max_new_tokens=1024)
+    other = tmp_path / "other-draft.gguf"
+    with pytest.raises(
+        UserError, match=r"the gate reads hidden states of size 192, draft .*f32\.gguf' has size 128"
+    ):
+        load(files, "f32", draft=files / "target-f32.gguf")
+    data = (files / "draft-f32.gguf").read_bytes()
+    stamp = pair.models.draft.model.fingerprint.encode()  # type: ignore[union-attr]
+    other.write_bytes(data.replace(stamp, b"0" * 64))
+    with pytest.raises(UserError, match="the gate was made for other weights of draft"):
+        load(files, "f32", draft=other)
+
+
+def test_threads_follow_torch(pair: sprinter.Pair) -> None:
+    runner = pair._parts.targets.take(16)
+    assert runner._llama.llama_n_threads(runner._context) == torch.get_num_threads()  # type: ignore[attr-defined]
+    pair._parts.targets.give_back(runner)
