@@ -98,6 +98,14 @@ def test_a_run_goes_on_where_it_was_killed(harness: Run, tmp_path: Path) -> None
     assert idle.log == ["close"]  # nothing left to ask: not even started
 
 
+def test_an_arm_that_is_added_later_leaves_the_others_as_they_are(harness: Run, tmp_path: Path) -> None:
+    harness([FakeArm("a"), FakeArm("b")], temperatures=(1.0, 0.0))
+    idle, added = FakeArm("a"), FakeArm("c")
+    assert not harness([idle, FakeArm("b"), added], temperatures=(1.0, 0.0)).failed
+    assert idle.asks == [] and idle.log == ["close"]
+    assert len(added.asks) == 2 * 4 + 2  # its own warm-ups
+
+
 def key(row: dict[str, Any]) -> tuple[str, str]:
     return row["model_id"], row["question_id"]
 

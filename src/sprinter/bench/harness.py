@@ -94,9 +94,9 @@ class Harness:
 
     def run(self) -> None:
         """Ask what the journal does not have yet."""
-        for arm in self.arms:
-            if any(place_key(arm, place) not in self._journal.done for place in self._places()):
-                self._guarded(arm, lambda arm=arm: arm.start(self._pair))  # type: ignore[misc]
+        working = [arm for arm in self.arms if self._left(arm)]
+        for arm in working:
+            self._guarded(arm, lambda arm=arm: arm.start(self._pair))  # type: ignore[misc]
         temperature: float | None = None
         for i, place in enumerate(self._places()):
             waiting = [a for a in self._turned(i) if place_key(a, place) not in self._journal.done]
@@ -104,10 +104,15 @@ class Harness:
                 continue
             if place.temperature != temperature:
                 temperature = place.temperature
-                self._warm_up(place)
+                self._warm_up(place, [arm for arm in working if self._left(arm, temperature)])
             for arm in waiting:
                 if arm.name not in self.failed:
                     self._ask(arm, place)
+
+    def _left(self, arm: Arm, temperature: float | None = None) -> bool:
+        """Whether there is something left to ask an arm, at a temperature (None: at any)."""
+        places = (place for place in self._places() if temperature in (None, place.temperature))
+        return any(place_key(arm, place) not in self._journal.done for place in places)
 
     def close(self) -> None:
         """Close all arms."""
@@ -162,9 +167,9 @@ class Harness:
         counts = self.skipped[suite.name]
         counts[why] = counts.get(why, 0) + 1
 
-    def _warm_up(self, place: _Place) -> None:
+    def _warm_up(self, place: _Place, arms: Sequence[Arm]) -> None:
         samples = self._kept[place.suite.name][: self._settings.warmup]
-        for arm in self.arms:
+        for arm in arms:
             for sample in samples:
                 if arm.name not in self.failed:
                     warm = _Place(place.suite, place.temperature, 0, sample, self._settings.seed)
