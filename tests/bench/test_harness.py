@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from tests.bench.arms import FakeArm
 
 import sprinter
+from sprinter.bench.arm import Answer, Ask
 from sprinter.bench.harness import Harness
 from sprinter.bench.journal import ROWS, Journal
 from sprinter.bench.sample import Sample, Suite
@@ -127,6 +130,42 @@ def test_an_arm_that_breaks_is_marked_and_the_others_go_on(harness: Run, tmp_pat
     assert [row["model_id"] for row in rows_in(tmp_path)].count("breaks") == 2
     summaries = {s["arm"]: s for s in summarise(rows_in(tmp_path), {})}
     assert summaries["good"]["prompts"] == 4
+
+
+def test_an_arm_whose_numbers_are_impossible_is_marked(harness: Run, tmp_path: Path) -> None:
+    class Odd(FakeArm):
+        def __init__(self, name: str, **changed: Any) -> None:
+            super().__init__(name)
+            self.changed = changed
+
+        def answer(self, ask: Ask) -> Answer:
+            return replace(super().answer(ask), **self.changed)
+
+    arms = [
+        FakeArm("good"),
+        Odd("nan", wall_s=math.nan),
+        Odd("zero", wall_s=0.0),
+        Odd("long", ids=[1] * 6),
+        Odd("drift", drifts=[math.nan]),
+        Odd("none", ids=[], arrivals_s=[], accept_lengths=[], drifts=[]),
+    ]
+    done = harness(arms, warmup=0)
+    assert set(done.failed) == {"nan", "zero", "long", "drift"}
+    assert "6 tokens, asked for 5" in done.failed["long"]
+    assert {row["model_id"] for row in rows_in(tmp_path)} == {"good", "none"}
+
+
+def test_an_arm_that_fails_outside_of_its_answers_stops_nobody(harness: Run, tmp_path: Path) -> None:
+    class Unsure(FakeArm):
+        def lossless(self, sampling: Any) -> bool | None:
+            raise RuntimeError("who knows")
+
+        def close(self) -> None:
+            raise RuntimeError("never")
+
+    done = harness([FakeArm("good"), Unsure("unsure")], warmup=0)
+    assert done.failed == {"unsure": "RuntimeError: who knows"}
+    assert [row["model_id"] for row in rows_in(tmp_path)] == ["good"] * 4
 
 
 def test_prompts_beyond_the_context_are_skipped_and_counted(harness: Run, pair: sprinter.Pair) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.suites import turn_ids
 from sprinter.engine.pair import Pair
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 
 __all__ = ["Harness", "Progress", "Talk"]
 
@@ -117,15 +118,18 @@ class Harness:
     def close(self) -> None:
         """Close all arms."""
         for arm in self.arms:
-            arm.close()
+            _close(arm)
 
     def _ask(self, arm: Arm, place: _Place) -> None:
-        talk = self._guarded(arm, lambda: self._talk(arm, place, place.seed))
-        if talk is not None:
-            lossless = arm.lossless(self._settings.sampling(place.temperature))
-            self._journal.add(row_of(arm, place, talk, lossless))
+        row = self._guarded(arm, lambda: self._row(arm, place))
+        if row is not None:
+            self._journal.add(row)
         done = len(self._journal.done)
         self._progress(done, max(done, self.wanted), f"{place.suite.name} T={place.temperature:g} {arm.name}")
+
+    def _row(self, arm: Arm, place: _Place) -> dict[str, Any]:
+        talk = self._talk(arm, place, place.seed)
+        return row_of(arm, place, talk, arm.lossless(self._settings.sampling(place.temperature)))
 
     def _talk(self, arm: Arm, place: _Place, seed: int) -> Talk:
         talk = Talk()
@@ -138,6 +142,7 @@ class Harness:
             sampling = self._settings.sampling(place.temperature)
             with _quiet():
                 answer = arm.answer(Ask(tuple(ids), limit, sampling, seed, self._settings.meter))
+            _check(answer, limit)
             talk.prompts.append(ids)
             talk.answers.append(answer)
             talk.texts.append(self._text(answer.ids))
@@ -197,7 +202,7 @@ class Harness:
             self.failed[arm.name] = (
                 message if isinstance(error, UserError) else f"{type(error).__name__}: {message}"
             )
-            arm.close()
+            _close(arm)
             return None
 
 
@@ -243,6 +248,21 @@ def row_of(arm: Arm, place: _Place, talk: Talk, lossless: bool | None) -> dict[s
         "drift_tokens": len(drifts),
         "token_ids": [list(a.ids) for a in answers],
     }
+
+
+def _check(answer: Answer, limit: int) -> None:
+    """An answer that no number can be made of, or a longer one than was asked for, is the arm's failure."""
+    times = [answer.wall_s, *answer.arrivals_s, *(answer.drifts or ())]
+    if answer.wall_s <= 0 or not all(map(math.isfinite, times)):
+        raise SprinterError(f"the arm told impossible numbers (a time of {answer.wall_s} s, ...)")
+    if len(answer.ids) > limit:
+        raise SprinterError(f"the arm gave {len(answer.ids)} tokens, asked for {limit} at most")
+
+
+def _close(arm: Arm) -> None:
+    """What an arm says against being closed changes no result."""
+    with suppress(Exception):
+        arm.close()
 
 
 @contextmanager
