@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from tests.bench.rows import row, rows_of
@@ -84,6 +86,36 @@ def test_what_an_engine_does_not_know_is_none() -> None:
     names = ("target_calls_per_token", "draft_steps_per_token", "mean_drift", "tokens_per_round", "ttft_ms")
     assert all(summary[name] is None for name in (*names, "gap_ms", "accepted_of_checked", "drafted_share"))
     assert summary["round_histogram"] == []
+
+
+def test_what_few_prompts_have_gives_an_interval_that_can_be_written() -> None:
+    """In a third of the draws none of 20 prompts is the one that was metered: those draws tell nothing."""
+    rows = rows_of("a", np.full(20, 0.1), drift=0.2)
+    for one in rows[1:]:
+        one |= {"drift_sum": 0.0, "drift_tokens": 0}
+        one["choices"][0]["accept_lengths"] = []
+    (summary,) = summarise(rows, {})
+    assert summary["mean_drift"] == pytest.approx((0.2, 0.2, 0.2))
+    json.dumps(summary, allow_nan=False)
+
+
+def test_answers_without_a_token_are_told_without_a_rate() -> None:
+    rows = rows_of("silent", np.full(3, 0.1)) + rows_of("plain", np.full(3, 0.1))
+    for one in rows[:3]:
+        one |= {"drift_sum": 0.0, "drift_tokens": 0, "origins": {}, "ttft_s": [None], "arrivals_ms": [[]]}
+        one["choices"][0] |= {"new_tokens": [0], "accept_lengths": []}
+    silent, plain = summarise(rows, {}, bases=("plain", "silent"))
+    assert silent["tokens_per_s"] == 0 and silent["target_calls_per_token"] is None
+    assert silent["speed_over"] == {} and set(plain["speed_over"]) == {"plain"}
+    json.dumps([silent, plain], allow_nan=False)
+
+
+def test_an_arm_that_failed_in_a_repeat_is_not_paired_with_one_that_did_not() -> None:
+    times = np.full(4, 0.2)
+    whole = [one for repeat in range(2) for one in rows_of("plain", times, repeat=repeat)]
+    half = [one for repeat in range(2) for one in rows_of("half", times, repeat=repeat)][:6]
+    plain, failed = summarise(whole + half, {}, bases=("plain",))
+    assert failed["answers"] == 6 and failed["speed_over"] == {} and set(plain["speed_over"]) == {"plain"}
 
 
 def test_the_mean_of_a_quality_counts_only_answers_that_have_it() -> None:

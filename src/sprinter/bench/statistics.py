@@ -22,15 +22,21 @@ def bootstrap(
 ) -> Interval:
     """Percentile interval of a statistic of prompts.
 
+    Draws in which nothing is divided by (not finite: none of the few prompts that count was drawn) tell nothing and
+    are left out.
+
     Args:
         statistic: indices ``[..., prompts]`` → values ``[...]``.
         prompts: how many there are; they are the unit that is drawn, repeats of one stay together.
     """
     picks = np.random.default_rng(seed).integers(prompts, size=(repeats, prompts))
-    values = np.sort(statistic(picks))
-    cut = (1 - LEVEL) / 2
+    found = statistic(picks)
+    values = np.sort(found[np.isfinite(found)])
+    count, cut = len(values), (1 - LEVEL) / 2
     value = float(statistic(np.arange(prompts)))
-    return value, float(values[int(cut * repeats)]), float(values[min(repeats - 1, int((1 - cut) * repeats))])
+    if not count:
+        return value, value, value
+    return value, float(values[int(cut * count)]), float(values[min(count - 1, int((1 - cut) * count))])
 
 
 def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> Interval:

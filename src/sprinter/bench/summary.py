@@ -66,6 +66,16 @@ class Group:
         return self.sums(lambda row: sum(row[name]))
 
     @property
+    def asked(self) -> set[tuple[str, str, int]]:
+        """Suite, sample and repeat of each answer."""
+        return {(row["suite"], row["question_id"], row["repeat"]) for row in self.rows}
+
+    @property
+    def answered(self) -> bool:
+        """Whether there is any new token; without one nothing can be told a token."""
+        return bool(self.tokens.sum() > 0)
+
+    @property
     def speed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Tokens and seconds a prompt, as ``ratio_of_ratios`` takes them."""
         return self.tokens, self.seconds
@@ -127,7 +137,7 @@ def summarise(
         speeds = {}
         for base in bases:
             other = found.get((base, suite, temperature))
-            if other is not None and len(other.tokens) == len(group.tokens):
+            if other is not None and other.asked == group.asked and other.answered and group.answered:
                 speeds[base] = ratio_of_ratios(group.speed, other.speed)
         facts = {"arm": arm, "engine": engines.get(arm, "?"), "suite": suite, "temperature": temperature}
         summaries.append(facts | _summary(group) | {"speed_over": speeds})
@@ -156,10 +166,10 @@ def _summary(group: Group) -> dict[str, Any]:
         "tokens_per_s": new / float(group.seconds.sum()),
         "ttft_ms": _quantiles(ttft),
         "gap_ms": _quantiles(gaps),
-        "target_calls_per_token": None if calls is None else ratio_of_sums(calls, tokens),
-        "draft_steps_per_token": None if steps is None else float(steps.sum()) / new,
+        "target_calls_per_token": ratio_of_sums(calls, tokens) if calls is not None and new else None,
+        "draft_steps_per_token": float(steps.sum()) / new if steps is not None and new else None,
         "mean_drift": None if group.drifts is None else ratio_of_sums(group.drifts, group.scored),
-        "drift_coverage": sum(row["drift_tokens"] for row in rows) / new,
+        "drift_coverage": sum(row["drift_tokens"] for row in rows) / max(new, 1.0),
         "drafted_share": drafted / told if told else None,
         "trusted_share": origins["trusted"] / told if told else None,
         "tokens_per_round": ratio_of_sums(tokens, rounds) if lengths else None,
