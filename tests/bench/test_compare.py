@@ -60,6 +60,46 @@ def test_more_drift_is_flagged() -> None:
     assert found["target calls/token"] == "same"
 
 
+def test_an_arm_that_failed_in_the_later_run_is_worse() -> None:
+    before, after = run(), run()
+    after["rows"] = [one for one in after["rows"] if one["model_id"] == "plain" or one["question_id"] < "q3"]
+    after["arms"] = [{"name": "plain", "status": "ok"}, {"name": "fast", "status": "failed"}]
+    (lost,) = (c for c in compare(before, after) if c.measure == "answers")
+    assert (lost.arm, lost.before, lost.verdict) == ("fast", 60, "worse") and 0 < lost.after < 60
+    after["rows"] = [one for one in after["rows"] if one["model_id"] == "plain"]
+    assert ("fast", 0, "worse") in {(c.arm, c.after, c.verdict) for c in compare(before, after)}
+    after["arms"].pop()  # not asked for again is no failure
+    assert all(c.arm == "plain" for c in compare(before, after))
+
+
+def test_a_base_that_failed_half_way_is_compared_over_its_own_prompts() -> None:
+    before, after = run(), run(machine=3.0)
+    after["rows"] = [one for one in after["rows"] if one["model_id"] == "fast" or one["question_id"] < "q3"]
+    found = verdicts(before, after)
+    assert found["speed over plain"] == "same" and found["tokens/s"] == "told"
+
+
+def test_a_suite_without_the_base_arm_is_judged_by_tokens_per_second() -> None:
+    times = np.full(5, 0.1)
+    before, after = (
+        results_of([*rows_of("plain", times, suite="one"), *rows_of("fast", times, suite="one"),
+                    *rows_of("fast", times * factor, suite="two")])
+        for factor in (1.0, 1.5)
+    )  # fmt: skip
+    found = {
+        (c.suite, c.verdict) for c in compare(before, after) if (c.arm, c.measure) == ("fast", "tokens/s")
+    }
+    assert ("one", "told") in found and ("two", "worse") in found
+
+
+def test_equal_numbers_that_few_prompts_have_are_the_same() -> None:
+    rows = rows_of("fast", np.linspace(0.1, 0.3, 20), calls=0)
+    rows[3] |= {"target_calls": [2]}
+    rows += rows_of("plain", np.linspace(0.2, 0.3, 20))
+    for change in compare(results_of(rows), results_of(rows)):
+        assert change.verdict in ("same", "told") and np.isfinite(change.ratio).all()
+
+
 def test_runs_that_share_nothing_are_refused() -> None:
     other = results_of(rows_of("else", np.full(3, 0.1)))
     with pytest.raises(UserError, match="no arm"):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sprinter.bench.statistics import Interval, bootstrap
-from sprinter.bench.summary import Group, Key, groups
+from sprinter.bench.summary import Group, Key, Prompt, groups
 from sprinter.errors import UserError
 
 __all__ = ["Change", "compare"]
@@ -21,9 +22,10 @@ class Change:
     """One number of one arm in two runs.
 
     Attributes:
-        measure: "speed over BASE", "tokens/s", "target calls/token", "draft steps/token", "mean drift" or a quality.
+        measure: "speed over BASE", "tokens/s", "target calls/token", "draft steps/token", "mean drift", or "answers" of
+            an arm that failed in the later run.
         before, after: its values.
-        ratio: after / before with its 95 % interval ("mean drift" and qualities: the difference).
+        ratio: after / before with its 95 % interval ("mean drift": the difference).
         verdict: "worse", "better" or "same"; "told" where it is not judged.
     """
 
@@ -38,6 +40,7 @@ class Change:
 
 
 Vector = NDArray[np.float64]
+_ROUNDING = 1e-9  # of quotients of equal numbers
 
 
 def compare(
@@ -61,13 +64,28 @@ def compare(
             raise UserError("this is no results.json of 'sprinter bench': give two of them")
     old, new = groups(before["rows"]), groups(after["rows"])
     keys = [key for key in new if key in old and _common(old[key], new[key])]
-    if not keys:
+    lost = _lost(before["rows"], after)
+    if not keys and not lost:
         raise UserError("the two runs have no arm, suite, temperature and prompt in common")
     reference = _base(before, keys, base)
-    changes: list[Change] = []
+    changes = lost
     for key in keys:
         changes += _changes(key, old, new, reference, tolerance)
     return changes
+
+
+def _lost(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> list[Change]:
+    """Of arms that failed in the later run: how many answers they gave before and then."""
+    failed = {arm["name"] for arm in after.get("arms", ()) if arm["status"] == "failed"}
+    then, now = (
+        Counter((row["model_id"], row["suite"], row["temperature"]) for row in those)
+        for those in (rows, after["rows"])
+    )
+    return [
+        Change(*key, "answers", count, now[key], (now[key] / count,) * 3, "worse")
+        for key, count in then.items()
+        if key[0] in failed and now[key] < count
+    ]
 
 
 def _base(results: Mapping[str, Any], keys: list[Key], base: str | None) -> str | None:
@@ -78,7 +96,7 @@ def _base(results: Mapping[str, Any], keys: list[Key], base: str | None) -> str 
     return next((name for name in wanted if name in arms), None)
 
 
-def _common(one: Group, other: Group) -> list[tuple[str, str]]:
+def _common(one: Group, other: Group) -> list[Prompt]:
     return sorted(one.prompts & other.prompts)
 
 
@@ -86,29 +104,25 @@ def _changes(
     key: Key, old: Mapping[Key, Group], new: Mapping[Key, Group], base: str | None, tolerance: float
 ) -> list[Change]:
     arm, suite, temperature = key
-    prompts = _common(old[key], new[key])
+    prompts, other = _common(old[key], new[key]), (base or "", suite, temperature)
+    beside: list[Prompt] = []
+    if base != arm and other in old and other in new:  # a base arm that failed half-way has not all prompts
+        beside = sorted({*prompts} & old[other].prompts & new[other].prompts)
     a, b = old[key].restrict(prompts), new[key].restrict(prompts)
     found: list[Change] = []
 
     def add(measure: str, values: tuple[float, float], interval: Interval, bad: int, neutral: float) -> None:
-        low, high = neutral - tolerance, neutral + tolerance
+        low, high = neutral - tolerance - _ROUNDING, neutral + tolerance + _ROUNDING
         worse = interval[2] < low if bad < 0 else interval[1] > high
         better = interval[1] > high if bad < 0 else interval[2] < low
         verdict = "told" if not bad else "worse" if worse else "better" if better else "same"
         found.append(Change(arm, suite, temperature, measure, *values, interval, verdict))
 
-    other = (base or "", suite, temperature)
-    if base and base != arm and other in old and other in new:
-        c, d = old[other].restrict(prompts), new[other].restrict(prompts)
-        if len(c.tokens) == len(d.tokens) == len(prompts):
-            add(
-                f"speed over {base}",
-                (_speed(a) / _speed(c), _speed(b) / _speed(d)),
-                _ratio(b, d, a, c),
-                -1,
-                1.0,
-            )
-    judged = -1 if base is None else 0
+    if beside:
+        own, then, theirs, now = (g.restrict(beside) for g in (a, old[other], b, new[other]))
+        values = _speed(own) / _speed(then), _speed(theirs) / _speed(now)
+        add(f"speed over {base}", values, _ratio(theirs, now, own, then), -1, 1.0)
+    judged = 0 if beside or base == arm else -1
     add("tokens/s", (_speed(a), _speed(b)), _ratio(b, None, a, None), judged, 1.0)
     for name, measure in (("target_calls", "target calls/token"), ("draft_steps", "draft steps/token")):
         tops = a.counts(name), b.counts(name)
@@ -141,8 +155,11 @@ def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> Interval:
 
 def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> Interval:
     def statistic(rows: NDArray[np.int64]) -> Vector:
-        now, then = top[rows].sum(-1) / under[rows].sum(-1), old_top[rows].sum(-1) / old_under[rows].sum(-1)
-        return np.asarray(now / then)
+        sums = [values[rows].sum(-1) for values in (top, under, old_top, old_under)]
+        with np.errstate(
+            invalid="ignore", divide="ignore"
+        ):  # draws without any are left out by the bootstrap
+            return np.asarray(sums[0] * sums[3] / (sums[1] * sums[2]))
 
     return bootstrap(statistic, len(top))
 
