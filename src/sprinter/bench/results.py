@@ -7,7 +7,8 @@
     environment  machine, versions, commit (``sprinter.bench.environment``)
     pair         {"target" | "draft" | "gate" ...: {"name", "sha256", "parameters", "dtype"}}
     settings     temperatures, new_tokens, repeats, seed, top_k, top_p, min_p, meter, limit, judge, ...
-    suites       one entry a suite: ``Suite.facts()`` and "asked", "skipped" (too long for the context, ...)
+    suites       one entry a suite: ``Suite.facts()``, "asked" (prompts that fit) and "left_out" (those that did not;
+                 later turns that did not, counted in every answer)
     arms         {"name", "spec", "engine", "versions", "status": "ok" | "failed", "error": line or null} in order
     rows         one an arm, suite, temperature, sample and repeat, as ``rows.jsonl`` has them line by line:
                  {"question_id", "category", "model_id": arm, "choices": [{"index": 0, "turns": [text],
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ __all__ = ["RESULTS", "SCHEMA", "read_results", "write_results", "write_spec_ben
 
 SCHEMA = "sprinter-bench/1"
 RESULTS = "results.json"
+_LONGEST = 100  # characters of a suite's or an arm's name in a file's name
 _SPEC_BENCH = ("question_id", "category", "answer_id", "model_id", "choices", "tstamp")
 
 
@@ -81,15 +83,37 @@ def read_results(path: Path) -> dict[str, Any]:
 def write_spec_bench(directory: Path, results: Mapping[str, Any]) -> list[Path]:
     """One file an arm, suite and temperature in Spec-Bench's own format, for its ``evaluation/speed.py``.
 
-    A repeat is told as one more question.
+    A repeat is told as one more question. Files that an earlier run left in the directory are deleted.
+
+    Raises:
+        UserError: they cannot be written.
     """
-    lines: dict[str, list[str]] = {}
+    lines: dict[tuple[str, str, float], list[str]] = {}
     for row in results["rows"]:
         told = {key: row[key] for key in _SPEC_BENCH if key in row}
         told["answer_id"] = "-".join(str(row[key]) for key in ("model_id", "question_id", "repeat"))
-        name = f"{row['suite']}-{row['model_id']}-temp-{row['temperature']:g}"
-        lines.setdefault(re.sub(r"[^\w.=-]+", "_", name), []).append(
+        lines.setdefault((row["suite"], row["model_id"], row["temperature"]), []).append(
             json.dumps(told, ensure_ascii=False) + "\n"
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    return [write_atomic(directory / f"{name}.jsonl", "".join(rows)) for name, rows in lines.items()]
+    files: dict[str, str] = {}
+    for (suite, arm, temperature), rows in lines.items():
+        files[_file_name(suite, arm, temperature, files)] = "".join(rows)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for old in directory.glob("*.jsonl"):
+            if old.name not in files:
+                old.unlink()
+        return [write_atomic(directory / name, text) for name, text in files.items()]
+    except OSError as error:
+        raise UserError(
+            f"cannot write to '{directory}' ({error.strerror}): free some space and run it again"
+        ) from None
+
+
+def _file_name(suite: str, arm: str, temperature: float, taken: Iterable[str]) -> str:
+    """Of letters that any disk takes, and not longer; names that then are the same are numbered."""
+    plain = "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "_", part)[:_LONGEST] for part in (suite, arm))
+    used = {name.casefold() for name in taken}
+    numbers = ("", *(f"-{i + 2}" for i in range(len(used) + 1)))
+    names = (f"{plain}{number}-temp-{temperature:g}.jsonl" for number in numbers)
+    return next(name for name in names if name.casefold() not in used)
