@@ -74,7 +74,9 @@ def test_an_arm_that_failed_in_the_later_run_is_worse() -> None:
 
 def test_a_base_that_failed_half_way_is_compared_over_its_own_prompts() -> None:
     before, after = run(), run(machine=3.0)
-    after["rows"] = [one for one in after["rows"] if one["model_id"] == "fast" or one["question_id"] < "q3"]
+    seconds = {one["question_id"]: one["choices"][0]["wall_time"][0] for one in before["rows"]}
+    slow = sorted(seconds, key=lambda question: seconds[question])[-10:]  # not like the others
+    after["rows"] = [one for one in after["rows"] if one["model_id"] == "fast" or one["question_id"] in slow]
     found = verdicts(before, after)
     assert found["speed over plain"] == "same" and found["tokens/s"] == "told"
 

@@ -122,6 +122,29 @@ def test_another_run_in_the_same_directory_is_refused(harness: Run, tmp_path: Pa
         harness([FakeArm("a")])
 
 
+@pytest.mark.parametrize("content", ["null", "[]", '"x"', "[1]", '{"arms": 3}', "{", ""])
+def test_a_damaged_description_of_a_run_is_one_line(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UserError, match=r"damaged|another pair"):
+        Journal(tmp_path, RUN)
+
+
+@pytest.mark.parametrize("line", ["1", "{}", "[]", "null"])
+def test_lines_that_are_no_rows_are_one_line(tmp_path: Path, line: str) -> None:
+    Journal(tmp_path, RUN).close()
+    (tmp_path / ROWS).write_text(line + "\n")
+    with pytest.raises(UserError, match="damaged"):
+        Journal(tmp_path, RUN)
+
+
+def test_one_name_does_not_stand_for_two_specs(tmp_path: Path) -> None:
+    Journal(tmp_path, RUN, arms={"mine": "opt(epsilon=0.1)"}).close()
+    Journal(tmp_path, RUN, arms={"other": "svip"}).close()
+    with pytest.raises(UserError, match=r"another arm called 'mine' \(opt\(epsilon=0.1\)"):
+        Journal(tmp_path, RUN, arms={"mine": "opt(epsilon=0.2)"})
+    Journal(tmp_path, RUN, arms={"mine": "opt(epsilon=0.2)"}, restart=True).close()
+
+
 def test_an_arm_that_breaks_is_marked_and_the_others_go_on(harness: Run, tmp_path: Path) -> None:
     arms = [FakeArm("good"), FakeArm("breaks", breaks_at=2), FakeArm("absent", starts=False)]
     done = harness(arms, warmup=0)
@@ -176,6 +199,17 @@ def test_prompts_beyond_the_context_are_skipped_and_counted(harness: Run, pair: 
     assert len(arm.asks) == 2
     with pytest.raises(UserError, match="no prompt"):
         harness([FakeArm("a")], [Suite("toy", (long,), 5)])
+
+
+def test_later_turns_beyond_the_context_are_counted_once_a_row(
+    harness: Run, pair: sprinter.Pair, tmp_path: Path
+) -> None:
+    """Two arms, one prompt of two turns: two turns missing, however often the run is gone on with."""
+    talk = Sample("talk", "c", ("The river", "river " * 2 * pair.models.context))
+    for _ in range(2):
+        done = harness([FakeArm("a"), FakeArm("b")], [Suite("toy", (talk,), 5)])
+        assert done.skipped == {"toy": {"turn too long": 2}} and done.asked == {"toy": 1}
+    assert [len(row["token_ids"]) for row in rows_in(tmp_path)] == [1, 1]
 
 
 def test_new_tokens_up_to_the_context_limit(harness: Run, pair: sprinter.Pair) -> None:

@@ -62,7 +62,7 @@ class Harness:
 
     Attributes:
         failed: arm name -> error, one line.
-        skipped: suite name -> {reason: turns that were not asked}.
+        skipped: suite name -> {reason: prompts that were not asked}; "turn too long": later turns, in all rows.
 
     Raises:
         UserError: no arm, no sample, two arms or suites of one name.
@@ -88,6 +88,11 @@ class Harness:
             raise UserError("no prompt of these suites fits the pair's context: give others, or --new-tokens")
 
     @property
+    def asked(self) -> dict[str, int]:
+        """Suite name -> prompts that fit the context."""
+        return {name: len(samples) for name, samples in self._kept.items()}
+
+    @property
     def wanted(self) -> int:
         """Answers that a whole run has."""
         samples = sum(map(len, self._kept.values()))
@@ -109,6 +114,7 @@ class Harness:
             for arm in waiting:
                 if arm.name not in self.failed:
                     self._ask(arm, place)
+        self._count_turns()
 
     def _left(self, arm: Arm, temperature: float | None = None) -> bool:
         """Whether there is something left to ask an arm, at a temperature (None: at any)."""
@@ -137,7 +143,6 @@ class Harness:
             ids = turn_ids(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
             limit = self._limit(place.suite, len(ids))
             if limit is None:  # a later turn: the first was looked at before the run
-                self._skip(place.suite, "turn too long")
                 break
             sampling = self._settings.sampling(place.temperature)
             with _quiet():
@@ -163,14 +168,25 @@ class Harness:
         kept = []
         for sample in suite.samples:
             if self._limit(suite, len(turn_ids(self._pair, sample, 0, [], chat=suite.chat))) is None:
-                self._skip(suite, "prompt too long")
+                self._skip(suite.name, "prompt too long")
             else:
                 kept.append(sample)
         return kept
 
-    def _skip(self, suite: Suite, why: str) -> None:
-        counts = self.skipped[suite.name]
-        counts[why] = counts.get(why, 0) + 1
+    def _count_turns(self) -> None:
+        """Turns that a row does not have; told from the rows, so that a run in parts tells the same."""
+        turns = {
+            (suite.name, sample.id): len(sample.turns) for suite in self._suites for sample in suite.samples
+        }
+        names = {arm.name for arm in self.arms}
+        for row in self._journal.rows:
+            missing = turns.get((row["suite"], row["question_id"]), 0) - len(row["choices"][0]["turns"])
+            if missing > 0 and row["model_id"] in names:
+                self._skip(row["suite"], "turn too long", missing)
+
+    def _skip(self, suite: str, why: str, turns: int = 1) -> None:
+        counts = self.skipped[suite]
+        counts[why] = counts.get(why, 0) + turns
 
     def _warm_up(self, place: _Place, arms: Sequence[Arm]) -> None:
         samples = self._kept[place.suite.name][: self._settings.warmup]

@@ -79,7 +79,8 @@ def run_bench(
     grading = Grading(pair, suites, extras.quality, extras.judge) if extras.quality else None
     asked = {key: value for key, value in settings.facts().items() if key not in _MAY_CHANGE}
     run = {"pair": facts, "suites": [suite.facts() for suite in suites], "settings": asked}
-    with Journal(out, run, restart=restart) as journal:
+    specs = {arm.name: arm.spec for arm in arms}
+    with Journal(out, run, arms=specs, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)
         try:
             harness.run()
@@ -104,7 +105,10 @@ def run_bench(
         "environment": environment(),
         "pair": facts,
         "settings": settings.facts() | {"quality": grading.facts if grading else None},
-        "suites": [suite.facts() | {"left_out": harness.skipped[suite.name]} for suite in suites],
+        "suites": [
+            suite.facts() | {"asked": harness.asked[suite.name], "left_out": harness.skipped[suite.name]}
+            for suite in suites
+        ],
         "arms": told,
         "summary": summarise(rows, {arm.name: arm.engine for arm in arms}, settings.bases),
         "judge": judged,
