@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sprinter.bench.harness import Progress
+from sprinter.bench.journal import QUALITY
 from sprinter.bench.quality.duels import Judge, LikelihoodJudge, judge_rows
 from sprinter.bench.quality.endpoint import Endpoint, key_from_environment
 from sprinter.bench.quality.llm_judge import LlmJudge
@@ -114,7 +115,7 @@ class Grading:
         return facts
 
     def _measure(self, rows: Sequence[dict[str, Any]], directory: Path, progress: Progress) -> None:
-        kept = Replies(directory / "quality.jsonl")
+        kept = Replies(directory / QUALITY)
         try:
             keys = [key_of([self.facts, row["suite"], row["question_id"], row["token_ids"]]) for row in rows]
             first = dict(zip(reversed(keys), reversed(rows), strict=True))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from sprinter.errors import UserError
 from sprinter.files import read_json_lines, write_atomic
 
-__all__ = ["ROWS", "RUN", "Journal", "Memory", "key_of"]
+__all__ = ["QUALITY", "ROWS", "RUN", "Journal", "Memory", "key_of"]
 
-RUN, ROWS = "run.json", "rows.jsonl"
+RUN, ROWS, QUALITY = "run.json", "rows.jsonl", "quality.jsonl"
 
 
 class Memory:
@@ -41,15 +42,23 @@ class Journal(Memory):
 
     Args:
         directory: made if it is not there.
-        run: what the rows depend on (pair, suites, settings), JSON values. Arms are not part of it: a later call with
-            more arms asks only those.
+        run: what the rows depend on (pair, suites, settings), JSON values.
+        arms: name -> spec. A later call may have others, and with more arms asks only those; one name cannot stand for
+            two specs.
         restart: throw away what is there.
 
     Raises:
         UserError: it cannot be written, or holds another run.
     """
 
-    def __init__(self, directory: Path, run: dict[str, Any], *, restart: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run: dict[str, Any],
+        *,
+        arms: Mapping[str, str] | None = None,
+        restart: bool = False,
+    ) -> None:
         super().__init__()
         self.directory = directory
         if directory.exists() and not directory.is_dir():
@@ -57,11 +66,18 @@ class Journal(Memory):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             if restart:
-                for name in (ROWS, RUN):
+                for name in (
+                    ROWS,
+                    RUN,
+                    QUALITY,
+                ):  # a judge's replies are kept: they cost money and know their question
                     (directory / name).unlink(missing_ok=True)
-            self._check(run)
+            known = self._check(run)
+            self._same_specs(known, arms or {})
             self.rows = self._read()
-            write_atomic(directory / RUN, json.dumps(run, indent=1) + "\n")
+            write_atomic(
+                directory / RUN, json.dumps({**run, "arms": {**known, **(arms or {})}}, indent=1) + "\n"
+            )
             # A line that was cut when the run was killed is dropped for good.
             write_atomic(directory / ROWS, "".join(map(_line, self.rows)))
             self._file = open(directory / ROWS, "a", encoding="utf-8")  # noqa: SIM115
@@ -69,7 +85,6 @@ class Journal(Memory):
             raise UserError(
                 f"cannot write to '{directory}' ({error.strerror}): free it or give another directory"
             ) from None
-        self.done.update(map(key_of, self.rows))
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row.
@@ -93,27 +108,40 @@ class Journal(Memory):
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            return read_json_lines(self.directory / ROWS)
-        except ValueError:
+            rows = read_json_lines(self.directory / ROWS)
+            self.done.update(map(key_of, rows))
+            return rows
+        except (ValueError, LookupError, TypeError):  # TypeError: a line that is no object
             raise UserError(
                 f"'{self.directory / ROWS}' is damaged: give another directory, or --restart to begin anew"
             ) from None
 
-    def _check(self, run: dict[str, Any]) -> None:
+    def _check(self, run: dict[str, Any]) -> dict[str, str]:
+        """Refuse another run; the arms of the one that is there."""
         path = self.directory / RUN
         if not path.is_file():
             if (self.directory / ROWS).exists():
                 raise UserError(f"'{self.directory}' holds {ROWS} and no {RUN}: give another directory")
-            return
+            return {}
         try:
-            there = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
+            there = dict(json.loads(path.read_text(encoding="utf-8")))
+            arms = dict(there.get("arms", {}))
+        except (ValueError, TypeError):
             raise UserError(f"'{path}' is damaged: give another directory, or --restart") from None
         for name, value in json.loads(json.dumps(run)).items():
             if there.get(name) != value:
                 raise UserError(
                     f"'{self.directory}' holds a run with another {name}: give another directory, or --restart to "
                     "delete it and begin anew"
+                )
+        return arms
+
+    def _same_specs(self, known: Mapping[str, str], arms: Mapping[str, str]) -> None:
+        for name, spec in arms.items():
+            if known.get(name, spec) != spec:
+                raise UserError(
+                    f"'{self.directory}' holds answers of another arm called '{name}' ({known[name]}, now {spec}): "
+                    "give it another name (SPEC as NAME) or another directory"
                 )
 
 
