@@ -16,6 +16,7 @@ from sprinter.bench.quality.measure import Answered, QualitySettings, measure_al
 from sprinter.bench.quality.replies import Replies, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import turn_ids
+from sprinter.decode.checks import between
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 
@@ -35,7 +36,7 @@ class JudgeSettings:
         price_in, price_out: of a million tokens, to tell the cost.
 
     Raises:
-        UserError: an endpoint without a model, or the reverse.
+        UserError: an endpoint without a model, or the reverse; prices that are none, or without an endpoint.
     """
 
     url: str | None = None
@@ -51,6 +52,11 @@ class JudgeSettings:
             )
         if self.url is not None:
             Endpoint(self.url, str(self.model), key_from_environment())  # checked now, not after an hour
+        prices = [price for price in (self.price_in, self.price_out) if price is not None]
+        if prices and self.url is None:
+            raise UserError("the offline judge costs nothing: leave --judge-price away, or give --judge URL")
+        for price in prices:
+            between("judge_price", price, 0, 1e6)
         LikelihoodJudge(self.band)
 
     def open(self, directory: Path) -> Judge:

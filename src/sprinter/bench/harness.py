@@ -302,6 +302,9 @@ def _synchronise() -> None:
 def _different(what: str, names: Sequence[str]) -> None:
     if not names:
         raise UserError(f"no {what} was given: give at least one")
+    mend = (
+        "name one of them anew (SPEC as NAME)" if what == "arm" else "give it once, files under other names"
+    )
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two of the {what}s are called '{name}': name one of them anew (SPEC as NAME)")
+            raise UserError(f"two of the {what}s are called '{name}': {mend}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,14 +120,21 @@ def run_bench(
     results["seconds"] = round(time.perf_counter() - began, 1)
     write_results(out, results)
     write_spec_bench(out / "spec-bench", results)
-    write_report(results, out / "report.html")
+    try:
+        write_report(results, out / "report.html")
+    except OSError as error:
+        raise UserError(
+            f"cannot write '{out / 'report.html'}' ({error.strerror}): free some space and run it again"
+        ) from None
     return results
 
 
 def _arm_facts(arm: Arm, failed: dict[str, str]) -> dict[str, Any]:
     error = failed.get(arm.name)
     status = "failed" if error else "ok"
-    versions = {} if error else arm.versions()
+    versions: dict[str, str] = {}
+    with suppress(Exception):  # of another engine; the run is done
+        versions = {} if error else arm.versions()
     return {"name": arm.name, "spec": arm.spec, "engine": arm.engine, "versions": versions, "status": status,
             "error": error}  # fmt: skip
 

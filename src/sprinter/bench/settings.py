@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from sprinter.decode.checks import at_least
+from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
 __all__ = ["BenchSettings"]
@@ -26,7 +27,7 @@ class BenchSettings:
         meter: "complete" scores every trusted token, in passes that are not timed; "running" at the next target call.
 
     Raises:
-        ValueError: a value out of range.
+        UserError: a value out of range.
     """
 
     temperatures: tuple[float, ...] = (1.0,)
@@ -46,7 +47,8 @@ class BenchSettings:
         if self.new_tokens is not None:
             at_least("new_tokens", self.new_tokens, 0)
         if not self.temperatures or len(set(self.temperatures)) < len(self.temperatures):
-            raise ValueError(f"temperatures={self.temperatures} must be at least one, each once")
+            told = ", ".join(f"{temperature:g}" for temperature in self.temperatures) or "none"
+            raise UserError(f"temperature={told} is out of range: give at least one, and each once")
         for temperature in self.temperatures:
             self.sampling(temperature)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +47,7 @@ def run(
             "--arm",
             "-a",
             metavar="SPEC",
-            show_default="autoregressive, speculative, sprinter, coin, peers",
+            show_default="the best known methods, transformers plain and assisted",
             help="A method, another engine (transformers:plain, ...), or a set (methods, peers, all); may be repeated.",
         ),
     ] = None,
@@ -156,6 +158,7 @@ def run(
     options |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**options)
     arms = parse_arms(arm or _USUAL)
+    _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
@@ -179,9 +182,19 @@ _USUAL = (
 )  # fmt: skip
 
 
+def _known(bases: Sequence[str], arms: Sequence[str]) -> None:
+    for base in bases:
+        if base not in arms:
+            raise UserError(
+                f"--base {base} is no arm of this run: give one of {', '.join(arms)}, or add --arm {base}"
+            )
+
+
 def _limited(text: str) -> tuple[str, int | None]:
     """NAME or NAME:LIMIT."""
     name, colon, limit = text.rpartition(":")
-    if not colon or not name or not limit.lstrip("-").isdigit():
+    if not colon or not name or not re.fullmatch(r"-?[0-9]+", limit):
         return text, None
+    if int(limit) < 1:
+        raise UserError(f"--suite {text} asks for no prompt: give a limit of 1 or more")
     return name, int(limit)

@@ -25,8 +25,8 @@ class Meter:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"),
-            console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True,
+            BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False), console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
         self._began, self._first, self._said = time.monotonic(), -1, 0.0
@@ -64,6 +64,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 def print_summary(results: dict[str, Any]) -> None:
     """One table a suite and temperature, fastest arm first; then the arms that failed."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     bases = [
@@ -77,7 +78,7 @@ def print_summary(results: dict[str, Any]) -> None:
     for suite, temperature in keys:
         rows = [s for s in results["summary"] if (s["suite"], s["temperature"]) == (suite, temperature)]
         table = Table(
-            title=f"{suite}, temperature {temperature:g}",
+            title=escape(f"{suite}, temperature {temperature:g}"),
             title_justify="left",
             box=box.SIMPLE_HEAD,
             pad_edge=False,
@@ -85,7 +86,7 @@ def print_summary(results: dict[str, Any]) -> None:
         table.add_column("arm")
         heads = [
             "tokens/s",
-            *(f"÷ {base}" for base in bases[:2]),
+            *(escape(f"÷ {base}") for base in bases[:2]),
             "calls/token",
             "mean drift",
             "TTFT ms",
@@ -106,7 +107,7 @@ def print_summary(results: dict[str, Any]) -> None:
                 _number(s["ttft_ms"] and s["ttft_ms"]["p50"], 1),
                 _number(s["gap_ms"] and s["gap_ms"]["p95"], 1),
             ]
-            table.add_row(s["arm"], *cells, exact)
+            table.add_row(escape(s["arm"]), *cells, exact)
         console().print(table)
     for arm in results["arms"]:
         if arm["status"] == "failed":
@@ -117,6 +118,7 @@ def print_summary(results: dict[str, Any]) -> None:
 def print_changes(changes: Sequence[Any], everything: bool) -> None:
     """What ``compare`` found; only what changed unless told otherwise."""
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     shown = [change for change in changes if everything or change.verdict in ("worse", "better")]
@@ -126,7 +128,8 @@ def print_changes(changes: Sequence[Any], everything: bool) -> None:
     for head in ("before", "after", "change"):
         table.add_column(head, justify="right")
     for change in shown:
-        place = (change.verdict, change.arm, change.suite, f"{change.temperature:g}", change.measure)
+        names = map(escape, (change.arm, change.suite, f"{change.temperature:g}", change.measure))
+        place = (change.verdict, *names)
         style = {"worse": "red", "better": "green"}.get(change.verdict)
         values = (f"{change.before:.4g}", f"{change.after:.4g}", _interval(change.ratio, 3))
         table.add_row(*place, *values, style=style)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sprinter.cli.pages import console
+from sprinter.errors import UserError
 
 __all__ = ["command"]
 
@@ -23,5 +24,9 @@ def command(
     from sprinter.bench.results import read_results
 
     folder = results if results.is_dir() else results.parent
-    path = write_report(read_results(results), out or folder / "report.html")
+    found, file = read_results(results), out or folder / "report.html"
+    try:
+        path = write_report(found, file)
+    except OSError as error:
+        raise UserError(f"cannot write '{file}' ({error.strerror}): give another --out") from None
     console().print(f"wrote {path}")

@@ -20,7 +20,7 @@ __all__ = ["run"]
 _LONGEST = 600  # characters of an error line
 _OPTIONS = (
     "target|draft|gate|device|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
-    "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers"
+    "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers|repeats|warmup|judge_price"
 )
 
 

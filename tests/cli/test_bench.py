@@ -1,0 +1,78 @@
+"""The bench on the command line: what it prints and leaves, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.tiny import Places, Run
+
+PROMPTS = '{"prompt": "The river"}\n{"prompt": "A <b>house</b>"}\n'
+
+
+@pytest.fixture
+def prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("p.jsonl").write_text(PROMPTS)
+    Path("other.jsonl").write_text(PROMPTS)
+    Path("file").write_text("x")
+    return "p.jsonl"
+
+
+def options(places: Places, *more: str) -> list[str]:
+    return ["bench", "-n", "3", "--no-analysis", "-o", "out", *places.pair, "-s", "p.jsonl", *more]
+
+
+def test_a_run_its_report_and_a_comparison(run: Run, places: Places, prompts: str) -> None:
+    arms = ["-a", "autoregressive", "-a", "svip as [/red] <i>x</i>", "-a", "svip as a/b", "-a", "svip as a:b"]
+    first = run(*options(places, *arms))
+    assert first.status == 0 and "[/red] <i>x</i>" in first.out and "wrote out" in first.out
+    assert len(list(Path("out/spec-bench").iterdir())) == 4
+    page = Path("out/report.html").read_text()
+    assert "<i>x</i>" not in page and "[/red]" in page
+    again = run(*options(places, *arms, "-a", "lookup", "--json"))
+    assert again.status == 0 and again.out.count("\n") == 1
+    told = json.loads(again.out)
+    assert {arm["name"]: arm["status"] for arm in told["arms"]} == dict.fromkeys(
+        ["autoregressive", "[/red] <i>x</i>", "a/b", "a:b", "lookup"], "ok"
+    )
+    assert told["suites"][0]["asked"] == 2
+    assert run("bench", "report", "out", "-o", "page.html").status == 0
+    same = run("bench", "compare", "out", "out", "--json")
+    assert same.status == 0 and json.loads(same.out)["regression"] is False
+    assert "0 worse" in run("bench", "compare", "out", "out", "--all").out
+
+
+MISTAKES = [
+    ("limit of another script", ["-s", "p.jsonl:²"], ["p.jsonl:²"]),
+    ("two signs", ["-s", "p.jsonl:--3"], ["p.jsonl:--3"]),
+    ("no prompt", ["-s", "other.jsonl:0"], ["--suite other.jsonl:0", "1 or more"]),
+    ("suite twice", ["-s", "p.jsonl:1"], ["two of the suites", "'p'", "give it once"]),
+    ("arm twice", ["-a", "svip", "-a", "svip"], ["two arms are called 'svip'"]),
+    ("temperature twice", ["-t", "1", "-t", "1"], ["--temperature 1, 1", "each once"]),
+    ("unknown base", ["-a", "svip", "--base", "plain"], ["--base plain is no arm", "svip"]),
+    ("repeats", ["--repeats", "0"], ["--repeats 0", ">= 1"]),
+    ("no price", ["--judge", "http://x", "--judge-model", "m", "--judge-price", "nan", "1"], ["--judge-price nan"]),
+    ("price of nothing", ["--judge-price", "1", "1"], ["offline judge costs nothing"]),
+    ("out is a file", ["-o", "file"], ["'file' is a file", "directory"]),
+    ("out in a file", ["-o", "file/x"], ["cannot write to 'file/x'"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("args", "words"), [case[1:] for case in MISTAKES], ids=[case[0] for case in MISTAKES]
+)
+def test_a_mistake_is_one_line(
+    run: Run, places: Places, prompts: str, args: list[str], words: list[str]
+) -> None:
+    status, out, err = run(*options(places, *args))
+    assert (status, out) == (2, "")
+    assert err.startswith("sprinter: error: ") and err.count("\n") == 1
+    assert [word for word in words if word not in err] == [], err
+
+
+def test_a_report_that_cannot_be_written(run: Run, places: Places, prompts: str) -> None:
+    assert run(*options(places, "-a", "autoregressive")).status == 0
+    status, _, err = run("bench", "report", "out", "-o", "file/page.html")
+    assert status == 2 and "cannot write 'file/page.html'" in err
