@@ -26,7 +26,8 @@ class Meter:
 
         self._bar = Progress(
             BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False), console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True,
+            TextColumn("{task.description}", markup=False), console=Console(stderr=True),
+            disable=not sys.stderr.isatty(), transient=True,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
         self._began, self._first, self._said = time.monotonic(), -1, 0.0
