@@ -9,7 +9,9 @@ from tests.cli.tiny import Places, Run
 
 import sprinter
 
-CHECKS = ["versions", "devices", "threads", "cpu", "cache", "pair", "target", "draft", "gate", "self-test"]
+CHECKS = [
+    "versions", "devices", "threads", "cpu", "cache", "pair", "target", "draft", "passes", "code", "gate", "self-test",
+]  # fmt: skip
 
 
 def test_help_and_version(run: Run) -> None:
@@ -44,6 +46,8 @@ def test_doctor_looks_at_everything(run: Run, places: Places) -> None:
     assert {check["status"] for check in report["checks"]} <= {"ok", "warn"}
     assert f"sprinter {sprinter.__version__}" in details["versions"]
     assert "row runner (" in details["target"] and "row runner (" in details["draft"]
+    assert details["passes"] == "eager: no code for 1 thread; --compile makes it, once"
+    assert details["code"].startswith("compiled code: ") and details["code"].endswith("MiB")
     assert "speculative equals autoregressive" in details["self-test"]
     status, text, err = run("doctor", *places.pair)
     assert (status, err) == (0, "")

@@ -204,3 +204,14 @@ def test_a_trained_stop_head_is_given_by_option(places: Places, run: Run, tmp_pa
     value = generated(run, *asked, "--head", str(tmp_path / "head"))
     assert value["stats"]["new_tokens"] == 6
     assert value["lossless"] is True
+
+
+def test_compile_is_asked_for_refused_and_left_out(
+    run: Run, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = generated(run, "ab", *places.pair, "-n", "4")
+    assert generated(run, "ab", *places.pair, "-n", "4", "--no-compile")["text"] == plain["text"]
+    monkeypatch.setattr("sprinter.models.choose.capture_kind", lambda model: ("none", "it is quantised"))
+    status, out, err = run("generate", "ab", *places.pair, "-n", "4", "--compile")
+    assert (status, out) == (2, "")
+    assert "cannot be compiled: it is quantised; use --no-compile" in err

@@ -74,6 +74,7 @@ def test_compiled_code_equals_the_uncached_pass_and_is_read_back(
     own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _programs("llama", 3)
+    assert "compiling passes (any number of tokens), once" in caplog.text
     (path,) = own_cache.glob("pass-any*.pt2")
     assert not list(own_cache.glob("*.part"))
     twin = fresh("llama")

@@ -61,6 +61,7 @@ def _model_facts(model: LoadedModel) -> dict[str, Any]:
     return {
         "name": Path(model.id).name if Path(model.id).exists() else model.id,  # no paths of this machine
         "revision": model.revision,
+        **({} if model.compile is None else {"compile": model.compile}),
         "sha256": weights_fingerprint(model.model),
         "parameters": model.size,
         "dtype": model.weights,

@@ -134,6 +134,14 @@ def run(
     restart: Annotated[
         bool, typer.Option(help="Throw away what --out holds; without it the run goes on.")
     ] = False,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Capture short passes, on a CPU compiled once (minutes) and kept on disk.",
+            show_default="where it costs nothing",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Run arms on suites, interleaved prompt by prompt; write results.json and report.html into --out.
@@ -162,7 +170,9 @@ def run(
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
-    pair = load(target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype)
+    pair = load(
+        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, compile=compile
+    )
     suites = [
         load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
         for name, limit in map(_limited, suite)

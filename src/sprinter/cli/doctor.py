@@ -17,6 +17,7 @@ from sprinter.cli.pages import console, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from transformers import PreTrainedModel
 
     from sprinter.engine.pair import Pair
 
@@ -79,6 +80,8 @@ def _checks(target: str | None, draft: str | None, gate: str | None) -> Iterator
     yield _safely("pair", lambda: _sizes(pair, builtin=target is None))
     for which in ("target", "draft"):
         yield _safely(which, lambda which=which: _runner(pair, which))  # type: ignore[misc]
+    yield _safely("passes", lambda: _passes(pair))
+    yield _safely("code", _code)
     yield _safely("gate", lambda: _gate(pair))
     yield _safely("self-test", lambda: _self_test(pair))
 
@@ -208,6 +211,46 @@ def _runner(pair: Pair, which: str) -> Found:
     kind, reason = runner_kind(model.model)
     name = getattr(model.model, "architecture", type(model.model).__name__)
     return "ok", f"{name}: {kind} runner ({reason})"
+
+
+def _passes(pair: Pair) -> Found:
+    """How the short passes of both models run, and why."""
+    found = {
+        which: _pass_kind(model.model)
+        for which, model in (("target", pair.models.target), ("draft", pair.models.draft))
+        if model is not None
+    }
+    kinds = set(found.values())
+    if len(kinds) == 1:
+        return "ok", kinds.pop()
+    return "ok", "; ".join(f"{which} {kind}" for which, kind in found.items())
+
+
+def _pass_kind(model: PreTrainedModel) -> str:
+    import torch
+
+    from sprinter.models.captured import PASS, CapturedRunner
+    from sprinter.models.choose import capture_kind, make_runner
+
+    kind, reason = capture_kind(model)
+    if kind == "none":
+        return f"eager: {reason}"
+    if kind == "graphs":
+        return f"graphs: {reason}"
+    runner = make_runner(model, max_len=4, compile=None)
+    some = torch.ones(1, 2, dtype=torch.long)
+    if isinstance(runner, CapturedRunner) and runner.run(PASS, some, None) is not None:
+        return "compiled"
+    threads = torch.get_num_threads()
+    return f"eager: no code for {threads} thread{'s' * (threads != 1)}; --compile makes it, once"
+
+
+def _code() -> Found:
+    """Where compiled code lies, and how much of it."""
+    from sprinter.models.compiled import cache_dir
+
+    size = sum(path.stat().st_size for path in cache_dir().glob("*.pt2"))
+    return "ok", f"compiled code: {cache_dir()}, {size / 2**20:.0f} MiB"
 
 
 def _gate(pair: Pair) -> Found:

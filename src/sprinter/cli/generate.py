@@ -69,6 +69,14 @@ def generate(
     dtype: Annotated[
         str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")
     ] = None,
+    compile: Annotated[
+        bool | None,
+        typer.Option(
+            "--compile/--no-compile",
+            help="Capture short passes, on a CPU compiled once (minutes) and kept on disk.",
+            show_default="where it costs nothing",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Generate a text, and show which model wrote each token and what that cost."""
@@ -80,7 +88,9 @@ def generate(
     request = _checked(method, options)
     if target is not None:
         _check_models(request if method else None, draft, gate)
-    pair = load(target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype)
+    pair = load(
+        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, compile=compile
+    )
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
     page = _page(json, request.stop)
     status = 0

@@ -15,7 +15,11 @@ __all__ = ["load", "quiet_libraries"]
 
 
 def load(
-    target: str | None, draft: str | None, gate: str | None, heads: Sequence[str] = (), **options: str | None
+    target: str | None,
+    draft: str | None,
+    gate: str | None,
+    heads: Sequence[str] = (),
+    **options: str | bool | None,
 ) -> Pair:
     """As ``sprinter.load_pair``; options that are None are left to it."""
     quiet_libraries()

@@ -156,11 +156,19 @@ def _hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+_WORDS = {
+    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "one": "one token of one row",
+    "any": "any number of tokens", "some": "some of the rows",
+}  # fmt: skip
+"""Of a recipe's name, for people."""
+
+
 def _compile(recipe: Recipe, stem: str) -> Path:
     """Write ``stem.HASH.pt2``, the hash being that of the file itself, whole or not at all."""
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
         raise UserError("compile=True needs a C++ compiler: install g++ (or set CXX), or use compile=False")
-    _log.warning("compiling %s of %s, once (about a minute)", recipe.name, type(recipe.model).__name__)
+    what, _, shape = recipe.name.partition("-")
+    _log.warning("compiling %s (%s), once; about a minute", _WORDS.get(what, what), _WORDS.get(shape, shape))
     with TemporaryDirectory(suffix=".part", dir=cache_dir()) as folder:
         part = Path(folder) / "code.pt2"
         try:
