@@ -44,6 +44,15 @@ def test_a_run_its_report_and_a_comparison(run: Run, places: Places, prompts: st
     assert "0 worse" in run("bench", "compare", "out", "out", "--all").out
 
 
+def test_times_of_another_machine_are_not_mixed_in(
+    run: Run, places: Places, prompts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(*options(places, "-a", "autoregressive")).status == 0
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    status, _, err = run(*options(places, "-a", "autoregressive"))
+    assert status == 2 and "another machine" in err
+
+
 MISTAKES = [
     ("limit of another script", ["-s", "p.jsonl:²"], ["p.jsonl:²"]),
     ("two signs", ["-s", "p.jsonl:--3"], ["p.jsonl:--3"]),

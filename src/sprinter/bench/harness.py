@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sprinter.bench.arm import Answer, Arm, Ask
-from sprinter.bench.journal import Memory
+from sprinter.bench.journal import Memory, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.suites import turn_ids
@@ -178,11 +178,12 @@ class Harness:
         turns = {
             (suite.name, sample.id): len(sample.turns) for suite in self._suites for sample in suite.samples
         }
-        names = {arm.name for arm in self.arms}
+        asked = {place_key(arm, place) for arm in self.arms for place in self._places()}
         for row in self._journal.rows:
-            missing = turns.get((row["suite"], row["question_id"]), 0) - len(row["choices"][0]["turns"])
-            if missing > 0 and row["model_id"] in names:
-                self._skip(row["suite"], "turn too long", missing)
+            if key_of(row) in asked:
+                missing = turns[row["suite"], row["question_id"]] - len(row["choices"][0]["turns"])
+                if missing:
+                    self._skip(row["suite"], "turn too long", missing)
 
     def _skip(self, suite: str, why: str, turns: int = 1) -> None:
         counts = self.skipped[suite]

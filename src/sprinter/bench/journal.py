@@ -42,7 +42,7 @@ class Journal(Memory):
 
     Args:
         directory: made if it is not there.
-        run: what the rows depend on (pair, suites, settings), JSON values.
+        run: what the rows depend on (pair, suites, settings, machine), JSON values.
         arms: name -> spec. A later call may have others, and with more arms asks only those; one name cannot stand for
             two specs.
         restart: throw away what is there.

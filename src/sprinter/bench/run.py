@@ -79,7 +79,15 @@ def run_bench(
     began, facts = time.perf_counter(), pair_facts(pair)
     grading = Grading(pair, suites, extras.quality, extras.judge) if extras.quality else None
     asked = {key: value for key, value in settings.facts().items() if key not in _MAY_CHANGE}
-    run = {"pair": facts, "suites": [suite.facts() for suite in suites], "settings": asked}
+    where = environment()
+    machine = {key: where[key] for key in ("cpu", "gpu", "threads")}
+    machine["device"] = pair.models.target.model.device.type
+    run = {
+        "pair": facts,
+        "suites": [suite.facts() for suite in suites],
+        "settings": asked,
+        "machine": machine,
+    }
     specs = {arm.name: arm.spec for arm in arms}
     with Journal(out, run, arms=specs, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)
@@ -103,7 +111,7 @@ def run_bench(
         "schema": SCHEMA,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": extras.command,
-        "environment": environment(),
+        "environment": where,
         "pair": facts,
         "settings": settings.facts() | {"quality": grading.facts if grading else None},
         "suites": [
