@@ -423,3 +423,9 @@ def test_a_damaged_file_of_replies(tmp_path: Path) -> None:
             Replies(tmp_path / "judge.jsonl")
     with pytest.raises(UserError, match="cannot write"):
         Replies(tmp_path)
+
+
+def test_an_address_with_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UserError, match="SPRINTER_JUDGE_KEY") as caught:
+        Endpoint("http://me:secret@localhost:8000/v1", "model")
+    assert "secret" not in str(caught.value)

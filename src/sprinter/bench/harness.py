@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ class _Place:
 
 
 class Harness:
-    """Asks every arm every prompt, the order of the arms rotated from prompt to prompt.
+    """Asks every arm every prompt, the arms in another order for each prompt.
 
     Each arm is warmed up at each temperature. Python's garbage collector rests while the clock runs. An arm that
     raises an error is marked as failed and asked no more; the others go on.
@@ -105,7 +106,7 @@ class Harness:
             self._guarded(arm, lambda arm=arm: arm.start(self._pair))  # type: ignore[misc]
         temperature: float | None = None
         for i, place in enumerate(self._places()):
-            waiting = [a for a in self._turned(i) if place_key(a, place) not in self._journal.done]
+            waiting = [a for a in self._shuffled(i) if place_key(a, place) not in self._journal.done]
             if not waiting:
                 continue
             if place.temperature != temperature:
@@ -197,9 +198,9 @@ class Harness:
                     warm = _Place(place.suite, place.temperature, 0, sample, self._settings.seed)
                     self._guarded(arm, lambda arm=arm, warm=warm: self._talk(arm, warm, warm.seed))  # type: ignore[misc]
 
-    def _turned(self, i: int) -> list[Arm]:
-        shift = i % len(self.arms)
-        return [*self.arms[shift:], *self.arms[:shift]]
+    def _shuffled(self, i: int) -> list[Arm]:
+        """Another order for each prompt, the same in every run: no arm always follows the same neighbour."""
+        return Random(i).sample(self.arms, len(self.arms))
 
     def _places(self) -> Iterator[_Place]:
         for temperature in self._settings.temperatures:

@@ -121,10 +121,13 @@ def run_bench(
         "arms": told,
         "summary": summarise(rows, {arm.name: arm.engine for arm in arms}, settings.bases),
         "judge": judged,
-        "analysis": _analysis(pair, suites, settings, progress) if extras.analysis else None,
+        "analysis": None,
         "seconds": 0.0,
         "rows": rows,
     }
+    write_results(out, results)  # now: whatever happens to the pictures, the numbers are there
+    if extras.analysis:
+        results["analysis"] = _analysis(pair, suites, settings, progress)
     results["seconds"] = round(time.perf_counter() - began, 1)
     write_results(out, results)
     write_spec_bench(out / "spec-bench", results)

@@ -96,6 +96,8 @@ class Endpoint:
             fine = False
         if not fine or not self.url.isascii() or any(c.isspace() for c in self.url):
             raise UserError(f"--judge '{self.url}' is no address: give one such as http://localhost:8000/v1")
+        if parts.username or parts.password:  # the address is told in the results
+            raise UserError(f"--judge holds a name or password: give the key in {KEYS[0]} instead")
         if not self.model:
             raise UserError("a judge needs the name of its model: give --judge-model NAME")
         if self.key is not None and not (self.key.isascii() and self.key.isprintable()):
