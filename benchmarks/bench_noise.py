@@ -10,7 +10,7 @@ it is, in how many pairs of runs ``compare`` flags the slowed copy, and in how m
 from __future__ import annotations
 
 import time
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from common import NEW_TOKENS, arguments, heldout_prompts, save
@@ -28,6 +28,7 @@ from sprinter.bench.statistics import ratio_of_ratios
 from sprinter.bench.summary import groups
 
 RUNS = 20
+POOLED = 4  # runs taken together, as repeats of one run
 SLOWER = 0.05
 SPEC = "speculative(gamma=3)"
 
@@ -88,23 +89,42 @@ def facts(runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
     for rows in runs:
         found = {key[0]: group for key, group in groups(rows).items()}
         intervals.append(ratio_of_ratios(found["A"].speed, found["B"].speed))
-    neighbours = list(pairwise(runs))
-    slowed = [verdict(results_of(a, "A"), results_of(b, "slowed")) for a, b in neighbours]
-    same = [verdict(results_of(a, "A"), results_of(b, "B")) for a, b in neighbours]
+    longer = [pooled(runs[i : i + POOLED]) for i in range(0, len(runs) - POOLED + 1, POOLED)]
+    slowed, same = verdicts(list(pairwise(runs)))
+    slowed_longer, same_longer = verdicts(list(combinations(longer, 2)))
     return {
         "runs": len(runs),
         "intervals": intervals,
         "hold_1": sum(low <= 1 <= high for _, low, high in intervals),
         "widest_half": max((high - low) / 2 for _, low, high in intervals),
-        "pairs": len(neighbours),
+        "pairs": len(slowed),
         "slowed_flagged": slowed.count("worse"),
         "same_flagged": len(same) - same.count("same"),
+        "pooled": POOLED,
+        "pairs_pooled": len(slowed_longer),
+        "slowed_flagged_pooled": slowed_longer.count("worse"),
+        "same_flagged_pooled": len(same_longer) - same_longer.count("same"),
     }
+
+
+Rows = list[dict[str, Any]]
+
+
+def pooled(runs: list[Rows]) -> Rows:
+    """Several runs as the repeats of one."""
+    return [row | {"repeat": repeat} for repeat, rows in enumerate(runs) for row in rows]
+
+
+def verdicts(pairs: list[tuple[Rows, Rows]]) -> tuple[list[str], list[str]]:
+    """Of the slowed arm and of the same arm, one a pair of runs."""
+    slowed = [verdict(results_of(a, "A"), results_of(b, "slowed")) for a, b in pairs]
+    return slowed, [verdict(results_of(a, "A"), results_of(b, "B")) for a, b in pairs]
 
 
 def table(found: dict[str, Any]) -> str:
     """Markdown."""
     runs, pairs = f"of {found['runs']} runs", f"of {found['pairs']} pairs"
+    longer, longer_pairs = f"{found['pooled']} repeats", f"of {found['pairs_pooled']} pairs"
     rows = (
         ("what", "result"),
         ("---", "---"),
@@ -112,6 +132,8 @@ def table(found: dict[str, Any]) -> str:
         ("widest of these intervals", f"± {100 * found['widest_half']:.1f} %"),
         ("`compare` of two runs flags an arm made 5 % slower", f"{found['slowed_flagged']} {pairs}"),
         ("`compare` of two runs flags the same arm (wrongly)", f"{found['same_flagged']} {pairs}"),
+        (f"... of two runs of {longer}, 5 % slower", f"{found['slowed_flagged_pooled']} {longer_pairs}"),
+        (f"... of two runs of {longer}, the same arm", f"{found['same_flagged_pooled']} {longer_pairs}"),
     )
     return "\n".join(f"| {what} | {result} |" for what, result in rows)
 
