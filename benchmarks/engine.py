@@ -179,7 +179,7 @@ def unit_us(rows: Rows, run: Callable[[], Any], k: int) -> float:
 
         return call
 
-    units._found.update({key: timed(code) for key, code in before.items()})
+    units._found.update({key: timed(code) for key, code in before.items() if code is not None})
     for _ in range(60):
         spent.append(0.0)
         run()

@@ -15,7 +15,8 @@ from sprinter.errors import UserError
 from sprinter.models import memory
 from sprinter.models.captured import PASS, CapturedRunner, CompiledUnits, Unit
 from sprinter.models.choose import capture_kind
-from sprinter.models.compiled import cache_dir
+from sprinter.models.compiled import Recipe, cache_dir
+from sprinter.models.compiled import _key as compiled_key
 from sprinter.models.kernels import plain_sums
 from sprinter.models.runner import make_runner
 
@@ -196,3 +197,31 @@ def test_ten_thousand_rounds_do_not_grow() -> None:
 
     before = rounds(500)
     assert rounds(10_000) - before < 2**20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("n", [1, 2])
+def test_bfloat16_compiles_in_both_shapes(n: int) -> None:
+    model = fresh("llama").bfloat16()
+    runner = make_runner(model, max_len=40, compile=True)
+    assert isinstance(runner, CapturedRunner)
+    made = runner.run(PASS, torch.ones(1, n, dtype=torch.long), None)
+    assert made is not None
+    eager = make_runner(model, max_len=40).extend(torch.ones(1, n, dtype=torch.long)).logits
+    torch.testing.assert_close(made[0], eager, rtol=0.05, atol=0.05)
+
+
+def test_a_model_that_was_moved_has_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(recipe: Recipe, may_compile: bool) -> None:
+        asked.append(compiled_key(recipe))
+
+    monkeypatch.setattr("sprinter.models.captured.find_compiled", find)
+    for place in ("here", "there"):
+        model = fresh("llama")
+        model.load_state_dict(tiny("llama").state_dict())
+        model.config._name_or_path = place
+        make_runner(model, max_len=20, compile=None).extend(torch.ones(1, 3, dtype=torch.long))
+    assert len(asked) == 2 and asked[0] == asked[1]

@@ -68,6 +68,7 @@ class DraftUnit(Unit):
         super().__init__("draft", vocab=vocab, cuts=cuts, heads=told)
         self._vocab, self._cuts = vocab, cuts
         self.heads = nn.ModuleDict({kind: heads[kind] for kind in sorted(heads)})
+        self._columns = _COLUMNS | {kind: 1 + len(_COLUMNS) + i for i, kind in enumerate(sorted(heads))}
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
@@ -94,11 +95,8 @@ class DraftUnit(Unit):
 
     def named(self, plan: DraftPlan, numbers: Sequence[float]) -> dict[str, float]:
         """Signals and scores of a row by name, those that its plan asks for."""
-        signals = {name: numbers[_COLUMNS[name]] for name in plan.signals}
-        if plan.heads:
-            scores = dict(zip(self.heads, numbers[1 + len(_COLUMNS) :], strict=True))
-            signals.update((kind, scores[kind]) for kind in plan.heads)
-        return signals
+        columns = self._columns
+        return {name: numbers[columns[name]] for name in (*plan.signals, *plan.heads)}
 
 
 def _readings(law: Tensor, token: Tensor) -> list[Tensor]:
@@ -160,7 +158,9 @@ class CapturedDraftSteps:
             drafted = self._draft(runner, unit, rows)
         rest = [i for i, row in enumerate(rows) if row.count > len(drafted[i])]
         if rest:
-            for i, more in zip(rest, self._eager([_rest(rows[i], drafted[i]) for i in rest]), strict=True):
+            # Those that wanted more than others go on alone; what is not captured goes on eagerly.
+            go_on = self if len(drafted[0]) == _common(rows) else self._eager
+            for i, more in zip(rest, go_on([_rest(rows[i], drafted[i]) for i in rest]), strict=True):
                 drafted[i] += more
         return drafted
 
@@ -168,10 +168,10 @@ class CapturedDraftSteps:
         self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
     ) -> list[list[Drafted]]:
         began, before = time.perf_counter(), runner.lengths
-        steps = max(row.count for row in rows)
+        steps = _common(rows)
         extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
         tokens, first = _padded(rows, runner)
-        counts = [first, *([int(row.count > step) for row in rows] for step in range(1, steps))]
+        counts = [first, *[[1] * len(rows)] * (steps - 1)]
         made = runner.run_steps(unit, tokens, counts, extras, [row.row for row in rows])
         if not made:
             return [[] for _ in rows]
@@ -190,10 +190,10 @@ class CapturedDraftSteps:
         """All that the steps made, brought to the host at once."""
         ids = torch.cat([step[0] for step in made], 1).tolist()
         numbers = torch.stack([step[3] for step in made]).tolist()
-        seconds = (time.perf_counter() - began) / sum(min(row.count, len(made)) for row in rows)
+        seconds = (time.perf_counter() - began) / (len(rows) * len(made))
         drafted: list[list[Drafted]] = [[] for _ in rows]
         for i, row in enumerate(rows):
-            for step in range(min(row.count, len(made))):
+            for step in range(len(made)):
                 _, law, raw, told = made[step]
                 if not abs(numbers[step][i][0]) < float("inf"):
                     self._refuse(told[i, :1], before, before[row.row] + len(row.tokens) - 1 + step)
@@ -286,6 +286,11 @@ def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
 
 def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
     return torch.tensor(values, dtype=(torch.int64, torch.float32)[kind], device=runner.device)
+
+
+def _common(rows: Sequence[DraftRow]) -> int:
+    """Tokens that all of the rows want at least."""
+    return min(row.count for row in rows)
 
 
 def _rest(row: DraftRow, drafted: Sequence[Drafted]) -> DraftRow:

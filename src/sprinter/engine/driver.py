@@ -190,6 +190,8 @@ class RowDriver:
             {name: heads[name] for name in sorted(method.needs & heads.keys())},
             self._needs_raw,
         )
+        # Runs whose length is known beforehand are drafted in one go: nothing of them is thrown away.
+        self._whole = method.length is not None and method.trust.never
         self._place = (0, 0)  # round, tokens drafted in it
         self._stats, self._costs, self._ahead, self._piece = stats, costs, ahead, prompt_piece
         self._text = list(prompt)  # for prompt lookup
@@ -232,11 +234,10 @@ class RowDriver:
         yield from self._prefill(side)
         chains = [_Chain() for _ in side.numbers]
         signals: dict[str, list[float]] = {name: [] for name in (*self._plan.signals, *self._plan.heads)}
-        wanted = request.at_most if request.width > 1 else min(self._ahead, request.at_most)
+        wanted = request.at_most if request.width > 1 or self._whole else min(self._ahead, request.at_most)
         while (left := wanted - len(chains[0].tokens)) > 0:
-            steps: list[list[Drafted]] = yield DraftJob(
-                self._draft_rows(side, request.round, min(left, self._ahead))
-            )
+            at_once = left if self._whole else min(left, self._ahead)
+            steps: list[list[Drafted]] = yield DraftJob(self._draft_rows(side, request.round, at_once))
             for chain, drafted in zip(chains, steps, strict=True):
                 for one in drafted:
                     chain.add(one)

@@ -24,6 +24,7 @@ from sprinter.models.row import RowRunner, Windows
 from sprinter.models.trace import RowPass, own_attention
 
 __all__ = [
+    "FEWEST",
     "LONGEST",
     "PASS",
     "CapturedRunner",
@@ -39,6 +40,10 @@ Run = Callable[[Keep | None], tuple[Tensor, Tensor]]
 
 LONGEST = CHUNK
 """Most tokens a row of a compiled pass: whatever a runner is fed at once."""
+
+
+FEWEST = 3
+"""Fewest slots of the buffers of compiled passes: in bfloat16 the compiler takes less for another layout."""
 
 
 class Unit(nn.Module):
@@ -148,9 +153,10 @@ class CapturedRunner(RowRunner):
         made: list[list[Tensor]] = []
         if rows is not None and list(rows) == list(range(self.batch)):
             rows = None
+        self._check_steps(tokens, counts, rows)
         with torch.inference_mode():
             for count, extra in zip(counts, extras, strict=True):
-                n = self._check_extend(tokens, count, rows)
+                n = tokens.shape[1]
                 done = self._captured(unit, tokens, count, extra, rows)
                 if done is None:
                     break
@@ -159,6 +165,19 @@ class CapturedRunner(RowRunner):
                 made.append(done)
                 tokens = done[0]
         return made
+
+    def _check_steps(
+        self, tokens: Tensor, counts: Sequence[Sequence[int] | None], rows: Sequence[int] | None
+    ) -> None:
+        """All steps at once, before the first."""
+        n = self._check_extend(tokens, counts[0], rows)
+        for i, row in enumerate(range(self.batch) if rows is None else rows):
+            more = sum((1 if step else n) if count is None else count[i] for step, count in enumerate(counts))
+            if self._lengths[row] + more > self.max_len:
+                raise ValueError(
+                    f"row {row} would hold {self._lengths[row] + more} tokens; "
+                    f"this runner has max_len={self.max_len}"
+                )
 
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
         # A prompt's pass too: logits that nobody wants cost less than the eager way.
@@ -236,6 +255,8 @@ class CompiledUnits:
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. Three shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows."""
+        if like[-1].shape[2] < FEWEST:
+            return None
         shape = "some" if some else "one" if like[0].numel() == 1 else "any"
         key = (unit.key, shape)
         if key not in self._found or (self.may_compile and self._found[key] is None):
@@ -273,7 +294,7 @@ class CompiledUnits:
         text = {} if single else {**rows, 1: Dim("n", min=1, max=LONGEST)}
         dynamic = (
             text, text, text, rows, {0: Dim("seen", min=1)},
-            [rows] * len(extras), [{**whole, 2: Dim("slots", min=2)}] * len(buffers),
+            [rows] * len(extras), [{**whole, 2: Dim("slots", min=FEWEST)}] * len(buffers),
         )  # fmt: skip
         module = as_module(RowPass(self.model, self.windows, shape == "some"), unit)
         with own_attention(self.model, single):

@@ -120,7 +120,14 @@ def _key(recipe: Recipe) -> str:
 
 
 def _config(model: PreTrainedModel) -> str:
-    return str(model.config.to_json_string(use_diff=False))
+    """The configuration, without the place that the model came from."""
+    text = model.config.to_json_string(use_diff=False)
+    kept = json.loads(text, object_hook=_without_place)
+    return json.dumps(kept, sort_keys=True)
+
+
+def _without_place(held: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in held.items() if key != "_name_or_path"}
 
 
 def _hash(text: str) -> str:
