@@ -57,6 +57,10 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(places)] if places else text
 
 
+_CONTEXT = 16
+"""Tokens that are decoded anew with each one that comes, at most: one call a token, of bounded length."""
+
+
 class Detokenizer:
     """Text of tokens one by one, such that the pieces join to the whole; a piece is "" inside a character.
 
@@ -67,24 +71,30 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._begin = self._read = 0  # ids[begin:read] is context whose text was given out
+        self._begin = self._read = 0  # ids[begin:read] is context whose text, ``known``, was given out
+        self._known = ""
 
     def push(self, id: int) -> str:
         """The text that becomes certain with this token."""
         self._ids.append(id)
-        known, whole = self._decode(self._begin, self._read), self._decode(self._begin, len(self._ids))
-        if len(whole) <= len(known) or whole.endswith("\ufffd"):
+        whole = self._decode(self._begin)
+        if len(whole) <= len(self._known) or whole.endswith("\ufffd"):
             return ""
-        self._begin, self._read = self._read, len(self._ids)
-        return whole[len(known) :]
+        piece = whole[len(self._known) :]
+        if len(self._ids) - self._begin > _CONTEXT:
+            self._begin = self._read
+            whole = self._decode(self._begin)
+        self._read, self._known = len(self._ids), whole
+        return piece
 
     def flush(self) -> str:
         """What is left at the end, an unfinished character included."""
-        known, whole = self._decode(self._begin, self._read), self._decode(self._begin, len(self._ids))
+        piece = self._decode(self._begin)[len(self._known) :]
         self._begin = self._read = len(self._ids)
-        return whole[len(known) :]
+        self._known = ""
+        return piece
 
-    def _decode(self, begin: int, end: int) -> str:
-        text = self._tokenizer.decode(self._ids[begin:end], skip_special_tokens=True)
+    def _decode(self, begin: int) -> str:
+        text = self._tokenizer.decode(self._ids[begin:], skip_special_tokens=True)
         assert isinstance(text, str)
         return text

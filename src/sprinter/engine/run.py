@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -41,6 +42,12 @@ class Parts:
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
         )
+
+    def without_text(self) -> Parts:
+        """The same models, heads and caches for requests whose ids alone are wanted: no text is made."""
+        quiet = copy(self)
+        quiet.models = replace(self.models, tokenizer=None)
+        return quiet
 
     def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool) -> Models:
         """Rows that hold ``max_len`` tokens, in the models that are needed, on loan."""

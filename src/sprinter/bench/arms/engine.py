@@ -34,7 +34,8 @@ class EngineArm:
     def start(self, pair: Pair) -> None:
         """Raises UserError if the pair lacks a draft or a head that the method needs."""
         quiet = copy.copy(pair)  # shares models, heads and caches
-        quiet.tokenizer = None  # ids are asked for: text would be made on the arm's time
+        # Ids are asked for: text would be made on the arm's time.
+        quiet.tokenizer, quiet._parts = None, pair._parts.without_text()
         quiet.stream([0], method=self.method, max_new_tokens=1).close()  # checks the request, does no work
         self._pair = quiet
 
