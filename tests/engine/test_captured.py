@@ -99,6 +99,8 @@ def test_draft_steps_in_graphs_are_those_of_the_eager_way(monkeypatch: pytest.Mo
             for row in range(2)
         ]
         same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+    units = rows.runner._units  # type: ignore[attr-defined]
+    assert any(key[0].startswith("draft") for key in units._graphs) and not units._refused
 
 
 def test_rows_with_and_without_heads_step_together() -> None:
@@ -108,7 +110,10 @@ def test_rows_with_and_without_heads_step_together() -> None:
         DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling(), ("entropy",), {}), 0, 1, 3),
         DraftRow(1, [5], 5, 1, AddressedDraws(2), DraftPlan(Sampling(0.5), (), gate), 0, 1, 2),
     ]
-    same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+    made = CapturedDraftSteps(rows)(asked)
+    same(made, EagerDraftSteps(eager)(asked))
+    assert [[sorted(one.signals) for one in row] for row in made] == [[["entropy"]] * 3, [["gate"]] * 2]
+    assert rows.runner._units.calls["draft"] == 3  # type: ignore[attr-defined]
 
 
 def test_a_head_that_reads_the_state_at_x_goes_the_eager_way() -> None:

@@ -33,9 +33,11 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_captured_pass_equals_the_uncached_pass_in_random_programs(kind: str, batch: int) -> None:
-    told = Told(captured(kind, batch, 40), kind, seed=batch)
+    runner = captured(kind, batch, 40)
+    told = Told(runner, kind, seed=batch)
     for _ in range(40):
         told.anything()
+    assert runner._units.calls["pass"] > 10  # type: ignore[attr-defined]
 
 
 def _programs(kind: str, *batches: int) -> None:
@@ -68,7 +70,9 @@ def _some_rows(kind: str, runner: CapturedRunner) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2"])
 def test_passes_over_some_rows(kind: str) -> None:
-    _some_rows(kind, captured(kind, 4, 40))
+    runner = captured(kind, 4, 40)
+    _some_rows(kind, runner)
+    assert runner._units.calls["pass"] > 5  # type: ignore[attr-defined]
 
 
 def test_compiled_code_equals_the_uncached_pass_and_is_read_back(

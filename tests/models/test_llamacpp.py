@@ -1,5 +1,6 @@
 """The llama.cpp runner: whatever is fed, forgotten and copied, its results are those of transformers' uncached pass."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,15 +90,7 @@ def test_variants_of_llama_equal_the_uncached_pass(variant: str, tmp_path: Path)
 
 def test_ragged_rows_with_idle_rows_and_copies(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
     told = Told(make_runner(tiny[1], batch=3, max_len=30), tiny[0], tolerance=1e-4)
-    told.extend([9, 4, 0])
-    told.extend([1, 0, 12])
-    told.rewind([3, 4, 11])
-    told.copy(2, [0, 2])
-    told.extend([5, 2, 5])
-    told.rewind([0, 6, 16])
-    told.extend([0, 0, 0], 2)
-    told.extend([16, 1, 1])
-    told.extend([14, 0, 0])
+    told.ragged()
     told.extend([0, 3, 2], 5)
     told.copy(0, [1, 2])
     told.rewind([29, 30, 1])
@@ -205,7 +198,9 @@ def test_it_fits_the_interface_and_shares_its_model(tiny: tuple[PreTrainedModel,
 
 def test_the_model_outlives_its_name(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
     told = Told(make_runner(GgufModel(tiny[1].path), max_len=20), tiny[0], tolerance=1e-4)
+    gc.collect()
     told.extend([5])
+    assert told.runner.lengths == [5]
 
 
 @pytest.mark.slow

@@ -31,25 +31,20 @@ def test_crop_runner_equals_the_uncached_pass_in_random_programs(kind: str) -> N
 @pytest.mark.parametrize("kind", ROW)
 def test_ragged_rows_with_idle_rows_and_copies(kind: str) -> None:
     told = Told(make_runner(tiny(kind), batch=3, max_len=30), kind)
-    told.extend([9, 4, 0])
-    told.extend([1, 0, 12])
-    told.rewind([3, 4, 11])
-    told.copy(2, [0, 2])
-    told.extend([5, 2, 5])
-    told.rewind([0, 6, 16])
-    told.extend([0, 0, 0], 2)
-    told.extend([16, 1, 1])
-    told.extend([14, 0, 0])
+    told.ragged()
     assert told.runner.lengths[0] == 30
     told.extend([0, 3, 2], 5)  # the full row has no room even for padding
 
 
 def test_aligned_rows_need_no_ragged_writes() -> None:
-    told = Told(make_runner(tiny("llama"), batch=2, max_len=30), "llama")
-    told.extend([5, 5])
-    told.extend([1, 1])
-    told.rewind([2, 2])
-    told.extend([3, 3])
+    runner = make_runner(tiny("llama"), batch=2, max_len=30)
+    told = Told(runner, "llama")
+    for counts, before in (([5, 5], [0, 0]), ([1, 1], [5, 5]), ([3, 3], [2, 2])):
+        told.rewind(before)
+        told.extend(counts)
+        assert runner._cache.span.index is None  # type: ignore[attr-defined]
+    told.extend([1, 0])
+    assert runner._cache.span.index is not None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "gpt_neo"])

@@ -81,3 +81,15 @@ class Told:
         else:
             counts = [min(rng.choice([0, 1, 3, 8]), free) for free in room]
             self.extend(counts, max(1, *counts) + rng.choice([0, 2]), logits=rng.random() < 0.8)
+
+    def ragged(self) -> None:
+        """Three rows of 30 tokens with idle rows, copies and rewinds; the first is full at the end."""
+        self.extend([9, 4, 0])
+        self.extend([1, 0, 12])
+        self.rewind([3, 4, 11])
+        self.copy(2, [0, 2])
+        self.extend([5, 2, 5])
+        self.rewind([0, 6, 16])
+        self.extend([0, 0, 0], 2)
+        self.extend([16, 1, 1])
+        self.extend([14, 0, 0])

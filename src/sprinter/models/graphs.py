@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 from sprinter.models.captured import Unit, as_module, split_inputs
 from sprinter.models.compiled import Compiled
 from sprinter.models.row import Windows
@@ -70,7 +70,12 @@ class GraphUnits:
         if key not in self._graphs:
             try:
                 self._graphs[key] = _Graph(RowPass(self.model, self.windows, some), unit, length, keys, like)
-            except (RuntimeError, NotImplementedError) as error:
+            except torch.OutOfMemoryError:
+                raise  # no fault of the unit: run eagerly it would fail a little later
+            except (
+                RuntimeError,
+                SprinterError,
+            ) as error:  # what CUDA says of a capture, what we say of a model
                 self._refuse(unit, error)
                 return None
         return self._graphs[key]

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from sprinter.errors import SprinterError
 from sprinter.models.forward import Keep, call_model
 from sprinter.models.masks import window_mask
 
@@ -184,4 +185,4 @@ def _queries(
 def _check(kwargs: dict[str, Any]) -> None:
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise NotImplementedError(f"its attention uses {name}")
+            raise SprinterError(f"its attention uses {name}, which our own does not know")
