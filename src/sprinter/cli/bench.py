@@ -14,6 +14,7 @@ import typer
 from sprinter.cli import bench_compare, bench_list, bench_report
 from sprinter.cli.bench_pages import Meter, print_summary
 from sprinter.cli.loading import load
+from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Target, Tokenizer, TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.errors import UserError
 
@@ -67,23 +68,13 @@ def run(
         typer.Option(help="Of a file's records: where the text is.", show_default="the first known"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
-    target: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
-    gate: Annotated[
-        str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
-    ] = None,
-    head: Annotated[
-        Words, typer.Option(help="Directory or hub id of a head; may be repeated.", show_default=False)
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Where it is not the target's own.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")
-    ] = None,
+    target: Target = None,
+    draft: Draft = None,
+    gate: Gate = None,
+    head: Heads = None,
+    tokenizer: Tokenizer = None,
+    device: Device = None,
+    dtype: Dtype = None,
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "-t", help="0 is greedy; may be repeated.", show_default="1"),
@@ -96,10 +87,8 @@ def run(
     ] = None,
     repeats: Annotated[int, typer.Option(help="How often each prompt is asked.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens up to this share; 1 keeps all.")
-    ] = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
     warmup: Annotated[int, typer.Option(help="Prompts that each arm answers first, not counted.")] = 1,
     base: Annotated[
         Words,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import load
+from sprinter.cli.options import Device, Draft, Dtype, Target, Tokenizer
 from sprinter.cli.pages import print_json
 
 if TYPE_CHECKING:
@@ -31,11 +32,9 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Where it is not the target's own.")] = None,
+    target: Target = None,
+    draft: Draft = None,
+    tokenizer: Tokenizer = None,
     field: Annotated[
         str | None,
         typer.Option(
@@ -63,12 +62,8 @@ def command(
         str | None, typer.Option(help="Of a running Ray cluster.", show_default="one on this machine")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the labels in --out first.")] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Label texts for a gate: prompts go on in four ways, both models score them, one shard is written a step.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import load
+from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Target, Tokenizer, TopK, TopP
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
 from sprinter.errors import UserError
@@ -31,26 +32,15 @@ def generate(
             show_default="by pair",
         ),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
-    gate: Annotated[
-        str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
-    ] = None,
-    head: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Directory or hub id of a head for specdec++ or disco; may be repeated.", show_default=False
-        ),
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Where it is not the target's own.")] = None,
+    target: Target = None,
+    draft: Draft = None,
+    gate: Gate = None,
+    head: Heads = None,
+    tokenizer: Tokenizer = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Exact limit.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Keep the likeliest tokens up to this share; 1 keeps all.")
-    ] = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
     min_p: Annotated[
         float, typer.Option(help="Drop tokens below this share of the likeliest; 0 keeps all.")
     ] = 0.0,
@@ -63,12 +53,8 @@ def generate(
         Literal["running", "complete"],
         typer.Option(help="complete scores every trusted token, at some extra passes."),
     ] = "running",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
     compile: Annotated[
         bool | None,
         typer.Option(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sprinter.cli.loading import load
+from sprinter.cli.options import Device, Draft, Gate, Target
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, check_out, read_prompts, record, write_json
 
@@ -15,13 +16,9 @@ __all__ = ["command"]
 
 
 def command(
-    target: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
-    gate: Annotated[
-        str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
-    ] = None,
+    target: Target = None,
+    draft: Draft = None,
+    gate: Gate = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
     ] = None,
@@ -34,9 +31,7 @@ def command(
         typer.Option(help="Directory for pareto.json and pareto.png.", show_default="numbers alone"),
     ] = None,
     figures: Annotated[bool, typer.Option(help="Draw the PNG file into --out.")] = True,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
-    ] = None,
+    device: Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw the trade: how often the target is needed against mean drift, for every method, from recorded laws."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sprinter.cli.loading import load
+from sprinter.cli.options import Device, Draft, Gate, Target, TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
 from sprinter.errors import UserError
@@ -32,13 +33,9 @@ def command(
         float | None,
         typer.Option(help="Time of a draft step over that of a target pass.", show_default="measured here"),
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")] = None,
-    gate: Annotated[
-        str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")
-    ] = None,
+    target: Target = None,
+    draft: Draft = None,
+    gate: Gate = None,
     labels: Annotated[
         Path | None,
         typer.Option(help="Labels made by 'sprinter gate label' instead of a probe.", show_default=False),
@@ -49,12 +46,10 @@ def command(
     texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
     new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens a text.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens up to this share.")] = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")
-    ] = None,
+    device: Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict methods on your pair: a short probe records both models' laws, the decode loop replays them."""
