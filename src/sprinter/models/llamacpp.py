@@ -30,7 +30,8 @@ class LlamaCppRunner(Rows):
     """See ``Runner``. Any batch, ragged rows, rewind and copy by marking cells; float32 results on the CPU.
 
     One context serves all rows, with room for ``batch`` rows of ``max_len`` tokens. llama.cpp computes the output
-    embedding wherever it gives a hidden state, so ``logits=False`` saves nothing but the copy.
+    embedding wherever it gives a hidden state: a prompt's own pass (``logits=False``, several tokens) gives no states
+    either, and leaves out all that serves neither the cache nor an answer.
 
     Args:
         model: what to run; several runners may share it.
@@ -51,6 +52,7 @@ class LlamaCppRunner(Rows):
         self._memory = self._llama.llama_get_memory(self._context)
         self._room = int(self._llama.llama_n_batch(self._context))
         self._batch = _Batch(self._llama, self._room)
+        self._places = np.arange(max_len, dtype=np.int32)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Take what lies beyond the lengths out of the memory."""
@@ -78,48 +80,64 @@ class LlamaCppRunner(Rows):
         return self._step_some(tokens, every, logits, range(self.batch))
 
     def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
-        shape, ids = (len(rows), tokens.shape[1]), tokens.cpu().numpy()
-        if len(rows) == 1 and 0 < counts[0] <= self._room:
-            start, stop = self._lengths[rows[0]], self._lengths[rows[0]] + counts[0]
-            self._batch.put(ids[0, : counts[0]], np.arange(start, stop), rows[0])
-            values, states = self._decode(counts[0], logits)
-        else:
-            values, states = self._decode_rows(ids, counts, logits, rows)
-        holes = any(count < shape[1] for count in counts)
-        kept = torch.arange(shape[1]) < torch.tensor(counts)[:, None] if holes else None
+        n, ids = tokens.shape[1], tokens.cpu().numpy()
+        quiet = not logits and n > 1
+        if len(rows) == 1 and counts[0] == n <= self._room:
+            start = self._lengths[rows[0]]
+            self._batch.put(ids[0], self._places[start : start + n], rows[0])
+            values, states = self._decode(n, logits, quiet)
+            return Step(None if values is None else values[None], states[None])
+        values, states = self._decode_rows(ids, counts, logits, quiet, rows)
+        if quiet:
+            return Step(None, states.new_empty(len(rows), 0, self.hidden_size))
+        holes = any(count < n for count in counts)
+        kept = torch.arange(n) < torch.tensor(counts)[:, None] if holes else None
+        shape = len(rows), n
         return Step(None if values is None else _placed(values, shape, kept), _placed(states, shape, kept))
 
     def _decode_rows(
-        self, ids: NDArray[Any], counts: Sequence[int], logits: bool, rows: Sequence[int]
+        self, ids: NDArray[Any], counts: Sequence[int], logits: bool, quiet: bool, rows: Sequence[int]
     ) -> tuple[Tensor | None, Tensor]:
         """Row after row in one list, as many entries a call as the context takes."""
         token = np.concatenate([row[:count] for row, count in zip(ids, counts, strict=True)])
         starts = zip([self._lengths[row] for row in rows], counts, strict=True)
-        position = np.concatenate([np.arange(start, start + count) for start, count in starts])
+        position = np.concatenate([self._places[start : start + count] for start, count in starts])
         row = np.repeat(np.array(rows), counts)
         values, states = [torch.empty(0, self.vocab_size)], [torch.empty(0, self.hidden_size)]
         for at in range(0, len(token), self._room):
             part = slice(at, at + self._room)
             self._batch.put(token[part], position[part], row[part])
-            value, state = self._decode(len(token[part]), logits)
+            value, state = self._decode(len(token[part]), logits, quiet)
             states.append(state)
             if value is not None:
                 values.append(value)
         return torch.cat(values) if logits else None, torch.cat(states)
 
-    def _decode(self, n: int, logits: bool) -> tuple[Tensor | None, Tensor]:
-        """One call over what lies in the batch: logits ``[n, vocab]`` and states ``[n, d]``."""
+    def _decode(self, n: int, logits: bool, quiet: bool) -> tuple[Tensor | None, Tensor]:
+        """One call over what lies in the batch: logits ``[n, vocab]`` and states ``[n, d]``, none of a quiet one."""
         llama, context = self._llama, self._context
         try:
+            if quiet:
+                self._ask(n, nothing=True)
             if status := llama.llama_decode(context, self._batch.struct):
                 why = last_words(f"status {status}")[:300]
                 raise SprinterError(f"llama.cpp failed on {n} tokens of {self.model.path.name}: {why}")
+            if quiet:
+                return None, torch.empty(0, self.hidden_size)
             values = _read(llama.llama_get_logits(context), n, self.vocab_size) if logits else None
             return values, _read(llama.llama_get_embeddings(context), n, self.hidden_size)
         except BaseException:
             for row, length in enumerate(self._lengths):  # some tokens may be there already
                 self._forget(row, length)
             raise
+        finally:
+            if quiet:
+                self._ask(n, nothing=False)
+
+    def _ask(self, n: int, *, nothing: bool) -> None:
+        """Whether the first ``n`` entries of the batch, and the context, are to give results."""
+        self._llama.llama_set_embeddings(self._context, not nothing)
+        self._batch.asked[:n] = not nothing
 
     def _make_context(self) -> Any:
         llama, params = self._llama, self._llama.llama_context_default_params()
@@ -144,12 +162,12 @@ class LlamaCppRunner(Rows):
 
 
 class _Batch:
-    """What ``llama_decode`` is fed, over memory of ours: every token in one sequence, all of them asked for."""
+    """What ``llama_decode`` is fed, over memory of ours: each token in one sequence; ``asked``: is it to give results?"""
 
     def __init__(self, llama: Any, room: int) -> None:
         self._token, self._position = np.zeros(room, np.int32), np.zeros(room, np.int32)
         self._row, self._rows = np.zeros(room, np.int32), np.ones(room, np.int32)
-        self._asked = np.ones(room, np.int8)
+        self.asked = np.ones(room, np.int8)
         self._row_of = self._row.ctypes.data + 4 * np.arange(room, dtype=np.uint64)  # pointers, one a token
         self.struct = llama.llama_batch()
         fields: dict[str, NDArray[Any]] = {
@@ -157,7 +175,7 @@ class _Batch:
             "pos": self._position,
             "n_seq_id": self._rows,
             "seq_id": self._row_of,
-            "logits": self._asked,
+            "logits": self.asked,
         }
         kinds = dict(llama.llama_batch._fields_)
         for name, array in fields.items():
