@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.tiny import Places, Run
-from tests.models.gguf_files import NO_GGUF, NO_LLAMA, saved_llama
+from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 
 def test_help(run: Run) -> None:
@@ -44,3 +44,137 @@ def test_mistakes_are_one_line(run: Run, places: Places, tmp_path: Path) -> None
     assert (status, out, err.count("\n")) == (2, "", 1) and "must end in .gguf" in err
     status, out, err = run("convert", "gguf", str(places.target), str(tmp_path / "x.gguf"), "--dtype", "q2")
     assert (status, out, err.count("\n")) == (2, "", 1) and "'q2' is not one of" in err
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Options that name a target and a draft, both directories."""
+    root = tmp_path_factory.mktemp("pair")
+    saved_llama(root / "target", 1)
+    saved_llama(root / "draft", 2, num_hidden_layers=1)
+    return ["--target", str(root / "target"), "--draft", str(root / "draft")]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory of its own."""
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_the_runner_that_was_asked_for(
+    run: Run, pair: list[str], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    asked = ("generate", "the thing", *pair, "-n", "12", "--json")
+    _, torch, _ = run(*asked)
+    status, out, _ = run(*asked, "--runner", "llamacpp", "--dtype", "float32")
+    assert status == 0 and json.loads(out)["text"] == json.loads(torch)["text"]
+    kept = sorted(path.name.rpartition("-")[0] for path in cache.glob("*.gguf"))
+    assert kept == ["draft-f32", "target-f32"]
+    assert [record.message.split()[0] for record in caplog.records].count("converting") == 2
+    before = {path: path.stat().st_mtime_ns for path in cache.glob("*.gguf")}
+    status, out, _ = run(*asked, "--runner", "llamacpp", "--dtype", "float32")
+    assert status == 0 and {path: path.stat().st_mtime_ns for path in cache.glob("*.gguf")} == before
+    assert run(*asked, "--runner", "llamacpp").status == 0
+    assert len(list(cache.glob("*-f16-*.gguf"))) == 2  # halves unless told otherwise
+    status, out, _ = run("doctor", *pair, "--runner", "llamacpp", "--json")
+    details = {check["name"]: check["detail"] for check in json.loads(out)["checks"]}
+    assert status == 0
+    for which in ("target", "draft"):
+        assert details[which] == "llama: llamacpp runner (a GGUF file, F32, which llama.cpp runs on the CPU)"
+
+
+def test_changed_weights_are_converted_anew(run: Run, tmp_path: Path, cache: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    asked = ("generate", "the", "--target", str(tmp_path / "target"), "-n", "12", "--json", "-t", "0")
+    texts = []
+    for seed in (1, 2):
+        saved_llama(tmp_path / "target", seed)
+        status, out, _ = run(*asked, "--runner", "llamacpp")
+        assert status == 0
+        texts.append(json.loads(out)["text"])
+    assert len(list(cache.glob("*.gguf"))) == 2 and texts[0] != texts[1]
+
+
+def test_the_builtin_pair_by_llamacpp(run: Run, cache: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    status, out, _ = run(
+        "generate", "The city", "-n", "8", "--json", "--runner", "llamacpp", "--dtype", "q8_0"
+    )
+    assert status == 0 and json.loads(out)["stats"]["new_tokens"] == 8
+    assert len(list(cache.glob("*-q8_0-*.gguf"))) == 2
+
+
+def test_a_bench_by_llamacpp(run: Run, pair: list[str], cache: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    suite = tmp_path / "texts.txt"
+    suite.write_text("the thing that\n\nthis is the third\n", encoding="utf-8")
+    asked = (
+        "bench",
+        "-s",
+        str(suite),
+        "--rule",
+        "whole",
+        "-n",
+        "4",
+        "--no-quality",
+        "--no-analysis",
+        "--json",
+        *pair,
+    )
+    arms = ("-a", "autoregressive", "-a", "speculative(gamma=2)", "-a", "llamacpp:plain")
+    status, out, err = run(*asked, *arms, "--runner", "llamacpp", "-o", str(tmp_path / "out"))
+    assert status == 0, err
+    found = json.loads(out)
+    assert {row["arm"] for row in found["summary"]} == {
+        "autoregressive",
+        "speculative(gamma=2)",
+        "llamacpp:plain",
+    }
+    assert "GGUF" in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            ("--runner", "llamacpp", "--dtype", "bfloat16"),
+            "no dtype 'bfloat16': use auto, float32, float16, q8_0",
+        ),
+        (("--runner", "vllm"), "'vllm' is not one of"),
+    ],
+)
+def test_wrong_runners_are_one_line(run: Run, pair: list[str], options: tuple[str, ...], line: str) -> None:
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    status, out, err = run("generate", "the", *pair, *options)
+    assert (status, out, err.count("\n")) == (2, "", 1) and line in err
+
+
+def test_torch_refuses_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    status, out, err = run("generate", "the", "--target", str(tmp_path / "model.gguf"), "--runner", "torch")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "is a GGUF file, which llama.cpp alone runs: use runner auto or llamacpp" in err
+
+
+def test_flops_of_a_file_are_those_of_its_directory(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    saved_llama(tmp_path / "target", 1)
+    file = str(converted(tmp_path / "target"))
+    status, out, err = run("theory", "flops", file, str(tmp_path / "target"), "--json")
+    assert status == 0, err
+    one, other = json.loads(out)["models"]
+    assert one["flops_per_token"] == other["flops_per_token"] > 0 and one["context"] == other["context"]
+    status, out, err = run("theory", "flops", "--target", file, "--draft", file, "--json")
+    assert status == 0, err
+    status, out, err = run("theory", "flops", str(tmp_path / "none.gguf"))
+    assert (status, out, err.count("\n")) == (2, "", 1) and "none.gguf does not exist: check the path" in err
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF and no more")
+    status, out, err = run("theory", "flops", str(tmp_path / "bad.gguf"))
+    assert (status, out, err.count("\n")) == (2, "", 1) and "llama.cpp cannot load" in err

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.models.gguf_files import byte_tokenizer, saved_llama
 
+import sprinter
 from sprinter.engine.convert import convert_gguf
 from sprinter.errors import UserError
 from sprinter.models.llama_library import gguf_package, library
@@ -36,6 +37,16 @@ def test_converting_tells_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="GGUF files need the package gguf, which " + MEND):
         convert_gguf(tmp_path / "model", tmp_path / "model.gguf")
     assert not (tmp_path / "model.gguf").exists()
+
+
+def test_a_runner_that_is_not_there_is_told_before_anything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sprinter.engine.convert.library", library.__wrapped__)
+    with pytest.raises(UserError, match="GGUF files need the package llama-cpp-python, which " + MEND):
+        sprinter.load_pair(tmp_path / "nowhere", runner="llamacpp")
+    with pytest.raises(UserError, match="there is no runner 'vllm': use auto, torch, llamacpp"):
+        sprinter.load_pair(tmp_path / "nowhere", runner="vllm")
 
 
 def test_a_library_that_cannot_be_loaded_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import typer
 from sprinter.cli import bench_compare, bench_list, bench_report
 from sprinter.cli.bench_pages import Meter, print_summary
 from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Target, Tokenizer, TopK, TopP
+from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Runner, Target, Tokenizer, TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.errors import UserError
 
@@ -48,7 +48,7 @@ def run(
             "--arm",
             "-a",
             metavar="SPEC",
-            show_default="the best known methods, transformers plain and assisted",
+            show_default="the best known methods; transformers plain and assisted, of GGUF files llama.cpp's own",
             help="A method, another engine (transformers:plain, ...), or a set (methods, peers, all); may be repeated.",
         ),
     ] = None,
@@ -75,6 +75,7 @@ def run(
     tokenizer: Tokenizer = None,
     device: Device = None,
     dtype: Dtype = None,
+    runner: Runner = "auto",
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "-t", help="0 is greedy; may be repeated.", show_default="1"),
@@ -154,14 +155,15 @@ def run(
     options |= {"repeats": repeats, "seed": seed, "top_k": top_k, "top_p": top_p, "warmup": warmup}
     options |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**options)
-    arms = parse_arms(arm or _USUAL)
+    with_llama = runner == "llamacpp" or (target or "").endswith(".gguf")
+    arms = parse_arms(arm or (*_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
     pair = load(
-        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, compile=compile
-    )
+        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
+    )  # fmt: skip
     suites = [
         load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
         for name, limit in map(_limited, suite)
@@ -177,8 +179,9 @@ def run(
 
 _USUAL = (
     "autoregressive", "speculative", "sprinter", "coin", "opt", "fuzzy", "svip", "lookup", "draft-only",
-    "transformers:plain", "transformers:assisted",
 )  # fmt: skip
+_TRANSFORMERS = "transformers:plain", "transformers:assisted"
+_LLAMA = "llamacpp:plain", "llamacpp:lookup"
 
 
 def _known(bases: Sequence[str], arms: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import load
+from sprinter.cli.options import Runner
 from sprinter.cli.pages import console, print_json
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ def doctor(
     ] = None,
     draft: Annotated[str | None, typer.Option(help="And at this draft.")] = None,
     gate: Annotated[str | None, typer.Option(help="And at this gate.")] = None,
+    runner: Runner = "auto",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation."""
     checks: list[Check] = []
-    for check in _checks(target, draft, gate):
+    for check in _checks(target, draft, gate, runner):
         checks.append(check)
         if not json:
             console().print(_line(check))
@@ -66,13 +68,13 @@ def _line(check: Check) -> Table:
     return line
 
 
-def _checks(target: str | None, draft: str | None, gate: str | None) -> Iterator[Check]:
+def _checks(target: str | None, draft: str | None, gate: str | None, runner: str) -> Iterator[Check]:
     """All checks in order; one that goes wrong is a failed check, not a crash."""
     for name, look in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
         yield _safely(name, look)
     yield _safely("cache", _cache)
     try:
-        pair = load(target, draft, gate, dtype="float32")
+        pair = load(target, draft, gate, dtype="float32", runner=runner)
     except Exception as error:
         yield Check("pair", "fail", _first_line(error))
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Target, Tokenizer, TopK, TopP
+from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Runner, Target, Tokenizer, TopK, TopP
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
 from sprinter.errors import UserError
@@ -55,6 +55,7 @@ def generate(
     ] = "running",
     device: Device = None,
     dtype: Dtype = None,
+    runner: Runner = "auto",
     compile: Annotated[
         bool | None,
         typer.Option(
@@ -75,8 +76,8 @@ def generate(
     if target is not None:
         _check_models(request if method else None, draft, gate)
     pair = load(
-        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, compile=compile
-    )
+        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
+    )  # fmt: skip
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
     page = _page(json, request.stop)
     status = 0

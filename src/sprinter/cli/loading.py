@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.running import debugging
 
@@ -25,7 +25,7 @@ def load(
     quiet_libraries()
     from sprinter import load_pair
 
-    given = {key: value for key, value in options.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     return load_pair(target, draft=draft, gate=gate, heads=heads, **given)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["Device", "Draft", "Dtype", "Gate", "Heads", "Target", "Tokenizer", "TopK", "TopP"]
+__all__ = ["Device", "Draft", "Dtype", "Gate", "Heads", "Runner", "Target", "Tokenizer", "TopK", "TopP"]
 
 Target = Annotated[
-    str | None, typer.Option(help="Directory or hub id of the target.", show_default="built-in pair")
+    str | None,
+    typer.Option(help="Directory, hub id or GGUF file of the target.", show_default="built-in pair"),
 ]
-Draft = Annotated[str | None, typer.Option(help="Directory or hub id of the draft.")]
+Draft = Annotated[str | None, typer.Option(help="Directory, hub id or GGUF file of the draft.")]
 Gate = Annotated[str | None, typer.Option(help="Directory or hub id of a gate made for this draft.")]
 Heads = Annotated[
     list[str] | None,
@@ -21,6 +22,16 @@ Heads = Annotated[
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Where it is not the target's own.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is")]
-Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...", show_default="by device")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16, ...; with --runner llamacpp float32, float16 or q8_0.",
+        show_default="by device",
+    ),
+]
+Runner = Annotated[
+    Literal["auto", "torch", "llamacpp"],
+    typer.Option(help="auto: llama.cpp for GGUF files. llamacpp: other models are converted once, and kept."),
+]
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this share; 1 keeps all.")]

@@ -20,7 +20,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL]...",
-            help="Architecture such as gpt2-xl, directory or hub id.",
+            help="Architecture such as gpt2-xl, directory, hub id or GGUF file.",
             show_default="the paper's",
         ),
     ] = None,

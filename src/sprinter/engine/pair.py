@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from sprinter.decode.methods import Method
 from sprinter.decode.state import RuleState
+from sprinter.engine.convert import for_runner
 from sprinter.engine.engine import generate_all
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
@@ -32,6 +33,7 @@ def load_pair(
     draft: str | Path | PreTrainedModel | None = None,
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head] = (),
+    runner: str = "auto",
     **options: Any,
 ) -> Pair:
     """Load a pair from directories or hub ids; without arguments the built-in pair and its gate, no network needed.
@@ -42,6 +44,8 @@ def load_pair(
         draft: likewise; may be left out for plain decoding.
         gate: gate directory or hub id, made for this draft.
         heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.
+        runner: "auto" (llama.cpp runs GGUF files, PyTorch the rest), "torch" (GGUF files are refused) or "llamacpp"
+            (other models are converted once and kept in the cache; dtype "float32", "float16" or "q8_0").
         options: device, dtype, device_map, tokenizer, revision, draft_revision, trust_remote_code; see ``load_models``.
 
     Raises:
@@ -55,6 +59,7 @@ def load_pair(
         heads = heads or builtin_heads()
     if isinstance(heads, str | Path | Head):
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
+    target, draft, options = for_runner(runner, target, draft, options)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_head(head) if isinstance(head, str | Path) else head for head in heads]

@@ -24,7 +24,7 @@ class Step(NamedTuple):
     Attributes:
         logits: ``[batch, n, vocab]`` in the model's dtype; None where they were not asked for.
         hidden: ``[batch, n, d]``, the input of the output embedding (final norm applied). Of a prompt's own pass
-            (``logits=False``, n > 1) a runner for which states are not free may leave them out: the axis is then shorter.
+            (``logits=False``, n > 1) a runner whose states are not free may leave them out: the axis is then shorter.
     """
 
     logits: Tensor | None

@@ -162,7 +162,7 @@ class LlamaCppRunner(Rows):
 
 
 class _Batch:
-    """What ``llama_decode`` is fed, over memory of ours: each token in one sequence; ``asked``: is it to give results?"""
+    """What ``llama_decode`` is fed, over memory of ours: each token in one sequence. ``asked``: who is to answer."""
 
     def __init__(self, llama: Any, room: int) -> None:
         self._token, self._position = np.zeros(room, np.int32), np.zeros(room, np.int32)

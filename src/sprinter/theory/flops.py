@@ -19,7 +19,8 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.models.flops import forward_flops
-from sprinter.models.source import load_error
+from sprinter.models.gguf import GgufModel
+from sprinter.models.source import find, load_error
 
 __all__ = [
     "ARCHITECTURES",
@@ -61,7 +62,7 @@ PAPER_TABLE: Mapping[str, float] = {
 
 
 def config_of(name: str) -> PreTrainedConfig:
-    """The configuration of a named architecture, a directory or a hub id.
+    """The configuration of a named architecture, a directory, a hub id or a GGUF file.
 
     Raises:
         UserError: none of these, or the hub is out of reach.
@@ -69,6 +70,10 @@ def config_of(name: str) -> PreTrainedConfig:
     if name.lower() in ARCHITECTURES:
         return ARCHITECTURES[name.lower()]()
     directory = Path(name).expanduser()
+    if directory.suffix == ".gguf" and not directory.is_dir():
+        file = find(name, "model").gguf
+        assert file is not None
+        return GgufModel(file, "cpu").config
     if not directory.is_dir() and "/" not in name:
         raise did_you_mean("architecture", name, list(ARCHITECTURES))
     if directory.is_dir() and not (directory / "config.json").is_file():
