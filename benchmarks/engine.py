@@ -1,35 +1,32 @@
-"""The fast engine: passes and draft steps against the machine's limit, decoding against transformers, captured = eager.
+"""The fast engine: passes and draft steps against the machine's limit, captured = eager, cost by context.
 
-    python benchmarks/engine.py --data DIR [--parts passes steps decoding equality context] [--prompts 20]
+    python benchmarks/engine.py --data DIR [--parts passes steps equality context]
 
-One process, one thread, arms interleaved; a part is saved when it is done, and parts that were measured before stay.
-Times of a pass are the lower quartile of its repeats. The bandwidth is measured on a buffer as large as what a pass
-reads, since small weights live in the processor's cache. What is not on the disk is compiled first, which takes about a
-minute a shape; compiled code lies in the user's cache directory, or in SPRINTER_CACHE.
+Decoding is timed by benchmarks/engine_decoding.py. One process, one thread, arms interleaved; a part is saved when it
+is done, and parts that were measured before stay. A pass is run a few times in a row and only the last one is taken, so
+that arms do not push each other's weights out of the cache; the time is the lower quartile of such turns. The bandwidth
+is measured in the same way on a buffer as large as what a pass reads, since small weights live in the cache. A target
+pass "after drafts" follows three draft steps, as it does in decoding. What is not on the disk is compiled first, which
+takes about a minute a shape; compiled code lies in the user's cache directory, or in SPRINTER_CACHE.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import NEW_TOKENS, ROOT, cells, command, environment, heldout_prompts, write_results
+from common import ROOT, command, environment, heldout_prompts, write_results
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import sprinter
-from sprinter.bench.arm import Answer, Ask
-from sprinter.bench.arms import parse_arm
-from sprinter.bench.statistics import Interval, ratio_of_ratios
 from sprinter.engine.captured import CapturedDraftSteps
 from sprinter.engine.rows import Rows
 from sprinter.engine.steps import DraftPlan, DraftRow, DraftSteps, EagerDraftSteps
@@ -43,23 +40,19 @@ CONTEXT = 128
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 AHEAD = (1, 4)
 METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter")
-EXACT = tuple(f"speculative(gamma={gamma})" for gamma in range(1, 7))
-ASSISTED = (
-    *(f"transformers:assisted(tokens={tokens})" for tokens in range(1, 6)),
-    "transformers:assisted(schedule=heuristic)", "transformers:assisted(tokens=20, schedule=dynamic)",
-)  # fmt: skip
-DIAL = tuple(f"sprinter(tau={tau})" for tau in (0.3, 0.45, 0.6, 0.68, 0.74, 0.8, 0.86))
-DRIFT = 0.15
-TEMPERATURES = (1.0, 0.0)
-TUNING_PROMPTS = 6
-PARTS = ("passes", "steps", "decoding", "equality", "context")
+PARTS = ("passes", "steps", "equality", "context")
+PROMPTS = 25
+DTYPES = ("float32", "bfloat16")
+WARM = 4  # a pass finds its weights where the pass before it left them
 
 
-def times(arms: Mapping[str, Callable[[], Any]], repeats: int = 60) -> dict[str, float]:
-    """Seconds of each arm, the lower quartile, arms in turn."""
+def times(arms: Mapping[str, Callable[[], Any]], repeats: int = 60, warm: int = WARM) -> dict[str, float]:
+    """Seconds of each arm, the lower quartile, arms in turn; ``warm`` runs before each one that is timed."""
     taken: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 3):
         for name, run in arms.items():
+            for _ in range(warm):
+                run()
             began = time.perf_counter()
             run()
             if repeat >= 3:
@@ -104,13 +97,18 @@ def gpt2_small() -> PreTrainedModel:
     return GPT2LMHeadModel(GPT2Config()).eval()
 
 
-def passes(model: PreTrainedModel, repeats: int = 60) -> dict[str, Any]:
-    """Times of the eager and the captured pass at each length, and the share of the bandwidth at length one."""
+def passes(model: PreTrainedModel, draft: Runner | None = None, repeats: int = 60) -> dict[str, Any]:
+    """Times of the eager and the captured pass at each length, and the share of the bandwidth at length one.
+
+    With ``draft``, a captured runner, also the captured pass after three of its steps.
+    """
     runners = {"eager": filled(model, 512, CONTEXT, False), "captured": filled(model, 512, CONTEXT, True)}
     rows: dict[str, Any] = {}
     for n in LENGTHS:
         arms = {name: pass_arm(runner, n, CONTEXT) for name, runner in runners.items()}
         rows[str(n)] = {name: 1e6 * value for name, value in times(arms, repeats).items()}
+        if draft is not None:
+            rows[str(n)]["after drafts"] = 1e6 * after_drafts(arms["captured"], pass_arm(draft, 1, CONTEXT))
     read = weight_bytes(model) + cache_bytes(model, CONTEXT)
     limit = 1e6 * limit_s(read)
     return {
@@ -119,6 +117,30 @@ def passes(model: PreTrainedModel, repeats: int = 60) -> dict[str, Any]:
         "limit_us": limit,
         "share_of_bandwidth": {name: limit / rows["1"][name] for name in runners},
     }
+
+
+def after_drafts(run: Callable[[], Any], draft: Callable[[], Any], repeats: int = 120) -> float:
+    """Seconds of a pass that follows three draft steps each time, the lower quartile."""
+    taken = []
+    for _ in range(repeats):
+        for _ in range(3):
+            draft()
+        began = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - began)
+    return float(np.quantile(taken, 0.25))
+
+
+def all_passes(pair: sprinter.Pair) -> dict[str, Any]:
+    """The built-in pair in both dtypes, and a model of another kind and size."""
+    made: dict[str, Any] = {}
+    for dtype in DTYPES:
+        half = pair if dtype == "float32" else sprinter.load_pair(dtype=dtype, compile=True)
+        assert half.models.draft is not None
+        target, draft = half.models.target.model, half.models.draft.model
+        made[f"target, {dtype}"] = passes(target, filled(draft, 512, CONTEXT, True))
+        made[f"draft, {dtype}"] = passes(draft)
+    return made | {"GPT-2 small, random, float32": passes(gpt2_small(), repeats=8)}
 
 
 def steps(pair: sprinter.Pair) -> dict[str, Any]:
@@ -187,100 +209,6 @@ def unit_us(rows: Rows, run: Callable[[], Any], k: int) -> float:
     return 1e6 * float(np.quantile(spent, 0.25)) / k
 
 
-@dataclass
-class Timed:
-    """An arm of the bench, and tokens, seconds and drifts of each text."""
-
-    name: str
-    answer: Callable[[Ask], Answer]
-    tokens: list[int] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    drift: list[float] = field(default_factory=list)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Over all texts."""
-        return sum(self.tokens) / sum(self.seconds)
-
-    @property
-    def mean_drift(self) -> float:
-        """Of all tokens; those that were not metered have none."""
-        return sum(self.drift) / sum(self.tokens)
-
-    def over(self, base: Timed) -> Interval:
-        """Ratio of tokens a second, with its 95 % interval over prompts."""
-        return ratio_of_ratios((self.tokens, self.seconds), (base.tokens, base.seconds))
-
-
-def timed(pair: sprinter.Pair, specs: Sequence[str], note: str = "") -> list[Timed]:
-    """Arms that are ready to answer."""
-    arms = [parse_arm(spec) for spec in specs]
-    for arm in arms:
-        arm.start(pair)
-    return [Timed(arm.name + note, arm.answer) for arm in arms]
-
-
-def interleave(
-    arms: Sequence[Timed], prompts: Sequence[Sequence[int]], temperature: float, note: str
-) -> None:
-    """Every arm on every prompt in turn, the order of arms rotated, one warm-up prompt thrown away."""
-
-    def ask(i: int) -> Ask:
-        return Ask(tuple(prompts[i]), NEW_TOKENS, Sampling(temperature), i)
-
-    for arm in arms:
-        arm.answer(ask(0))
-    gc.collect()
-    gc.disable()
-    try:
-        for i in range(len(prompts)):
-            for arm in [*arms[i % len(arms) :], *arms[: i % len(arms)]]:
-                made = arm.answer(ask(i))
-                arm.tokens.append(len(made.ids))
-                arm.seconds.append(made.wall_s)
-                arm.drift.append(sum(made.drifts or ()))
-            print(f"\r{note} T={temperature:g} {i + 1}/{len(prompts)}", end="", file=sys.stderr)
-    finally:
-        gc.enable()
-        print(file=sys.stderr)
-
-
-def decoding(
-    pair: sprinter.Pair, half: sprinter.Pair, prompts: Sequence[Sequence[int]], temperature: float
-) -> dict[str, Any]:
-    """Tokens a second against transformers and against our own exact decoding, settings of both tuned beforehand."""
-    tuned = timed(pair, (*EXACT, *ASSISTED))
-    interleave(tuned, prompts[:TUNING_PROMPTS], temperature, "tuning")
-    exact, assisted = (
-        max(some, key=lambda arm: arm.tokens_per_s).name
-        for some in (tuned[: len(EXACT)], tuned[len(EXACT) :])
-    )
-    arms = timed(pair, ("transformers:plain", assisted, "autoregressive", exact, *DIAL))
-    halves = timed(half, ("autoregressive", exact), ", bfloat16")
-    interleave([*arms, *halves], prompts[TUNING_PROMPTS:], temperature, "decoding")
-    theirs, helped, plain, best = arms[:4]
-    rows = [
-        {
-            "arm": arm.name,
-            "tokens_per_s": arm.tokens_per_s,
-            "over_transformers": arm.over(theirs),
-            "over_assisted": arm.over(helped),
-            "over_exact": arm.over(best),
-            "mean_drift": arm.mean_drift,
-        }
-        for arm in [*arms, *halves]
-    ]
-    bounded = [arm for arm in arms[4:] if arm.mean_drift <= DRIFT]
-    fast = max(bounded, key=lambda arm: arm.tokens_per_s, default=None)
-    return {
-        "rows": rows,
-        "tuning": {arm.name: arm.tokens_per_s for arm in tuned},
-        "plain_over_transformers": plain.over(theirs),
-        "exact_over_assisted": best.over(helped),
-        "sprinter_over_exact": {"arm": fast.name, "ratio": fast.over(best)} if fast else None,
-    }
-
-
 def equality(dtype: str, prompts: Sequence[Sequence[int]], seeds: int) -> dict[str, dict[str, Any]]:
     """Texts that part, captured against eager, by method, and where."""
     captured, eager = (sprinter.load_pair(dtype=dtype, compile=compile) for compile in (True, False))
@@ -329,7 +257,7 @@ def context(model: PreTrainedModel) -> list[dict[str, float]]:
 def table(results: Mapping[str, Any]) -> str:
     """What people read."""
     makers: dict[str, Callable[[Any], list[str]]] = {
-        "passes": _passes_table, "steps": _steps_table, "decoding": _decoding_table, "equality": _equality_table,
+        "passes": _passes_table, "steps": _steps_table, "equality": _equality_table,
         "context": _context_table,
     }  # fmt: skip
     lines = ["# The fast engine"]
@@ -339,23 +267,27 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _grid(head: str, rows: Sequence[str]) -> list[str]:
+def grid(head: str, rows: Sequence[str]) -> list[str]:
+    """A Markdown table."""
     return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
 
 
 def _passes_table(part: Mapping[str, Any]) -> list[str]:
-    lines = [f"Microseconds of a pass over n tokens after {CONTEXT}, eager / captured.", ""]
+    lines = [
+        f"Microseconds of a pass over n tokens after {CONTEXT}: eager / captured / captured after drafts.",
+        "",
+    ]
     rows = [
         " | ".join(
             [
-                name, *(f"{facts['us'][str(n)]['eager']:.0f} / {facts['us'][str(n)]['captured']:.0f}" for n in LENGTHS),
+                name, *(" / ".join(f"{us:.0f}" for us in facts["us"][str(n)].values()) for n in LENGTHS),
                 f"{facts['limit_us']:.0f}", f"{facts['share_of_bandwidth']['captured']:.2f}",
             ]
         )
         for name, facts in part.items()
     ]  # fmt: skip
     head = " | ".join(["model", *(f"n = {n}" for n in LENGTHS), "limit at 1", "share of the bandwidth at 1"])
-    return [*lines, *_grid(head, rows)]
+    return [*lines, *grid(head, rows)]
 
 
 def _steps_table(part: Mapping[str, Any]) -> list[str]:
@@ -370,25 +302,7 @@ def _steps_table(part: Mapping[str, Any]) -> list[str]:
         for r in part["rows"]
     ]
     head = "heads | steps a look | eager | captured | its compiled code | host adds | over the pass alone | bandwidth"
-    return [*lines, *_grid(head, rows)]
-
-
-def _decoding_table(part: Mapping[str, Any]) -> list[str]:
-    lines: list[str] = []
-    for temperature, facts in part.items():
-        rows = [
-            f"`{r['arm']}` | {r['tokens_per_s']:.0f} | {cells(r['over_transformers'])} | {cells(r['over_assisted'])} "
-            f"| {cells(r['over_exact'])} | {r['mean_drift']:.3f}"
-            for r in facts["rows"]
-        ]
-        head = "arm | tokens/s | ÷ transformers plain | ÷ assisted (tuned) | ÷ exact (tuned) | mean drift"
-        lines += [
-            f"Decoding at temperature {temperature}, {NEW_TOKENS} new tokens.",
-            "",
-            *_grid(head, rows),
-            "",
-        ]
-    return lines[:-1]
+    return [*lines, *grid(head, rows)]
 
 
 def _equality_table(part: Mapping[str, Any]) -> list[str]:
@@ -399,7 +313,7 @@ def _equality_table(part: Mapping[str, Any]) -> list[str]:
         for method, r in methods.items()
     ]
     lines = ["Texts of captured steps that are not those of eager ones.", ""]
-    return [*lines, *_grid("dtype | method | texts | parted | median token", rows)]
+    return [*lines, *grid("dtype | method | texts | parted | median token", rows)]
 
 
 def _context_table(part: Mapping[str, Any]) -> list[str]:
@@ -414,7 +328,7 @@ def _context_table(part: Mapping[str, Any]) -> list[str]:
         for r in rows
     ]
     head = f"model | context | microseconds | more than at {CONTEXT} | more bytes take at least"
-    return [*lines, *_grid(head, rows)]
+    return [*lines, *grid(head, rows)]
 
 
 def main() -> None:
@@ -424,34 +338,21 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=50, help="texts a method of the part equality")
     options = parser.parse_args()
     torch.set_num_threads(1)
     pair = sprinter.load_pair(compile=True)
     assert pair.tokenizer is not None and pair.models.draft is not None
-    texts = heldout_prompts(options.data, TUNING_PROMPTS + options.prompts)
-    prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
+    prompts = [pair.tokenizer(text)["input_ids"] for text in heldout_prompts(options.data, PROMPTS)]
     models = {"target": pair.models.target.model, "draft": pair.models.draft.model}
     old = ROOT / "benchmarks" / "results" / "engine.json"
     results: dict[str, Any] = {"benchmark": "engine"}
     if old.exists():
         results = json.loads(old.read_text(encoding="utf-8"))
-
-    def measure_decoding() -> dict[str, Any]:
-        half = sprinter.load_pair(dtype="bfloat16", compile=True)
-        return {f"{t:g}": decoding(pair, half, prompts, t) for t in TEMPERATURES}
-
     makers: dict[str, Callable[[], Any]] = {
-        "passes": lambda: (
-            {name: passes(model) for name, model in models.items()}
-            | {"GPT-2 small, random": passes(gpt2_small(), repeats=8)}
-        ),
+        "passes": lambda: all_passes(pair),
         "steps": lambda: steps(pair),
-        "decoding": measure_decoding,
-        "equality": lambda: {
-            dtype: equality(dtype, prompts, options.seeds) for dtype in ("float32", "bfloat16")
-        },
+        "equality": lambda: {dtype: equality(dtype, prompts, options.seeds) for dtype in DTYPES},
         "context": lambda: {name: context(longer(model)) for name, model in models.items()},
     }
     for part in options.parts:

@@ -147,6 +147,8 @@ def draft_run(row: Row) -> Asking:
 def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
     """(trusted, stop) for token i of an answer."""
     method = row.method
+    if method.trust.never and method.length is not None:
+        return False, row.drafted >= method.length
     signals = {name: values[i] for name, values in answer.signals.items()}
     signals["drafted"] = torch.tensor(row.drafted)
     if "uniform" in method.needs:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -188,8 +190,10 @@ class CapturedDraftSteps:
         began: float,
     ) -> list[list[Drafted]]:
         """All that the steps made, brought to the host at once."""
-        ids = torch.cat([step[0] for step in made], 1).tolist()
-        numbers = torch.stack([step[3] for step in made]).tolist()
+        if self._rows.runner.device.type == "cpu":
+            ids, numbers = ([step[kind].tolist() for step in made] for kind in (0, 3))
+        else:
+            ids, numbers = (torch.stack([step[kind] for step in made]).tolist() for kind in (0, 3))
         seconds = (time.perf_counter() - began) / (len(rows) * len(made))
         drafted: list[list[Drafted]] = [[] for _ in rows]
         for i, row in enumerate(rows):
@@ -200,7 +204,7 @@ class CapturedDraftSteps:
                 signals = unit.named(row.plan, numbers[step][i])
                 feed = [len(row.tokens) if step == 0 else 1]
                 drafted[i].append(
-                    Drafted(ids[i][step], law[i], raw[i] if row.plan.raw else None, signals, feed, seconds)
+                    Drafted(ids[step][i][0], law[i], raw[i] if row.plan.raw else None, signals, feed, seconds)
                 )
         return drafted
 
@@ -243,7 +247,7 @@ class CapturedTargetPasses:
             return self._eager(rows)
         laws, raws, peaks = made
         counted = [(i, row, len(row.tokens)) for i, row in enumerate(rows)]
-        if not bool(peaks.isfinite().all()):
+        if not isfinite(peaks.sum()):
             for i, row, n in counted:  # padding may be anything
                 if not bool(peaks[i, :n].isfinite().all()):
                     runner.rewind(before)
@@ -285,7 +289,10 @@ def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
 
 
 def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
-    return torch.tensor(values, dtype=(torch.int64, torch.float32)[kind], device=runner.device)
+    made = torch.from_numpy(
+        np.array(values, dtype=(np.int64, np.float32)[kind])
+    )  # half of what torch.tensor takes
+    return made if runner.device.type == "cpu" else made.to(runner.device)
 
 
 def _common(rows: Sequence[DraftRow]) -> int:

@@ -192,6 +192,7 @@ class RowDriver:
         )
         # Runs whose length is known beforehand are drafted in one go: nothing of them is thrown away.
         self._whole = method.length is not None and method.trust.never
+        self._head_flops = sum(head.flops for head in self._plan.heads.values())
         self._place = (0, 0)  # round, tokens drafted in it
         self._stats, self._costs, self._ahead, self._piece = stats, costs, ahead, prompt_piece
         self._text = list(prompt)  # for prompt lookup
@@ -270,7 +271,7 @@ class RowDriver:
             stats.flops_tokens += fed * costs.draft
             stats.draft_s += one.draft_s
             stats.gate_s += one.gate_s
-        scored = len(steps[0]) * sum(head.flops for head in self._plan.heads.values())
+        scored = len(steps[0]) * self._head_flops
         stats.flops_passes += scored
         stats.flops_tokens += scored
 

@@ -77,6 +77,16 @@ PASS = Unit()
 """The pass alone: logits ``[batch, n, vocab]`` and states ``[batch, n, d]``."""
 
 
+class _Read(Unit):
+    """A pass whose logits nobody wants, as a prompt's: states ``[batch, n, d]`` alone."""
+
+    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return run(lambda hidden: hidden[:, -1:])[1:]
+
+
+READ = _Read("read")
+
+
 class Units(Protocol):
     """Where captured units come from."""
 
@@ -180,17 +190,16 @@ class CapturedRunner(RowRunner):
                 )
 
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
-        # A prompt's pass too: logits that nobody wants cost less than the eager way.
-        made = self._captured(PASS, tokens, counts, (), None)
+        made = self._captured(PASS if logits else READ, tokens, counts, (), None)
         if made is None:
             return super()._step(tokens, counts, logits)
-        return Step(made[0] if logits else None, made[1])
+        return Step(*made) if logits else Step(None, made[0])
 
     def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
-        made = self._captured(PASS, tokens, counts, (), rows)
+        made = self._captured(PASS if logits else READ, tokens, counts, (), rows)
         if made is None:
             return super()._step_some(tokens, counts, logits, rows)
-        return Step(made[0] if logits else None, made[1])
+        return Step(*made) if logits else Step(None, made[0])
 
     def _captured(
         self,

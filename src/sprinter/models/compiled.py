@@ -164,7 +164,8 @@ def _hash_file(path: Path) -> str:
 
 
 _WORDS = {
-    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "one": "one token of one row",
+    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "read": "a prompt's passes",
+    "one": "one token of one row",
     "any": "any number of tokens", "some": "some of the rows",
 }  # fmt: skip
 """Of a recipe's name, for people."""

@@ -77,6 +77,8 @@ class Untrusted(StopRule):
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """More than ``tail`` tokens since the first refusal, that one included."""
+        if self.tail == 0 and self.under is None:  # nothing to count
+            return ~signals["trusted"], state
         begun = (state[0] > 0) | ~signals["trusted"]
         waiting = state[0] + begun.to(state[0].dtype)
         stop, rest = waiting > self.tail, state[1:]

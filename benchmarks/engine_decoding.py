@@ -1,0 +1,344 @@
+"""Decoding with captured passes: against transformers, against vLLM, and the dial against our own exact decoding.
+
+    python benchmarks/engine_decoding.py --data DIR [--pairs builtin enlarged gpt2] [--prompts 24] [--no-vllm]
+
+Pairs: the built-in one; ``enlarged``, whose target has the built-in target's law at the cost of a 16.8 M one
+(benchmarks/enlarged.py; drifts and accepted shares are the built-in pair's own); a GPT-2 small with random weights,
+plain decoding alone, since its laws mean nothing. All in float32 and in bfloat16. Settings of exact decoding, ours and
+transformers', are tuned on other prompts beforehand. One process, one thread, arms interleaved prompt by prompt; vLLM
+answers from processes of its own on the same core, its interpreter named by SPRINTER_VLLM_PYTHON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import NEW_TOKENS, ROOT, cells, command, environment, heldout_prompts, write_results
+from enlarged import write_enlarged
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+import sprinter
+from engine import grid
+from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arms import parse_arm
+from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.laws import Sampling
+from sprinter.models.pair import builtin_paths
+
+NAME = "engine_decoding"
+PAIRS = ("builtin", "enlarged", "gpt2")
+DTYPES = ("float32", "bfloat16")
+EXACT = tuple(f"speculative(gamma={gamma})" for gamma in range(1, 7))
+ASSISTED = (
+    *(f"transformers:assisted(tokens={tokens})" for tokens in range(1, 6)),
+    "transformers:assisted(schedule=heuristic)", "transformers:assisted(tokens=20, schedule=dynamic)",
+)  # fmt: skip
+DIAL = tuple(f"sprinter(tau={tau})" for tau in (0.3, 0.45, 0.55, 0.6, 0.65, 0.7, 0.76, 0.82))
+VLLM = ("vllm:plain({})", "vllm:draft_model(draft_sampling=probabilistic{})", "vllm:ngram({})")
+DRIFT = 0.15
+TEMPERATURES = (1.0, 0.0)
+TUNING_PROMPTS = 5
+
+
+@dataclass
+class Timed:
+    """An arm of the bench on a pair, and tokens, seconds and drifts of each text."""
+
+    name: str
+    answer: Callable[[Ask], Answer]
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    drift: list[float] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over all texts."""
+        return sum(self.tokens) / sum(self.seconds)
+
+    @property
+    def mean_drift(self) -> float:
+        """Of all tokens."""
+        return sum(self.drift) / sum(self.tokens)
+
+    def over(self, base: Timed) -> Interval:
+        """Ratio of tokens a second, with its 95 % interval over prompts."""
+        return ratio_of_ratios((self.tokens, self.seconds), (base.tokens, base.seconds))
+
+
+class Arms:
+    """Arms that were started, closed together."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def start(self, pair: sprinter.Pair, specs: Sequence[str], note: str = "") -> list[Timed]:
+        """Ready to answer."""
+        made = [parse_arm(spec) for spec in specs]
+        for arm in made:
+            arm.start(pair)
+            self._open.append(arm)
+        return [Timed(arm.name + note, arm.answer) for arm in made]
+
+    def close(self) -> None:
+        """Processes of peers end."""
+        for arm in self._open:
+            arm.close()
+
+
+def interleave(
+    arms: Sequence[Timed], prompts: Sequence[Sequence[int]], temperature: float, note: str
+) -> None:
+    """Every arm on every prompt in turn, the order of arms rotated, two warm-up texts thrown away."""
+
+    def ask(i: int) -> Ask:
+        return Ask(tuple(prompts[i]), NEW_TOKENS, Sampling(temperature), i)
+
+    for arm in arms:
+        arm.answer(ask(0))
+        arm.answer(ask(0))
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(len(prompts)):
+            for arm in [*arms[i % len(arms) :], *arms[: i % len(arms)]]:
+                made = arm.answer(ask(i))
+                arm.tokens.append(len(made.ids))
+                arm.seconds.append(made.wall_s)
+                arm.drift.append(sum(made.drifts or ()))
+            print(f"\r{note} T={temperature:g} {i + 1}/{len(prompts)}", end="", file=sys.stderr)
+            gc.collect()
+    finally:
+        gc.enable()
+        print(file=sys.stderr)
+
+
+def fastest(arms: Sequence[Timed]) -> Timed | None:
+    """By tokens a second."""
+    return max(arms, key=lambda arm: arm.tokens_per_s, default=None)
+
+
+def tuned(
+    arms: Arms, pairs: dict[str, sprinter.Pair], prompts: Sequence[Sequence[int]], temperature: float
+) -> tuple[dict[str, str], str, dict[str, float]]:
+    """The fastest exact decoding by dtype, transformers' fastest assisted one in float32, and all speeds."""
+    exact = {dtype: arms.start(pair, EXACT, f", {dtype}") for dtype, pair in pairs.items()}
+    assisted = arms.start(pairs["float32"], ASSISTED)
+    every = [*assisted, *(arm for some in exact.values() for arm in some)]
+    interleave(every, prompts, temperature, "tuning")
+    speeds = {arm.name: arm.tokens_per_s for arm in every}
+    chosen = {
+        dtype: EXACT[max(range(len(EXACT)), key=lambda i, some=some: some[i].tokens_per_s)]  # type: ignore[misc]
+        for dtype, some in exact.items()
+    }
+    best = fastest(assisted)
+    assert best is not None
+    return chosen, best.name, speeds
+
+
+def decoding(
+    pairs: dict[str, sprinter.Pair], prompts: Sequence[Sequence[int]], temperature: float, vllm: bool
+) -> dict[str, Any]:
+    """Tokens a second of every arm, and the ratios that were asked for."""
+    arms = Arms()
+    try:
+        chosen, assisted, speeds = tuned(arms, pairs, prompts[:TUNING_PROMPTS], temperature)
+        theirs, helped = arms.start(pairs["float32"], ("transformers:plain", assisted))
+        ours = {
+            dtype: arms.start(pair, ("autoregressive", chosen[dtype], *DIAL), f", {dtype}")
+            for dtype, pair in pairs.items()
+        }
+        peers = (
+            [arm for dtype, pair in pairs.items() for arm in arms.start(pair, _vllm(dtype))] if vllm else []
+        )
+        every = [theirs, helped, *(arm for some in ours.values() for arm in some), *peers]
+        interleave(every, prompts[TUNING_PROMPTS:], temperature, "decoding")
+    finally:
+        arms.close()
+    plain_peers, best_peer = [arm for arm in peers if "plain" in arm.name], fastest(peers)
+    rows = [
+        {
+            "arm": arm.name,
+            "tokens_per_s": arm.tokens_per_s,
+            "over_transformers": arm.over(theirs),
+            "over_assisted": arm.over(helped),
+            "over_exact": arm.over(_exact_beside(arm, ours)),
+            "mean_drift": arm.mean_drift,
+        }
+        for arm in every
+    ]
+    exact = [some[1] for some in ours.values()]
+    lossless = fastest([arm for some in ours.values() for arm in some[:2]])
+    assert lossless is not None
+    return {
+        "rows": rows,
+        "tuning": speeds,
+        "plain_over_transformers": {dtype: some[0].over(theirs) for dtype, some in ours.items()},
+        "exact_over_assisted": {dtype: some[1].over(helped) for dtype, some in ours.items()},
+        "sprinter_over_exact": {dtype: _dial(some) for dtype, some in ours.items()},
+        "plain_over_vllm_plain": {
+            dtype: some[0].over(arm) for (dtype, some), arm in zip(ours.items(), plain_peers, strict=False)
+        },
+        "exact_over_best_vllm": {arm.name: arm.over(best_peer) for arm in exact} if best_peer else {},
+        "lossless_over_best_vllm": (
+            {"ours": lossless.name, "vllm": best_peer.name, "ratio": lossless.over(best_peer)}
+            if best_peer
+            else {}
+        ),
+    }
+
+
+def _exact_beside(arm: Timed, ours: dict[str, list[Timed]]) -> Timed:
+    """Our exact decoding in the arm's own dtype."""
+    return next((some[1] for some in ours.values() if arm in some), ours["float32"][1])
+
+
+def _dial(arms: Sequence[Timed]) -> dict[str, Any] | None:
+    """The fastest setting within the drift, over plain and over exact decoding."""
+    best = fastest([arm for arm in arms[2:] if arm.mean_drift <= DRIFT])
+    if best is None:
+        return None
+    return {
+        "arm": best.name, "drift": best.mean_drift, "over_exact": best.over(arms[1]), "over_plain": best.over(arms[0])
+    }  # fmt: skip
+
+
+def _vllm(dtype: str) -> list[str]:
+    given = "dtype=bfloat16" if dtype == "bfloat16" else ""
+    return [spec.format(f", {given}" if given and "=" in spec else given).replace("()", "") for spec in VLLM]
+
+
+def builtin() -> dict[str, sprinter.Pair]:
+    """By dtype."""
+    return {dtype: sprinter.load_pair(dtype=dtype, compile=True) for dtype in DTYPES}
+
+
+def enlarged(folder: Path) -> dict[str, sprinter.Pair]:
+    """By dtype: the same draft and gate, a target of the same law that costs more."""
+    paths, target = builtin_paths(), folder / "target"
+    write_enlarged(paths["target"], target)
+    rest = {"draft": paths["draft"], "gate": paths["gate"]}
+    return {dtype: sprinter.load_pair(target, **rest, dtype=dtype, compile=True) for dtype in DTYPES}
+
+
+def gpt2(folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Plain decoding of a GPT-2 small with random weights: ours in both dtypes, transformers' in float32."""
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config())
+    model.save_pretrained(folder / "gpt2")
+    AutoTokenizer.from_pretrained(builtin_paths()["target"]).save_pretrained(folder / "gpt2")
+    arms = Arms()
+    pairs = {dtype: sprinter.load_pair(folder / "gpt2", dtype=dtype, compile=True) for dtype in DTYPES}
+    try:
+        (theirs,) = arms.start(pairs["float32"], ("transformers:plain",))
+        ours = [
+            arm
+            for dtype, pair in pairs.items()
+            for arm in arms.start(pair, ("autoregressive",), f", {dtype}")
+        ]
+        interleave([theirs, *ours], prompts, 1.0, "GPT-2 small")
+    finally:
+        arms.close()
+    return {
+        "rows": [
+            {"arm": arm.name, "tokens_per_s": arm.tokens_per_s, "over_transformers": arm.over(theirs)}
+            for arm in [theirs, *ours]
+        ]
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """What people read."""
+    lines = ["# Decoding with captured passes"]
+    for name in ("builtin", "enlarged"):
+        for temperature, facts in results.get(name, {}).items():
+            rows = [
+                f"`{r['arm']}` | {r['tokens_per_s']:.0f} | {cells(r['over_transformers'])} "
+                f"| {cells(r['over_assisted'])} | {cells(r['over_exact'])} | {r['mean_drift']:.3f}"
+                for r in facts["rows"]
+            ]
+            head = "arm | tokens/s | ÷ transformers plain | ÷ assisted (tuned) | ÷ exact of its dtype (tuned) | drift"
+            title = f"**{name} pair, temperature {temperature}**, {NEW_TOKENS} new tokens"
+            lines += ["", title, "", *grid(head, rows), "", *_said(facts)]
+    if "gpt2" in results:
+        rows = [
+            f"`{r['arm']}` | {r['tokens_per_s']:.0f} | {cells(r['over_transformers'])}"
+            for r in results["gpt2"]["rows"]
+        ]
+        head = "arm | tokens/s | ÷ transformers plain"
+        lines += ["", "**GPT-2 small, random weights, temperature 1**", "", *grid(head, rows)]
+    return "\n".join(lines)
+
+
+def _said(facts: dict[str, Any]) -> list[str]:
+    """The ratios that were asked for, a line each."""
+    told = [
+        f"{key.replace('_', ' ')}: {name} {cells(value)}"
+        for key in (
+            "plain_over_transformers",
+            "exact_over_assisted",
+            "plain_over_vllm_plain",
+            "exact_over_best_vllm",
+        )
+        for name, value in facts[key].items()
+    ]
+    if best := facts["lossless_over_best_vllm"]:
+        told.append(
+            f"our fastest without drift over vLLM's: {best['ours']} / {best['vllm']} {cells(best['ratio'])}"
+        )
+    for dtype, dial in facts["sprinter_over_exact"].items():
+        told.append(
+            f"sprinter within drift {DRIFT}, {dtype}: {dial['arm']} at {dial['drift']:.3f}: "
+            f"{cells(dial['over_exact'])} over exact, {cells(dial['over_plain'])} over plain"
+            if dial
+            else f"sprinter within drift {DRIFT}, {dtype}: none of the settings"
+        )
+    return [f"- {line}" for line in told]
+
+
+def main() -> None:
+    """Measure the pairs that were asked for; those that were measured before are kept."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=PAIRS)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--temperatures", nargs="+", type=float, default=TEMPERATURES)
+    parser.add_argument("--no-vllm", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    old = ROOT / "benchmarks" / "results" / f"{NAME}.json"
+    results: dict[str, Any] = {"benchmark": NAME}
+    if old.exists():
+        results = json.loads(old.read_text(encoding="utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(builtin_paths()["target"])
+    texts = heldout_prompts(options.data, TUNING_PROMPTS + options.prompts)
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.pairs:
+            began = time.time()
+            if name == "gpt2":
+                results[name] = gpt2(Path(folder), prompts[:6])
+            else:
+                pairs = builtin() if name == "builtin" else enlarged(Path(folder))
+                for temperature in options.temperatures:
+                    made = decoding(pairs, prompts, temperature, not options.no_vllm)
+                    results.setdefault(name, {})[f"{temperature:g}"] = made
+                    write_results(NAME, results, table(results))
+            done = {"command": command(NAME), "seconds": round(time.time() - began, 1)}
+            results.setdefault("runs", {})[name] = {**done, "environment": environment()}
+            write_results(NAME, results, table(results))
+
+
+if __name__ == "__main__":
+    main()
