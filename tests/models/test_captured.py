@@ -17,7 +17,8 @@ from sprinter.models.captured import PASS, CapturedRunner, CompiledUnits, Unit
 from sprinter.models.choose import capture_kind
 from sprinter.models.compiled import Recipe, cache_dir
 from sprinter.models.compiled import _key as compiled_key
-from sprinter.models.kernels import plain_sums
+from sprinter.models.attention import own_attention_kernel
+from sprinter.models.kernels import own_products
 from sprinter.models.runner import make_runner
 
 KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral", "opt"]
@@ -157,14 +158,16 @@ def test_what_cannot_be_captured_says_why() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import
-def test_the_compilers_template_is_mended_for_a_while_only() -> None:
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
+def test_the_compiler_knows_our_kernels_for_a_while_only() -> None:
+    import torch._inductor.compile_fx  # noqa: F401
+    from torch._inductor.codegen.cpp_micro_gemm import micro_gemm_configs
+    from torch._inductor.lowering import lowerings
 
-    before = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
-    with plain_sums():
-        inside = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
-    assert before == CppMicroGemmFP32Vec.TEMPLATE_KERNEL
-    assert inside == before or "__m512" in inside
+    before, op = dict(micro_gemm_configs), torch.ops.sprinter.attention.default
+    with own_products(), own_attention_kernel():
+        assert next(iter(micro_gemm_configs)).__name__ == "Product" and op in lowerings
+        assert len(micro_gemm_configs) == len(before) + 1
+    assert list(micro_gemm_configs.items()) == list(before.items()) and op not in lowerings
 
 
 def test_caches_that_do_not_fit_are_refused_with_the_largest_batch() -> None:

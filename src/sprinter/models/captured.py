@@ -306,7 +306,7 @@ class CompiledUnits:
             [rows] * len(extras), [{**whole, 2: Dim("slots", min=FEWEST)}] * len(buffers),
         )  # fmt: skip
         module = as_module(RowPass(self.model, self.windows, shape == "some"), unit)
-        with own_attention(self.model, single):
+        with own_attention(self.model):
             return torch.export.export(module, inputs, dynamic_shapes=dynamic, strict=False)
 
 

@@ -30,14 +30,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
-from sprinter.models.kernels import plain_sums
+from sprinter.models.attention import own_attention_kernel
+from sprinter.models.kernels import own_products
 
 __all__ = ["Compiled", "Recipe", "cache_dir", "find_compiled", "forget_compiled"]
 
 _log = logging.getLogger("sprinter")
 _HERE = Path(__file__).parent
 _SOURCES = [
-    *(_HERE / f"{name}.py" for name in ("captured", "compiled", "forward", "kernels", "masks", "trace")),
+    *(_HERE / f"{name}.py" for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")),
     *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
 ]
 
@@ -183,7 +184,7 @@ def _compile(recipe: Recipe, stem: str) -> Path:
             with torch.no_grad(), _quiet():
                 from torch._inductor import aoti_compile_and_package
 
-                with plain_sums():
+                with own_products(), own_attention_kernel():
                     aoti_compile_and_package(
                         recipe.export(), package_path=str(part), inductor_configs=_options(recipe.model)
                     )

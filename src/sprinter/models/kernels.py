@@ -1,42 +1,135 @@
-"""A mend of the compiler's product kernel, while code is compiled.
+"""Our own product kernel for the compiler, while code is compiled (x86 with AVX2 or AVX-512).
 
-Inductor's product for float32 vectors (torch 2.6 to 2.13) keeps its sums in an array of wrapper objects, which g++ does
-not take apart: every sum is stored to memory at every step of the inner loop, and products of several rows run at less
-than half their speed. An array of plain vectors has no such stores. Where the template reads otherwise than expected,
-nothing is changed.
+Inductor's kernel for vectors (torch 2.6 to 2.13) keeps its sums in an array that g++ does not take apart: sums are
+stored to memory at every step of the inner loop. It takes blocks of two or three vectors, too few sums to keep the
+units busy with one or two tokens, and turns bfloat16 into float32 first. Ours is of plain vectors in unrolled loops, in
+blocks of four vectors, and multiplies bfloat16 in pairs where the processor does so itself. AMX kernels stay the
+compiler's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
-__all__ = ["plain_sums"]
+__all__ = ["own_products"]
 
-_CHANGES = (
-    (
-        "at::vec::VectorizedN<{{compute_t}}, ROWS*COLS> vc;",
-        "std::conditional_t<VLEN == 16, __m512, __m256> vc[ROWS*COLS];",
-    ),
-    ("vc[idx] = at::vec::fmadd(va, vb[col], vc[idx]);", "vc[idx] = at::vec::fmadd(va, vb[col], Vectorized(vc[idx]));"),
-    ("vc[i].store(", "Vectorized(vc[i]).store("),
-)  # fmt: skip
+_KERNEL = r"""
+template <int ROWS, bool accum>
+inline void {{kernel_name}}_rows(
+    const {{input_t}}* {{restrict_keyword}} A, const {{input2_t}}* {{restrict_keyword}} B,
+    float* {{restrict_keyword}} C, int64_t K, int64_t lda, int64_t ldb, int64_t ldc
+) {
+    using Vec = at::vec::Vectorized<float>;
+    using Plain = std::conditional_t<Vec::size() == 16, __m512, __m256>;
+    constexpr int WIDE = Vec::size(), COLS = {{block_n}} / WIDE;
+    Plain b[COLS], c[ROWS][COLS];
+    #pragma GCC unroll 16
+    for (int row = 0; row < ROWS; ++row)
+        #pragma GCC unroll 16
+        for (int col = 0; col < COLS; ++col)
+            c[row][col] = accum ? Vec::loadu(C + row * ldc + col * WIDE) : Vec(0.0f);
+    for (int64_t k = 0; k < K; k += {{block_k}}) {
+        #pragma GCC unroll 16
+        for (int col = 0; col < COLS; ++col) {
+{%- if pairs %}
+            b[col] = _mm512_loadu_ps(reinterpret_cast<const float*>(B + k * ldb) + col * WIDE);
+{%- else %}
+            b[col] = Vec::loadu(B + k * ldb + col * WIDE);
+{%- endif %}
+        }
+        #pragma GCC unroll 16
+        for (int row = 0; row < ROWS; ++row) {
+{%- if pairs %}
+            float pair;
+            std::memcpy(&pair, A + row * lda + k, sizeof(pair));
+            const Plain a = _mm512_set1_ps(pair);
+{%- else %}
+            const Vec a(A[row * lda + k]);
+{%- endif %}
+            #pragma GCC unroll 16
+            for (int col = 0; col < COLS; ++col)
+{%- if pairs %}
+                c[row][col] = _mm512_dpbf16_ps(c[row][col], (__m512bh)a, (__m512bh)b[col]);
+{%- else %}
+                c[row][col] = at::vec::fmadd(a, Vec(b[col]), Vec(c[row][col]));
+{%- endif %}
+        }
+    }
+    #pragma GCC unroll 16
+    for (int row = 0; row < ROWS; ++row)
+        #pragma GCC unroll 16
+        for (int col = 0; col < COLS; ++col)
+            Vec(c[row][col]).store(C + row * ldc + col * WIDE);
+}
+
+{{declare_kernel}} {
+    for (int64_t m = 0; m < M; m += {{block_m}}) {
+        for (int64_t n = 0; n < N; n += {{block_n}}) {
+            switch (std::min<int64_t>(M - m, {{block_m}})) {
+{%- for rows in range(1, block_m + 1) %}
+            case {{rows}}:
+                {{kernel_name}}_rows<{{rows}}, accum>(A + m * lda, B + n, C + m * ldc + n, K, lda, ldb, ldc);
+                break;
+{%- endfor %}
+            }
+        }
+    }
+}
+"""
+
+
+@cache
+def _own_configs() -> tuple[type, list[Any]]:
+    """The kernel's class and where it is to be used."""
+    import torch
+    import torch._inductor.compile_fx  # noqa: F401  # first: its parts import each other in a circle
+    from torch._inductor.codegen import cpp_micro_gemm as own
+    from torch._inductor.codegen.common import KernelTemplate
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+
+    class Product(own.CppMicroGemm):
+        def codegen_define(self, kernel: Any) -> str:
+            if self.pack_vnni_B_locally:  # a product of two matrices that change
+                names = "name input_dtype input2_dtype output_dtype compute_dtype register_blocking alpha".split()
+                return own.CppMicroGemmFP32Vec(*(getattr(self, name) for name in names)).codegen_define(kernel)
+            m, n, k = self.register_blocking
+            options = self.get_common_options()
+            options |= {"declare_kernel": self.get_kernel_declaration(), "pairs": k == 2}
+            options |= {"block_m": m, "block_n": n, "block_k": k}
+            return KernelTemplate._template_from_string(_KERNEL).render(options)
+
+        def get_b_layout(self) -> Any:
+            return own.LayoutType.VNNI2 if self.register_blocking.block_k == 2 else own.LayoutType.NORMAL
+
+    def plain(config: Any, m: Any, n: Any, k: Any, alpha: Any, *args: Any, **kwargs: Any) -> bool:
+        return bool(alpha == 1)
+
+    def pairs(config: Any, m: Any, n: Any, k: Any, alpha: Any, *args: Any, **kwargs: Any) -> bool:
+        return bool(alpha == 1 and k % 2 == 0 and kwargs["vec_isa"].is_avx512_bf16_supported())
+
+    make, wide = own.generate_gemm_config, [(6, 64), (8, 48), (8, 32), (8, 16)]
+    floats = make(VecAVX512, [(*block, 1) for block in wide], extra_check=plain)
+    narrow = make(VecAVX2, [(3, 32, 1), (4, 24, 1), (4, 16, 1), (8, 8, 1)], extra_check=plain)
+    halves = make(
+        VecAVX512, [(*block, 2) for block in wide], torch.bfloat16, output_dtype=torch.float, extra_check=pairs
+    )
+    return Product, [*floats, *narrow, *halves]
 
 
 @contextmanager
-def plain_sums() -> Iterator[None]:
-    """While this lasts, products are compiled with sums in plain vectors (x86 with AVX2 or AVX-512 alone)."""
-    import torch._inductor.compile_fx  # noqa: F401  # first: its parts import each other in a circle
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
+def own_products() -> Iterator[None]:
+    """While this lasts, the compiler knows our kernel and asks for it first."""
+    product, configs = _own_configs()
+    from torch._inductor.codegen.cpp_micro_gemm import micro_gemm_configs
 
-    before = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
-    known = str(pick_vec_isa()).startswith("avx") and all(old in before for old, _ in _CHANGES)
-    after = before
-    for old, new in _CHANGES if known else ():
-        after = after.replace(old, new)
-    CppMicroGemmFP32Vec.TEMPLATE_KERNEL = after
+    before = dict(micro_gemm_configs)
+    micro_gemm_configs.clear()
+    micro_gemm_configs.update({product: configs, **before})
     try:
         yield
     finally:
-        CppMicroGemmFP32Vec.TEMPLATE_KERNEL = before
+        micro_gemm_configs.clear()
+        micro_gemm_configs.update(before)

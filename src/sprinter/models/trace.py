@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sprinter.errors import SprinterError
+from sprinter.models.attention import attention
 from sprinter.models.forward import Keep, call_model
 from sprinter.models.masks import window_mask
 
@@ -121,19 +122,14 @@ class RowPass(nn.Module):
 
 
 @contextmanager
-def own_attention(model: PreTrainedModel, single: bool) -> Iterator[None]:
-    """While this lasts, a model that uses scaled_dot_product_attention is given ours.
-
-    For one query (``single``) attention is written as sums, which the compiler makes into loops: the library's fused
-    kernel takes longer to start than a short context takes to read. For several it is that kernel, keys and values of
-    grouped heads expanded.
-    """
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """While this lasts, a model that uses scaled_dot_product_attention is given ours."""
     config = model.config
     before = config._attn_implementation
     if before != "sdpa":
         yield
         return
-    ALL_ATTENTION_FUNCTIONS.register(_OWN, _one_query if single else _queries)
+    ALL_ATTENTION_FUNCTIONS.register(_OWN, _attend)
     config._attn_implementation = _OWN
     try:
         yield
@@ -141,45 +137,20 @@ def own_attention(model: PreTrainedModel, single: bool) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def _one_query(
+def _attend(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """``query [batch, heads, 1, d]`` over ``key, value [batch, kv_heads, k, d]``."""
+    """As transformers' attention functions; ``attention_mask``: bool ``[1 or batch, 1, n, k]``."""
     _check(kwargs)
-    batch, heads, _, d = query.shape
-    groups = key.shape[1]
-    grouped = query.view(batch, groups, heads // groups, 1, d)
-    scores = (grouped * key[:, :, None]).sum(-1) * (d**-0.5 if scaling is None else scaling)
-    if attention_mask is not None:
-        scores = torch.where(attention_mask.view(batch, 1, 1, -1), scores, -torch.inf)
-    weights = torch.softmax(scores.float(), -1).to(value.dtype)
-    out = (weights[..., None] * value[:, :, None]).sum(-2)
-    return out.view(batch, 1, heads, value.shape[-1]), None
-
-
-def _queries(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    _check(kwargs)
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    out = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling
-    )
-    return out.transpose(1, 2), None
+    batch, _, n, d = query.shape
+    mask = attention_mask[:, 0].expand(batch, n, key.shape[2])
+    return attention(query, key, value, mask, d**-0.5 if scaling is None else scaling), None
 
 
 def _check(kwargs: dict[str, Any]) -> None:
