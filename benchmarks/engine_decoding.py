@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,12 +99,13 @@ class Arms:
 def interleave(
     arms: Sequence[Timed], prompts: Sequence[Sequence[int]], temperature: float, note: str
 ) -> None:
-    """Every arm on every prompt in turn, the order of arms rotated, two warm-up texts thrown away."""
+    """Every arm on every prompt in turn, the order of arms rotated, two warm-up texts thrown away; begins anew."""
 
     def ask(i: int) -> Ask:
         return Ask(tuple(prompts[i]), NEW_TOKENS, Sampling(temperature), i)
 
     for arm in arms:
+        arm.tokens, arm.seconds, arm.drift = [], [], []
         arm.answer(ask(0))
         arm.answer(ask(0))
     gc.collect()
@@ -146,24 +148,21 @@ def tuned(
 
 
 def decoding(
-    pairs: dict[str, sprinter.Pair], prompts: Sequence[Sequence[int]], temperature: float, vllm: bool
+    pairs: dict[str, sprinter.Pair],
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    peers: Sequence[Timed],
 ) -> dict[str, Any]:
-    """Tokens a second of every arm, and the ratios that were asked for."""
-    arms = Arms()
-    try:
+    """Tokens a second of every arm, and the ratios that were asked for; ``peers``: vLLM's arms."""
+    with closing(Arms()) as arms:
         chosen, assisted, speeds = tuned(arms, pairs, prompts[:TUNING_PROMPTS], temperature)
         theirs, helped = arms.start(pairs["float32"], ("transformers:plain", assisted))
         ours = {
             dtype: arms.start(pair, ("autoregressive", chosen[dtype], *DIAL), f", {dtype}")
             for dtype, pair in pairs.items()
         }
-        peers = (
-            [arm for dtype, pair in pairs.items() for arm in arms.start(pair, _vllm(dtype))] if vllm else []
-        )
         every = [theirs, helped, *(arm for some in ours.values() for arm in some), *peers]
         interleave(every, prompts[TUNING_PROMPTS:], temperature, "decoding")
-    finally:
-        arms.close()
     plain_peers, best_peer = [arm for arm in peers if "plain" in arm.name], fastest(peers)
     rows = [
         {
@@ -236,9 +235,8 @@ def gpt2(folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
     model = GPT2LMHeadModel(GPT2Config())
     model.save_pretrained(folder / "gpt2")
     AutoTokenizer.from_pretrained(builtin_paths()["target"]).save_pretrained(folder / "gpt2")
-    arms = Arms()
     pairs = {dtype: sprinter.load_pair(folder / "gpt2", dtype=dtype, compile=True) for dtype in DTYPES}
-    try:
+    with closing(Arms()) as arms:
         (theirs,) = arms.start(pairs["float32"], ("transformers:plain",))
         ours = [
             arm
@@ -246,8 +244,6 @@ def gpt2(folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
             for arm in arms.start(pair, ("autoregressive",), f", {dtype}")
         ]
         interleave([theirs, *ours], prompts, 1.0, "GPT-2 small")
-    finally:
-        arms.close()
     return {
         "rows": [
             {"arm": arm.name, "tokens_per_s": arm.tokens_per_s, "over_transformers": arm.over(theirs)}
@@ -331,10 +327,13 @@ def main() -> None:
                 results[name] = gpt2(Path(folder), prompts[:6])
             else:
                 pairs = builtin() if name == "builtin" else enlarged(Path(folder))
-                for temperature in options.temperatures:
-                    made = decoding(pairs, prompts, temperature, not options.no_vllm)
-                    results.setdefault(name, {})[f"{temperature:g}"] = made
-                    write_results(NAME, results, table(results))
+                with closing(Arms()) as vllm:
+                    specs = {dtype: [] if options.no_vllm else _vllm(dtype) for dtype in pairs}
+                    peers = [arm for dtype, pair in pairs.items() for arm in vllm.start(pair, specs[dtype])]
+                    for temperature in options.temperatures:
+                        made = decoding(pairs, prompts, temperature, peers)
+                        results.setdefault(name, {})[f"{temperature:g}"] = made
+                        write_results(NAME, results, table(results))
             done = {"command": command(NAME), "seconds": round(time.time() - began, 1)}
             results.setdefault("runs", {})[name] = {**done, "environment": environment()}
             write_results(NAME, results, table(results))
