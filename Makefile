@@ -14,7 +14,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all test-gpu lint format types floors unit package constraints clean
+.PHONY: help install demo test test-all test-gpu test-gguf gguf-extra lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -62,6 +62,15 @@ test-all: $(STAMP) ## pytest, slow tests too
 
 test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
+
+test-gguf: $(STAMP) ## the extra gguf into .venv (builds llama.cpp, some minutes, once), then the tests that need it
+	@$(BIN)/python -c "import llama_cpp, gguf" 2>/dev/null || $(MAKE) gguf-extra
+	@$(BIN)/python -m pytest $$(grep -rl NO_LLAMA tests --include='test_*.py')
+
+gguf-extra: $(STAMP)
+	@echo "== set-up: the extra gguf; there is no wheel of llama-cpp-python on PyPI, so it is built (some minutes)"
+	@$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['gguf'], sep='\n')" \
+		| $(PIP) install -c constraints.txt -r /dev/stdin
 
 package: $(STAMP) ## build sdist and wheel, try the wheel in an empty environment
 	@echo "== package"

@@ -1,10 +1,11 @@
 """All methods through llama.cpp: on the same weights and seeds the texts are those of the transformers pair."""
 
+import gc
 from pathlib import Path
 
 import pytest
 import torch
-from tests.models.gguf_files import NO_GGUF, NO_LLAMA
+from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 import sprinter
 from sprinter.decode.methods import METHODS as REGISTERED
@@ -152,3 +153,23 @@ def test_threads_follow_torch(pair: sprinter.Pair) -> None:
     runner = pair._parts.targets.take(16)
     assert runner._llama.llama_n_threads(runner._context) == torch.get_num_threads()  # type: ignore[attr-defined]
     pair._parts.targets.give_back(runner)
+
+
+@pytest.mark.slow
+def test_ten_thousand_rounds_of_decoding_without_growth(tmp_path: Path) -> None:
+    """Texts one after another on the same runners: neither the process nor what the pool keeps grows."""
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("the memory of the process cannot be read here")
+    saved_llama(tmp_path / "target", 1)
+    saved_llama(tmp_path / "draft", 2, num_hidden_layers=1)
+    here = sprinter.load_pair(converted(tmp_path / "target"), draft=converted(tmp_path / "draft"))
+    rounds, sizes = 0, []
+    while rounds < 10_000:
+        for seed in range(20):
+            out = here.generate("the thing", method="speculative(gamma=1)", seed=seed, max_new_tokens=80)
+            rounds += out.stats.rounds
+        gc.collect()
+        sizes.append(int(statm.read_text().split()[1]) * 4096)
+    assert len(sizes) > 5 and max(sizes[2:]) - sizes[1] < 2**20
+    assert len(here._parts.targets._free) == len(here._parts.drafts._free) == 1  # type: ignore[union-attr]

@@ -22,6 +22,7 @@ from sprinter.heads.head import weights_fingerprint
 from sprinter.models import gguf_vocabulary, gguf_write, source
 from sprinter.models.flops import forward_flops
 from sprinter.models.gguf import GgufModel
+from sprinter.models.llama_library import library
 from sprinter.models.pair import builtin_paths, load_models
 from sprinter.models.runner import make_runner
 
@@ -185,6 +186,23 @@ def test_an_unknown_architecture_is_refused(files: Path, tmp_path: Path) -> None
     path = damaged(files, tmp_path, lambda b: b.replace(length + b"llama", length + b"lemur", 1))
     line = refusal(path, tokenizer=byte_tokenizer())
     assert line == f"llama.cpp cannot load {path}: error loading model: unknown model architecture: 'lemur'"
+
+
+@pytest.mark.parametrize(
+    ("question", "line"),
+    [
+        ("llama_model_has_encoder", "is an encoder-decoder or embedding model"),
+        ("llama_model_is_recurrent", "holds a recurrent state, which cannot be rewound"),
+        ("llama_model_is_hybrid", "holds recurrent layers, whose state cannot be rewound"),
+        ("llama_model_is_diffusion", "is a diffusion model"),
+    ],
+)
+def test_models_that_cannot_be_rewound_are_refused(
+    files: Path, monkeypatch: pytest.MonkeyPatch, question: str, line: str
+) -> None:
+    monkeypatch.setattr(library(), question, lambda handle: True)
+    told = refusal(files / "target-f16.gguf")
+    assert told == f"target-f16.gguf {line}: give a decoder with attention in all layers"
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:

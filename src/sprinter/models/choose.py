@@ -263,4 +263,4 @@ def _distance(logits: Tensor, expected: Tensor) -> float:
 
 
 def _name(model: PreTrainedModel | GgufModel) -> str:
-    return type(model).__name__
+    return model.path.name if isinstance(model, GgufModel) else type(model).__name__
