@@ -86,7 +86,7 @@ class LlamaCppRunner(Rows):
             start = self._lengths[rows[0]]
             self._batch.put(ids[0], self._places[start : start + n], rows[0])
             values, states = self._decode(n, logits, quiet)
-            return Step(None if values is None else values[None], states[None])
+            return Step(values, states)
         values, states = self._decode_rows(ids, counts, logits, quiet, rows)
         if quiet:
             return Step(None, states.new_empty(len(rows), 0, self.hidden_size))
@@ -103,7 +103,7 @@ class LlamaCppRunner(Rows):
         starts = zip([self._lengths[row] for row in rows], counts, strict=True)
         position = np.concatenate([self._places[start : start + count] for start, count in starts])
         row = np.repeat(np.array(rows), counts)
-        values, states = [torch.empty(0, self.vocab_size)], [torch.empty(0, self.hidden_size)]
+        values, states = [torch.empty(1, 0, self.vocab_size)], [torch.empty(1, 0, self.hidden_size)]
         for at in range(0, len(token), self._room):
             part = slice(at, at + self._room)
             self._batch.put(token[part], position[part], row[part])
@@ -111,10 +111,10 @@ class LlamaCppRunner(Rows):
             states.append(state)
             if value is not None:
                 values.append(value)
-        return torch.cat(values) if logits else None, torch.cat(states)
+        return torch.cat(values, 1)[0] if logits else None, torch.cat(states, 1)[0]
 
     def _decode(self, n: int, logits: bool, quiet: bool) -> tuple[Tensor | None, Tensor]:
-        """One call over what lies in the batch: logits ``[n, vocab]`` and states ``[n, d]``, none of a quiet one."""
+        """One call over what lies in the batch: logits ``[1, n, vocab]``, states ``[1, n, d]``; none of a quiet one."""
         llama, context = self._llama, self._context
         try:
             if quiet:
@@ -123,7 +123,7 @@ class LlamaCppRunner(Rows):
                 why = last_words(f"status {status}")[:300]
                 raise SprinterError(f"llama.cpp failed on {n} tokens of {self.model.path.name}: {why}")
             if quiet:
-                return None, torch.empty(0, self.hidden_size)
+                return None, torch.empty(1, 0, self.hidden_size)
             values = _read(llama.llama_get_logits(context), n, self.vocab_size) if logits else None
             return values, _read(llama.llama_get_embeddings(context), n, self.hidden_size)
         except BaseException:
@@ -188,10 +188,10 @@ class _Batch:
 
 
 def _read(pointer: Any, rows: int, columns: int) -> Tensor:
-    """A copy of ``[rows, columns]`` floats; the next call writes over the original."""
+    """A copy of ``[1, rows, columns]`` floats; the next call writes over the original."""
     if not pointer:
         raise SprinterError("llama.cpp gave no result")
-    values = torch.empty(rows, columns)
+    values = torch.empty(1, rows, columns)
     ctypes.memmove(values.data_ptr(), pointer, values.nbytes)
     return values
 
