@@ -53,7 +53,7 @@ from sprinter.theory.figures import check_matplotlib
 NAME = "llamacpp"
 TARGETS = {"builtin": "the built-in target", "enlarged": "the built-in target at the cost of a 17 M one"}
 PLAIN, OWN = "autoregressive", ("llamacpp:plain", "llamacpp:lookup")
-CONTEXT, PASSES = 128, 40
+CONTEXT, PASSES = 80, 40  # about the middle of a text of the prompts
 PARTS = ("prefill_s", "draft_s", "gate_s", "target_s", "other_s")
 
 
@@ -63,8 +63,8 @@ def families(gamma: int) -> dict[str, list[str]]:
     return {
         "speculative": [f"speculative(gamma={g})" for g in longer[:2]],
         "lookup": ["lookup"],
-        "opt": [f"opt(epsilon={slack}, gamma={g})" for g in longer for slack in (0.03, 0.1)],
-        "fuzzy": [f"fuzzy(threshold={gap}, gamma={g})" for g in longer for gap in (0.2, 0.3)],
+        "opt": [f"opt(epsilon={slack}, gamma={g})" for g in longer for slack in (0.01, 0.05)],
+        "fuzzy": [f"fuzzy(threshold={gap}, gamma={g})" for g in longer for gap in (0.1, 0.2)],
         "sprinter": [f"sprinter(tau={tau})" for tau in (0.45, 0.55, 0.6, 0.65, 0.7, 0.75)],
     }
 

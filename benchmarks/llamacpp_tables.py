@@ -73,7 +73,7 @@ def why(row: Results, plain: Results) -> str:
     if steps := row["per_token"]["draft_steps"]:
         told += f" and {steps:.2f} draft steps a token cost {row['draft_over_target']:.2f} of it each"
     host, own = row["host_ms"], plain["host_ms"]
-    rest = f"our work around the passes, {host:.2f} ms a token (plain: {own:.2f})"
+    rest = f"our work around the passes (laws, draws, gate, loop), {host:.2f} ms a token (plain: {own:.2f})"
     if row["predicted"] < 1:
         return f"{told}: the passes alone give {row['predicted']:.2f}x; the rest is {rest}."
     return f"{told}: the passes alone would give {row['predicted']:.2f}x; {rest}, takes it."
