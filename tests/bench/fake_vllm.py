@@ -73,7 +73,10 @@ class LLMEngine:
         return bool(self.waiting)
 
     def step(self):
-        (name, ids), = self.waiting.items()
+        return [self.go_on(name) for name in list(self.waiting)]
+
+    def go_on(self, name):
+        ids = self.waiting[name]
         now, self.waiting[name] = ids[:2], ids[2:]
         done = not self.waiting[name]
         if done:
@@ -81,7 +84,8 @@ class LLMEngine:
         wanted = self.args.per_request_spec_decode_metrics == "summary"
         told = {"num_draft_tokens": 7, "dtype": self.args.dtype, "config": self.args.speculative_config}
         metrics = SimpleNamespace(to_dict=lambda: told) if done and wanted else None
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=now, spec_decode_metrics=metrics)])]
+        given = SimpleNamespace(token_ids=now, spec_decode_metrics=metrics)
+        return SimpleNamespace(request_id=name, outputs=[given])
 """
 _FILES = {
     "vllm/__init__.py": _INIT,

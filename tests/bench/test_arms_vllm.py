@@ -81,6 +81,17 @@ def test_the_worker_answers(pair: sprinter.Pair, fake: None) -> None:
     arm.close()
 
 
+def test_requests_together(pair: sprinter.Pair, fake: None) -> None:
+    arm = parse_arm("vllm:plain")
+    arm.start(pair)
+    assert isinstance(arm, VllmPlain)
+    short, long = arm.answer_all([Ask((5, 6), 1, GREEDY, 0), Ask((7, 8, 9), 6, GREEDY, 1)])
+    arm.close()
+    assert short.ids == [5] and long.ids == [7, 8, 9] * 2
+    assert short.accept_lengths == [1] and long.accept_lengths == [2, 2, 2]
+    assert 0 < short.wall_s == short.arrivals_s[-1] == long.arrivals_s[0] < long.wall_s == long.arrivals_s[-1]
+
+
 @pytest.mark.parametrize(
     ("spec", "config", "error"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,16 +101,25 @@ class VllmPlain:
 
     def answer(self, ask: Ask) -> Answer:
         """Ids, times and counts; ``extra`` holds vLLM's own numbers of the speculation."""
+        return self.answer_all([ask])[0]
+
+    def answer_all(self, asks: Sequence[Ask]) -> list[Answer]:
+        """As ``answer``, for requests handed over together; each ``wall_s`` ends with the request's own last token."""
         if self._worker is None:
             raise SprinterError(f"arm {self.name} was not started")
+        told = self._worker.ask({"asks": [{"ids": list(ask.ids), "params": self._params(ask)} for ask in asks]})
+        return [self._read(**one) for one in told["answers"]]
+
+    def _params(self, ask: Ask) -> dict[str, Any]:
+        """vLLM's sampling parameters."""
         s = ask.sampling
-        params = {
+        return {
             "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p,
             "max_tokens": ask.new_tokens, "seed": None if s.greedy else ask.seed,
             "stop_token_ids": list(self._eos_ids), "ignore_eos": True,  # ours, not what vLLM finds in the directory
         }  # fmt: skip
-        told = self._worker.ask({"ids": list(ask.ids), "params": params})
-        speculation = told.pop("speculation")
+
+    def _read(self, speculation: dict[str, Any] | None, **told: Any) -> Answer:
         return Answer(
             **told,
             target_calls=len(told["accept_lengths"]),

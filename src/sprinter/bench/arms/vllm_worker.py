@@ -1,4 +1,4 @@
-"""Answers requests with vLLM: one JSON object a line, the first sets up the engine, each one after it is a request.
+"""Answers requests with vLLM: one JSON object a line, the first sets up the engine, each one after it holds requests.
 
 Run by an interpreter that has vllm, which may be another than ours: only the standard library and vllm are imported.
 Ends when its input ends.
@@ -22,7 +22,7 @@ __all__ = ["Engine", "main"]
 
 
 class Engine:
-    """vLLM's engine, one request at a time.
+    """vLLM's engine; requests that come together are served together.
 
     Args:
         settings: of ``EngineArgs``.
@@ -48,39 +48,53 @@ class Engine:
         }
         return {"versions": versions | self._mended, "device": self._device}
 
-    def answer(self, ids: list[int], params: dict[str, Any]) -> dict[str, Any]:
-        """The fields of ``Answer`` that vLLM knows, and its numbers of the speculation (None without it)."""
-        chosen = self._vllm.SamplingParams(**params, detokenize=False, output_kind=self._kind)
-        self._asked += 1
-        name = str(self._asked)
+    def answer(self, asks: list[dict[str, Any]]) -> dict[str, Any]:
+        """For each request, in order, the fields of ``Answer`` that vLLM knows, and its numbers of the speculation.
+
+        Args:
+            asks: ``ids`` and ``params`` of requests that are handed over together.
+        """
+        chosen = [
+            self._vllm.SamplingParams(**ask["params"], detokenize=False, output_kind=self._kind)
+            for ask in asks
+        ]
+        names = [str(self._asked + i) for i in range(len(asks))]
+        self._asked += len(asks)
         gc.collect()
         gc.disable()
         try:
-            return self._run(name, ids, chosen)
+            return {"answers": self._run(names, [ask["ids"] for ask in asks], chosen)}
         except BaseException:
-            self._engine.abort_request([name])
+            self._engine.abort_request(names)
             raise
         finally:
             gc.enable()
 
-    def _run(self, name: str, ids: list[int], params: Any) -> dict[str, Any]:
-        new: list[int] = []
-        times: list[float] = []
-        sizes: list[int] = []
-        metrics = None
+    def _run(self, names: list[str], prompts: list[list[int]], params: list[Any]) -> list[dict[str, Any]]:
+        told: dict[str, dict[str, Any]] = {
+            name: {"ids": [], "wall_s": 0.0, "arrivals_s": [], "accept_lengths": [], "speculation": None}
+            for name in names
+        }
         began = time.perf_counter()
-        self._engine.add_request(name, {"prompt_token_ids": ids}, params)
+        for name, ids, one in zip(names, prompts, params, strict=True):
+            self._engine.add_request(name, {"prompt_token_ids": ids}, one)
         while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                given = output.outputs[0]
-                if given.token_ids:
-                    times += [time.perf_counter() - began] * len(given.token_ids)
-                    sizes.append(len(given.token_ids))
-                    new += given.token_ids
-                metrics = getattr(given, "spec_decode_metrics", None)
-        wall_s = time.perf_counter() - began
-        told = {"ids": new, "wall_s": wall_s, "arrivals_s": times, "accept_lengths": sizes}
-        return told | {"speculation": None if metrics is None else metrics.to_dict()}
+            outputs = self._engine.step()
+            now = time.perf_counter() - began
+            for output in outputs:
+                _note(told[output.request_id], output.outputs[0], now)
+        return list(told.values())
+
+
+def _note(told: dict[str, Any], given: Any, now: float) -> None:
+    """What a step gave one request."""
+    told["wall_s"] = now
+    if given.token_ids:
+        told["arrivals_s"] += [now] * len(given.token_ids)
+        told["accept_lengths"].append(len(given.token_ids))
+        told["ids"] += given.token_ids
+    metrics = getattr(given, "spec_decode_metrics", None)
+    told["speculation"] = None if metrics is None else metrics.to_dict()
 
 
 def _mend() -> dict[str, str]:
