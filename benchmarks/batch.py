@@ -1,37 +1,50 @@
-"""Many rows at once on the built-in pair: the engine against separate runs and transformers' batched generation.
+"""Many rows at once on the built-in pair: against separate runs, transformers' batched generation and vLLM.
 
-    python benchmarks/batch.py --data DIR --repeats 5
+    python benchmarks/batch.py --data DIR --compile [--parts speeds policies parted] [--sizes 1 10 32] [--repeats 5]
 
-Batches of 1 to 32 paragraphs that the pair was not trained on, 64 new tokens, temperature 1, three methods; each repeat
-takes other prompts, arms interleaved. Then policies at two batch sizes, and the share of texts that are not those of
-separate runs with the same seeds, in float32 and bfloat16.
+Batches of paragraphs that the pair was not trained on, 64 new tokens, temperature 1, ids in and ids out; each repeat
+takes other prompts, arms interleaved. Small batches are repeated more often. vLLM runs in a process of its own, by the
+interpreter that SPRINTER_VLLM_PYTHON names; --no-vllm leaves it out. Then policies at two batch sizes, and the share of
+texts that are not those of separate runs with the same seeds, in float32 and bfloat16. One thread; a part is saved when
+it is done, and parts that were measured before stay.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import NEW_TOKENS, arguments, cells, heldout_prompts, interval, save
+from common import NEW_TOKENS, ROOT, cells, command, environment, heldout_prompts, write_results
 
 import sprinter
+from sprinter.bench.arm import Ask
+from sprinter.bench.arms.peer_vllm import VllmPlain
+from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.engine.run import Parts
+from sprinter.laws import Sampling
 
-SIZES = (1, 2, 4, 8, 16, 32)
-METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter")
+SIZES = (1, 2, 4, 8, 10, 16, 32)
+PLAIN = "autoregressive"
+METHODS = (PLAIN, "speculative(gamma=4)", "sprinter")
 POLICIES = (
     sprinter.Policy(share=0.0), sprinter.Policy(share=0.25), sprinter.Policy(share=0.5), sprinter.Policy(share=0.75),
     sprinter.Policy(share=1.0), sprinter.Policy(share=1.0, age=4), sprinter.Policy(share=1.0, age=8),
 )  # fmt: skip
 _DEFAULT, POLICY_SIZES = sprinter.Policy(), (8, 32)
 DTYPES = ("float32", "bfloat16")
+PARTS = ("speeds", "policies", "parted")
 Rows = list[dict[str, Any]]
-Work = Callable[[Sequence[str], Sequence[int]], int]  # prompts, seeds -> new tokens
+Ids = Sequence[int]
+Work = Callable[[Sequence[Ids], Sequence[int]], tuple[int, float]]  # prompts, seeds -> new tokens, seconds
 
 
 @dataclass
@@ -48,35 +61,57 @@ class Arm:
         """Over all repeats."""
         return sum(self.tokens) / sum(self.seconds)
 
-    @property
-    def pace(self) -> np.ndarray:
-        """Seconds a token, one number a repeat."""
-        return np.array(self.seconds) / np.array(self.tokens)
+    def over(self, base: Arm) -> Interval:
+        """Ratio of tokens a second, with its 95 % interval over repeats."""
+        return ratio_of_ratios((self.tokens, self.seconds), (base.tokens, base.seconds))
+
+
+def timed(work: Callable[[Sequence[Ids], Sequence[int]], int]) -> Work:
+    """By the clock here."""
+
+    def run(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
+        began = time.perf_counter()
+        tokens = work(prompts, seeds)
+        return tokens, time.perf_counter() - began
+
+    return run
+
+
+def load(dtype: str, compile: bool | None) -> sprinter.Pair:
+    """The built-in pair, its captured code ready, text left out: all arms give ids."""
+    pair = sprinter.load_pair(dtype=dtype, compile=compile)
+    assert pair.tokenizer is not None
+    pair._parts = Parts(pair.models, pair.heads).without_text()
+    prompts = [list(range(5, 5 + n)) for n in (30, 20, 10, 5)]
+    for method in METHODS:  # texts that end one after another meet every shape
+        pair.generate(prompts[0], method=method, max_new_tokens=16)
+        pair.generate_batch(prompts, method=method, max_new_tokens=[4, 8, 16, 24])
+    return pair
 
 
 def batched(pair: sprinter.Pair, method: str, policy: sprinter.Policy = _DEFAULT) -> Work:
     """The engine."""
 
-    def work(prompts: Sequence[str], seeds: Sequence[int]) -> int:
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
         outs = pair.generate_batch(
             prompts, method=method, seed=list(seeds), max_new_tokens=NEW_TOKENS, policy=policy
         )
         return sum(out.stats.new_tokens for out in outs)
 
-    return work
+    return timed(work)
 
 
 def separate(pair: sprinter.Pair, method: str) -> Work:
     """As many runs one after another."""
 
-    def work(prompts: Sequence[str], seeds: Sequence[int]) -> int:
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
         outs = [
             pair.generate(p, method=method, seed=s, max_new_tokens=NEW_TOKENS)
             for p, s in zip(prompts, seeds, strict=True)
         ]
         return sum(out.stats.new_tokens for out in outs)
 
-    return work
+    return timed(work)
 
 
 def transformers_batched(pair: sprinter.Pair) -> Work:
@@ -85,12 +120,10 @@ def transformers_batched(pair: sprinter.Pair) -> Work:
     ends = set(pair.models.target.eos_ids)
     pad = next(iter(pair.models.target.eos_ids))
 
-    def work(prompts: Sequence[str], seeds: Sequence[int]) -> int:
-        assert pair.tokenizer is not None
-        ids = [pair.tokenizer(prompt)["input_ids"] for prompt in prompts]
-        longest = max(map(len, ids))
-        tokens = torch.tensor([[pad] * (longest - len(one)) + one for one in ids], device=model.device)
-        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in ids], device=model.device)
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
+        longest = max(map(len, prompts))
+        tokens = torch.tensor([[pad] * (longest - len(ids)) + list(ids) for ids in prompts])
+        mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
         torch.manual_seed(seeds[0])
         out = model.generate(
             input_ids=tokens, attention_mask=mask, do_sample=True, top_k=0, temperature=1.0,
@@ -98,10 +131,25 @@ def transformers_batched(pair: sprinter.Pair) -> Work:
         )[:, longest:].tolist()  # fmt: skip
         return sum(next((i + 1 for i, token in enumerate(text) if token in ends), len(text)) for text in out)
 
+    return timed(work)
+
+
+def vllm_batched(pair: sprinter.Pair, dtype: str) -> Work:
+    """vLLM with the target, by its worker's clock."""
+    arm = VllmPlain(dtype=dtype)
+    arm.start(pair)
+
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
+        asks = [
+            Ask(tuple(ids), NEW_TOKENS, Sampling(), seed) for ids, seed in zip(prompts, seeds, strict=True)
+        ]
+        made = arm.answer_all(asks)
+        return sum(len(one.ids) for one in made), max(one.wall_s for one in made)
+
     return work
 
 
-def measure(arms: Sequence[Arm], prompts: Sequence[str], size: int, repeats: int) -> None:
+def measure(arms: Sequence[Arm], prompts: Sequence[Ids], size: int, repeats: int) -> None:
     """Every arm on every batch in turn, the order of arms rotated; one round before that is thrown away."""
     for arm in arms:
         arm.work(prompts[:size], range(size))
@@ -112,9 +160,9 @@ def measure(arms: Sequence[Arm], prompts: Sequence[str], size: int, repeats: int
             chosen = [prompts[(repeat * size + i) % len(prompts)] for i in range(size)]
             seeds = range(repeat * size, (repeat + 1) * size)
             for arm in [*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]]:
-                began = time.perf_counter()
-                arm.tokens.append(arm.work(chosen, seeds))
-                arm.seconds.append(time.perf_counter() - began)
+                tokens, seconds = arm.work(chosen, seeds)
+                arm.tokens.append(tokens)
+                arm.seconds.append(seconds)
             gc.collect()
             print(f"\rbatch {size}: {repeat + 1}/{repeats}", end="", file=sys.stderr)
     finally:
@@ -122,50 +170,75 @@ def measure(arms: Sequence[Arm], prompts: Sequence[str], size: int, repeats: int
         print(file=sys.stderr)
 
 
-def speeds(pair: sprinter.Pair, prompts: Sequence[str], size: int, repeats: int) -> Rows:
-    """One row a method at one batch size."""
-    together = {method: Arm(method, batched(pair, method)) for method in METHODS}
-    alone = {method: Arm(method, separate(pair, method)) for method in METHODS}
-    theirs = Arm("transformers", transformers_batched(pair))
-    measure([*together.values(), *alone.values(), theirs], prompts, size, repeats)
-    return [
-        {
-            "batch": size,
-            "method": method,
-            "tokens_per_s": together[method].tokens_per_s,
-            "separate_tokens_per_s": alone[method].tokens_per_s,
-            "transformers_tokens_per_s": theirs.tokens_per_s,
-            "over_separate": interval(alone[method].pace, together[method].pace),
-            "over_transformers": interval(theirs.pace, together[method].pace),
-        }
-        for method in METHODS
-    ]
+class Speeds:
+    """Arms on both copies of the pair, and vLLM's processes where they are wanted."""
 
+    def __init__(self, pair: sprinter.Pair, half: sprinter.Pair, vllm: bool) -> None:
+        self._pair, self._half = pair, half
+        self._vllm = {dtype: vllm_batched(pair, dtype) for dtype in DTYPES if vllm}
+        self._theirs = transformers_batched(pair)
 
-def policies(pair: sprinter.Pair, prompts: Sequence[str], size: int, repeats: int) -> Rows:
-    """One row a policy and a method; the base is that which waits for all."""
-    rows = []
-    for method in METHODS[1:]:
-        arms = [Arm(repr(policy), batched(pair, method, policy)) for policy in POLICIES]
-        measure(arms, prompts, size, repeats)
-        base = next(arm for arm, policy in zip(arms, POLICIES, strict=True) if policy == sprinter.Policy(1.0))
-        rows += [
+    def rows(self, prompts: Sequence[Ids], size: int, repeats: int) -> Rows:
+        """One row an arm at one batch size."""
+        ours = [Arm(method, batched(self._pair, method)) for method in METHODS]
+        ours.append(Arm(f"{PLAIN}, bfloat16", batched(self._half, PLAIN)))
+        alone = [Arm("separate", separate(self._pair, method)) for method in METHODS]
+        alone.append(Arm("separate", separate(self._half, PLAIN)))
+        peers = [Arm("transformers", self._theirs)]
+        peers += [Arm(f"vllm {dtype}", work) for dtype, work in self._vllm.items()]
+        measure([*ours, *alone, *peers], prompts, size, repeats)
+        rows: Rows = [
             {
                 "batch": size,
-                "method": method,
-                "share": policy.share,
-                "age": policy.age,
+                "arm": arm.name,
                 "tokens_per_s": arm.tokens_per_s,
-                "over_all_waiting": interval(base.pace, arm.pace),
+                "separate_tokens_per_s": base.tokens_per_s,
+                "over_separate": arm.over(base),
+                "over": {peer.name: arm.over(peer) for peer in peers},
             }
-            for arm, policy in zip(arms, POLICIES, strict=True)
+            for arm, base in zip(ours, alone, strict=True)
         ]
+        return rows + [{"batch": size, "arm": peer.name, "tokens_per_s": peer.tokens_per_s} for peer in peers]
+
+
+def speeds(
+    pair: sprinter.Pair, prompts: Sequence[Ids], options: argparse.Namespace, half: sprinter.Pair
+) -> Rows:
+    """All sizes that were asked for."""
+    arms = Speeds(pair, half, not options.no_vllm)
+    rows = Rows()
+    for size in options.sizes:
+        more = min(4, max(1, 16 // size))
+        rows += arms.rows(prompts, size, options.repeats * more)
     return rows
 
 
-def parted(dtype: str, prompts: Sequence[str], size: int) -> Rows:
+def policies(pair: sprinter.Pair, prompts: Sequence[Ids], repeats: int) -> Rows:
+    """One row a policy, a method and a batch size; the base is that which waits for all."""
+    rows = Rows()
+    for size in POLICY_SIZES:
+        for method in METHODS[1:]:
+            arms = [Arm(repr(policy), batched(pair, method, policy)) for policy in POLICIES]
+            measure(arms, prompts, size, repeats)
+            base = next(
+                arm for arm, policy in zip(arms, POLICIES, strict=True) if policy == sprinter.Policy(1.0)
+            )
+            rows += [
+                {
+                    "batch": size,
+                    "method": method,
+                    "share": policy.share,
+                    "age": policy.age,
+                    "tokens_per_s": arm.tokens_per_s,
+                    "over_all_waiting": arm.over(base),
+                }
+                for arm, policy in zip(arms, POLICIES, strict=True)
+            ]
+    return rows
+
+
+def parted(dtype: str, pair: sprinter.Pair, prompts: Sequence[Ids], size: int = 8) -> Rows:
     """Texts of a batch that are not those of separate runs with the same seeds, and where they part."""
-    pair = sprinter.load_pair(dtype=dtype)
     rows = []
     for method in METHODS:
         kept: dict[str, Any] = {"method": method, "max_new_tokens": NEW_TOKENS}
@@ -193,54 +266,89 @@ def parted(dtype: str, prompts: Sequence[str], size: int) -> Rows:
     return rows
 
 
-def table(rows: Rows, chosen: Rows, lost: Rows) -> str:
-    """Markdown: speeds, policies, texts that part."""
-    lines = [
-        "| batch | method | tokens/s | separate runs | ÷ separate | transformers, plain | ÷ transformers |",
-        "| --- " * 7 + "|",
-    ]
-    lines += [
-        f"| {r['batch']} | `{r['method']}` | {r['tokens_per_s']:.0f} | {r['separate_tokens_per_s']:.0f} "
-        f"| {cells(r['over_separate'])} | {r['transformers_tokens_per_s']:.0f} | {cells(r['over_transformers'])} |"
-        for r in rows
-    ]
-    lines += ["", "| batch | method | share | age | tokens/s | ÷ all waiting |", "| --- " * 6 + "|"]
-    lines += [
-        f"| {r['batch']} | `{r['method']}` | {r['share']:g} | {'–' if r['age'] is None else r['age']} "
-        f"| {r['tokens_per_s']:.0f} | {cells(r['over_all_waiting'])} |"
-        for r in chosen
-    ]
-    lines += ["", "| dtype | method | batch | texts | parted | median token |", "| --- " * 6 + "|"]
-    lines += [
-        f"| {r['dtype']} | `{r['method']}` | {r['batch']} | {r['texts']} | {r['parted']} ({r['share']:.0%}) "
-        f"| {'–' if r['median_token'] is None else r['median_token']} |"
-        for r in lost
-    ]
+def table(results: Mapping[str, Any]) -> str:
+    """What people read."""
+    lines = ["# Many rows at once", "", f"Temperature 1, {NEW_TOKENS} new tokens, tokens a second."]
+    for part, make in {"speeds": _speeds_table, "policies": _policies_table, "parted": _parted_table}.items():
+        if part in results:
+            lines += ["", *make(results[part])]
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Measure, write after each part."""
-    args = arguments(__doc__, tuning_prompts=0)
-    began, prompts = time.time(), heldout_prompts(args.data, args.prompts)
-    pair = sprinter.load_pair()
-    rows, chosen, lost = Rows(), Rows(), Rows()
+def _grid(head: str, rows: Sequence[str]) -> list[str]:
+    return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
 
-    def keep() -> None:
-        text = table(rows, chosen, lost)
-        save(
-            "batch", text, began, len(prompts), rows=rows, policies=chosen, parted=lost, repeats=args.repeats
+
+def _speeds_table(part: Rows) -> list[str]:
+    peers = list(dict.fromkeys(name for r in part for name in r.get("over", ())))
+    rows = [
+        " | ".join(
+            [
+                f"{r['batch']} | {r['arm']} | {r['tokens_per_s']:.0f}",
+                f"{r['separate_tokens_per_s']:.0f}" if "over" in r else "–",
+                cells(r["over_separate"]) if "over" in r else "–",
+                *(cells(r["over"][peer]) if "over" in r else "–" for peer in peers),
+            ]
         )
+        for r in part
+    ]
+    return _grid(
+        " | ".join(["batch", "arm", "tokens/s", "separate runs", "÷ separate", *(f"÷ {p}" for p in peers)]),
+        rows,
+    )
 
-    for size in SIZES:
-        rows += speeds(pair, prompts, size, args.repeats)
-        keep()
-    for size in POLICY_SIZES:
-        chosen += policies(pair, prompts, size, args.repeats)
-        keep()
-    for dtype in DTYPES:
-        lost += parted(dtype, prompts, size=8)
-        keep()
+
+def _policies_table(part: Rows) -> list[str]:
+    rows = [
+        f"{r['batch']} | `{r['method']}` | {r['share']:g} | {'–' if r['age'] is None else r['age']} "
+        f"| {r['tokens_per_s']:.0f} | {cells(r['over_all_waiting'])}"
+        for r in part
+    ]
+    return _grid("batch | method | share | age | tokens/s | ÷ all waiting", rows)
+
+
+def _parted_table(part: Rows) -> list[str]:
+    rows = [
+        f"{r['dtype']} | `{r['method']}` | {r['batch']} | {r['texts']} | {r['parted']} ({r['share']:.0%}) "
+        f"| {'–' if r['median_token'] is None else r['median_token']}"
+        for r in part
+    ]
+    return _grid("dtype | method | batch | texts | parted | median token", rows)
+
+
+def main() -> None:
+    """Measure the parts that were asked for; parts that were measured before are kept."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="ROWS")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5, help="of the largest batches")
+    parser.add_argument("--compile", action="store_true", help="compile what is not on the disk")
+    parser.add_argument("--no-vllm", action="store_true", help="leave vLLM out")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pairs = {dtype: load(dtype, options.compile or None) for dtype in DTYPES}
+    pair, half = pairs["float32"], pairs["bfloat16"]
+    assert pair.tokenizer is not None
+    prompts = [pair.tokenizer(text)["input_ids"] for text in heldout_prompts(options.data, options.prompts)]
+    old = ROOT / "benchmarks" / "results" / "batch.json"
+    results: dict[str, Any] = {"benchmark": "batch"}
+    if old.exists():
+        results = json.loads(old.read_text(encoding="utf-8"))
+    makers: dict[str, Callable[[], Rows]] = {
+        "speeds": lambda: speeds(pair, prompts, options, half),
+        "policies": lambda: policies(pair, prompts, options.repeats),
+        "parted": lambda: [row for dtype in DTYPES for row in parted(dtype, pairs[dtype], prompts)],
+    }
+    for part in options.parts:
+        began = time.time()
+        results[part] = makers[part]()
+        done = {"command": command("batch"), "seconds": round(time.time() - began, 1)}
+        results.setdefault("runs", {})[part] = {**done, "environment": environment()}
+        write_results("batch", results, table(results))
 
 
 if __name__ == "__main__":

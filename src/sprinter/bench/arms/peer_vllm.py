@@ -107,7 +107,9 @@ class VllmPlain:
         """As ``answer``, for requests handed over together; each ``wall_s`` ends with the request's own last token."""
         if self._worker is None:
             raise SprinterError(f"arm {self.name} was not started")
-        told = self._worker.ask({"asks": [{"ids": list(ask.ids), "params": self._params(ask)} for ask in asks]})
+        told = self._worker.ask(
+            {"asks": [{"ids": list(ask.ids), "params": self._params(ask)} for ask in asks]}
+        )
         return [self._read(**one) for one in told["answers"]]
 
     def _params(self, ask: Ask) -> dict[str, Any]:
