@@ -55,9 +55,13 @@ class _Live:
     numbers: list[int]
     jobs: Jobs
     job: Job | None
-    reader: Reader
+    reader: Reader | None
     since: int
     began: float
+
+    def news(self) -> list[Token]:
+        """Tokens that nobody was told of."""
+        return self.reader.read() if self.reader else []
 
 
 class Batch:
@@ -70,6 +74,7 @@ class Batch:
         policy: when the target's pass is run.
         memory_bytes: what the caches may take; None: nine tenths of what is free.
         needs_target, needs_draft: whether any request may ask the model: no cache is made for one that is never asked.
+        tells: whether events tell of tokens as they come; else of finished requests alone.
 
     Raises:
         UserError: a model that decodes one row at a time; caches that do not fit, with the largest number of rows.
@@ -84,6 +89,7 @@ class Batch:
         memory_bytes: int | None = None,
         needs_target: bool = True,
         needs_draft: bool = True,
+        tells: bool = True,
     ) -> None:
         self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
         at_least("rows", rows, 1)
@@ -100,7 +106,7 @@ class Batch:
         self._waiting: deque[tuple[int, Run]] = deque()
         self._live: dict[int, _Live] = {}
         self._next_id = self._steps = 0
-        self._closed = False
+        self._tells, self._closed = tells, False
 
     @property
     def unfinished(self) -> int:
@@ -189,7 +195,8 @@ class Batch:
             numbers, self._free = self._free[: run.rows], self._free[run.rows :]
             jobs = run.jobs(self._models, numbers, self._policy.prompt_piece)
             began = time.perf_counter()
-            one = _Live(id, run, numbers, jobs, None, Reader(run), self._steps, began)
+            reader = Reader(run) if self._tells else None
+            one = _Live(id, run, numbers, jobs, None, reader, self._steps, began)
             self._live[id] = one
             events.append(self._go_on(one, None, began))
         return events
@@ -218,12 +225,12 @@ class Batch:
         try:
             one.job = one.jobs.send(done)
             one.since = self._steps
-            return Event(one.id, one.reader.read())
+            return Event(one.id, one.news())
         except StopIteration:
             one.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
-            tokens = one.reader.read()
+            news = one.news()
             self._leave(one)
-            return Event(one.id, tokens, one.run.generation())
+            return Event(one.id, news, one.run.generation())
         except BaseException:
             self._leave(one)
             raise

@@ -149,6 +149,7 @@ def generate_all(
         memory_bytes,
         needs_target=any(run.needs_target for run in runs),
         needs_draft=any(run.needs_draft for run in runs),
+        tells=False,
     )
     done: dict[int, Generation] = {}
     try:
