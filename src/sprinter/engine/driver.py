@@ -118,7 +118,7 @@ class Models:
         rows = self.target if model == "target" else self.draft
         assert rows is not None
         began = time.perf_counter()
-        rows.read(feeds, logits=False)
+        rows.read_prompts(feeds)
         seconds = time.perf_counter() - began
         return [seconds * len(job.rows) / len(feeds) for job in jobs]
 
