@@ -78,12 +78,16 @@ def timed(work: Callable[[Sequence[Ids], Sequence[int]], int]) -> Work:
 
 
 def load(dtype: str, compile: bool | None) -> sprinter.Pair:
-    """The built-in pair, its captured code ready, text left out: all arms give ids."""
+    """The built-in pair, text left out: all arms give ids."""
     pair = sprinter.load_pair(dtype=dtype, compile=compile)
-    assert pair.tokenizer is not None
     pair._parts = Parts(pair.models, pair.heads).without_text()
-    prompts = [list(range(5, 5 + n)) for n in (30, 20, 10, 5)]
-    for method in METHODS:  # texts that end one after another meet every shape
+    return pair
+
+
+def warm(pair: sprinter.Pair, methods: Sequence[str] = METHODS) -> sprinter.Pair:
+    """The pair, when its captured code is ready: texts that end one after another meet every shape."""
+    prompts = [list(range(5, 5 + n)) for n in (60, 45, 20, 5)]
+    for method in methods:
         pair.generate(prompts[0], method=method, max_new_tokens=16)
         pair.generate_batch(prompts, method=method, max_new_tokens=[4, 8, 16, 24])
     return pair
@@ -205,7 +209,7 @@ def speeds(
     pair: sprinter.Pair, prompts: Sequence[Ids], options: argparse.Namespace, half: sprinter.Pair
 ) -> Rows:
     """All sizes that were asked for."""
-    arms = Speeds(pair, half, not options.no_vllm)
+    arms = Speeds(warm(pair), warm(half, [PLAIN]), not options.no_vllm)
     rows = Rows()
     for size in options.sizes:
         more = min(4, max(1, 16 // size))
@@ -216,6 +220,7 @@ def speeds(
 def policies(pair: sprinter.Pair, prompts: Sequence[Ids], repeats: int) -> Rows:
     """One row a policy, a method and a batch size; the base is that which waits for all."""
     rows = Rows()
+    warm(pair)
     for size in POLICY_SIZES:
         for method in METHODS[1:]:
             arms = [Arm(repr(policy), batched(pair, method, policy)) for policy in POLICIES]
@@ -240,6 +245,7 @@ def policies(pair: sprinter.Pair, prompts: Sequence[Ids], repeats: int) -> Rows:
 def parted(dtype: str, pair: sprinter.Pair, prompts: Sequence[Ids], size: int = 8) -> Rows:
     """Texts of a batch that are not those of separate runs with the same seeds, and where they part."""
     rows = []
+    warm(pair)
     for method in METHODS:
         kept: dict[str, Any] = {"method": method, "max_new_tokens": NEW_TOKENS}
         places = []
@@ -249,9 +255,9 @@ def parted(dtype: str, pair: sprinter.Pair, prompts: Sequence[Ids], size: int = 
             for i, out in enumerate(pair.generate_batch(some, seed=seeds, **kept)):
                 own = pair.generate(some[i], seed=seeds[i], **kept)
                 a, b = ([token.id for token in one.tokens] for one in (out, own))
-                places += (
-                    [next(k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)] if a != b else []
-                )
+                if a != b:
+                    both = enumerate(zip(a, b, strict=False))
+                    places.append(next((k for k, (x, y) in both if x != y), min(len(a), len(b))))
         rows.append(
             {
                 "dtype": dtype,
