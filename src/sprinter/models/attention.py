@@ -102,10 +102,10 @@ inline void blend(const float* weights, int64_t ld, const T* values, int64_t str
     for (int64_t k = 0; k < keys; ++k) {
         #pragma GCC unroll 16
         for (int j = 0; j < N; ++j) {
-            const Vec value = load(values + k * stride + j * WIDE, std::min(WIDE, width - j * WIDE));
+            Plain value = load(values + k * stride + j * WIDE, std::min(WIDE, width - j * WIDE));
             #pragma GCC unroll 16
             for (int m = 0; m < M; ++m)
-                c[m][j] = at::vec::fmadd(Vec(weights[m * ld + k]), value, Vec(c[m][j]));
+                c[m][j] = at::vec::fmadd(Vec(weights[m * ld + k]), Vec(value), Vec(c[m][j]));
         }
     }
     #pragma GCC unroll 16

@@ -39,6 +39,7 @@ inline void {{kernel_name}}_rows(
 {%- else %}
             b[col] = Vec::loadu(B + k * ldb + col * WIDE);
 {%- endif %}
+            asm("" : "+v"(b[col]));  // else it is read from memory once a row, and twice where it crosses cache lines
         }
         #pragma GCC unroll 16
         for (int row = 0; row < ROWS; ++row) {
@@ -110,12 +111,10 @@ def _own_configs() -> tuple[type, list[Any]]:
     def pairs(config: Any, m: Any, n: Any, k: Any, alpha: Any, *args: Any, **kwargs: Any) -> bool:
         return bool(alpha == 1 and k % 2 == 0 and kwargs["vec_isa"].is_avx512_bf16_supported())
 
-    make, wide = own.generate_gemm_config, [(6, 64), (8, 48), (8, 32), (8, 16)]
-    floats = make(VecAVX512, [(*block, 1) for block in wide], extra_check=plain)
-    narrow = make(VecAVX2, [(3, 32, 1), (4, 24, 1), (4, 16, 1), (8, 8, 1)], extra_check=plain)
-    halves = make(
-        VecAVX512, [(*block, 2) for block in wide], torch.bfloat16, output_dtype=torch.float, extra_check=pairs
-    )
+    make, blocks = own.generate_gemm_config, [(6, 64, 2), (12, 32, 2), (16, 16, 2)]
+    floats = make(VecAVX512, [(12, 32, 1), (8, 48, 1), (16, 16, 1)], extra_check=plain)
+    narrow = make(VecAVX2, [(4, 24, 1), (6, 16, 1), (8, 8, 1)], extra_check=plain)
+    halves = make(VecAVX512, blocks, torch.bfloat16, output_dtype=torch.float, extra_check=pairs)
     return Product, [*floats, *narrow, *halves]
 
 
