@@ -18,6 +18,7 @@ from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
 from sprinter.decode.drafter import Lookup, Model, copied, look_up
 from sprinter.decode.methods import Method
 from sprinter.decode.run import Answer
+from sprinter.engine.ahead import Ahead
 from sprinter.engine.rows import Feed, Rows, Side
 from sprinter.engine.steps import (
     SIGNALS,
@@ -156,7 +157,8 @@ class RowDriver:
         numbers: the request's rows, the same in both models: one, or one a draft where the method drafts several.
         heads: by kind, those that the method's rules read at least.
         prompt: token ids.
-        ahead: draft up to so many tokens an answer (one host synchronisation); the text does not depend on it.
+        ahead: draft up to so many tokens an answer (one host synchronisation), None: as many as pays; the text does
+            not depend on it.
         prompt_piece: most tokens of a prompt in one pass; None: all.
         stats: counts and times are added here.
     """
@@ -172,7 +174,7 @@ class RowDriver:
         draws: Draws,
         stats: Stats,
         costs: Costs = Costs(),
-        ahead: int = 1,
+        ahead: int | None = 1,
         prompt_piece: int | None = None,
     ) -> None:
         if missing := sorted(method.needs & set(KINDS) - heads.keys()):
@@ -193,8 +195,8 @@ class RowDriver:
         # Runs whose length is known beforehand are drafted in one go: nothing of them is thrown away.
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
-        self._place = (0, 0)  # round, tokens drafted in it
-        self._stats, self._costs, self._ahead, self._piece = stats, costs, ahead, prompt_piece
+        self._place, self._run_start = (0, 0), 0  # round, tokens drafted in it; where they begin
+        self._stats, self._costs, self._ahead, self._piece = stats, costs, Ahead(ahead), prompt_piece
         self._text = list(prompt)  # for prompt lookup
         self._model_round = 0  # the last round in which the model drafted in its place
         self._device = models.target.runner.device if models.target else torch.device("cpu")
@@ -235,10 +237,11 @@ class RowDriver:
         yield from self._prefill(side)
         chains = [_Chain() for _ in side.numbers]
         signals: dict[str, list[float]] = {name: [] for name in (*self._plan.signals, *self._plan.heads)}
-        wanted = request.at_most if request.width > 1 or self._whole else min(self._ahead, request.at_most)
+        wanted, began = request.at_most, time.perf_counter()
+        if request.width == 1 and not self._whole:
+            wanted = min(self._ahead.next(), wanted)
         while (left := wanted - len(chains[0].tokens)) > 0:
-            at_once = left if self._whole else min(left, self._ahead)
-            steps: list[list[Drafted]] = yield DraftJob(self._draft_rows(side, request.round, at_once))
+            steps: list[list[Drafted]] = yield DraftJob(self._draft_rows(side, request.round, left))
             for chain, drafted in zip(chains, steps, strict=True):
                 for one in drafted:
                     chain.add(one)
@@ -247,6 +250,7 @@ class RowDriver:
                 for name, values in signals.items():
                     values.append(one.signals[name])
             self._count_drafts(request.round, steps)
+        self._ahead.looked(wanted, time.perf_counter() - began)
         return tuple(chain.finish(signals) for chain in chains)
 
     def _draft_rows(self, side: Side, round: int, count: int) -> list[DraftRow]:
@@ -262,6 +266,8 @@ class RowDriver:
     def _count_drafts(self, round: int, steps: list[list[Drafted]]) -> None:
         stats, costs = self._stats, self._costs
         before = self._place[1] if self._place[0] == round else 0
+        if not before:
+            self._run_start = len(self._draft.texts[0]) - len(steps[0]) if self._draft else 0
         self._place = (round, before + len(steps[0]))
         stats.draft_steps += sum(len(one.feeds) for one in steps[0])
         for one in (one for drafted in steps for one in drafted):
@@ -297,6 +303,8 @@ class RowDriver:
             stats.closing_s += seconds
             return Scores(laws, raw)
         read = sum(len(row.tokens) for row in rows)
+        if self._place[0] == request.round:
+            self._ahead.ended(request.start + len(request.tokens) - self._run_start)
         stats.target_s += seconds
         stats.target_tokens += read
         stats.flops_passes += self._costs.target

@@ -77,7 +77,7 @@ class Engine:
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
         meter: Literal["running", "complete"] = "running",
-        ahead: int = 1,
+        ahead: int | Literal["auto"] = 1,
         rules: RuleState | None = None,
     ) -> int:
         """Put a request in the queue; its number. Arguments as of ``Pair.generate``.

@@ -10,6 +10,7 @@ from sprinter.decode.checks import at_least, whole
 from sprinter.decode.draft import Stats, Token
 from sprinter.decode.methods import Method, parse_method
 from sprinter.decode.state import RuleState
+from sprinter.engine.ahead import AUTO
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
@@ -27,7 +28,7 @@ class Request:
         seed: the same seed gives the same text.
         stop: strings that end the text; they are cut off.
         meter: "running" scores trusted tokens at the next target call; "complete" adds closing passes, counted apart.
-        ahead: draft tokens an answer of the driver; changes speed only.
+        ahead: draft tokens an answer of the driver; changes speed only. None: as many as pays.
         rules: state of the rules to go on from, the ``rules`` of an earlier generation; None begins anew.
     """
 
@@ -37,12 +38,13 @@ class Request:
     seed: int = 0
     stop: tuple[str, ...] = ()
     meter: Literal["running", "complete"] = "running"
-    ahead: int = 1
+    ahead: int | None = 1
     rules: RuleState | None = None
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
-        at_least("ahead", self.ahead, 1)
+        if self.ahead is not None:
+            at_least("ahead", self.ahead, 1)
         if self.meter not in ("running", "complete"):
             raise UserError(f"meter='{self.meter}' is unknown: give 'running' or 'complete'")
 
@@ -58,20 +60,17 @@ class Request:
         seed: int,
         stop: str | Sequence[str] | None,
         meter: Literal["running", "complete"],
-        ahead: int,
+        ahead: int | Literal["auto"],
         rules: RuleState | None = None,
     ) -> Request:
         """From the keywords of the public calls."""
         words = (stop,) if isinstance(stop, str) else tuple(stop or ())
         sampling = Sampling(temperature, whole("top_k", top_k), top_p, min_p)
-        new, seed, ahead = (
-            whole("max_new_tokens", max_new_tokens),
-            whole("seed", seed),
-            whole("ahead", ahead),
-        )
+        new, seed = whole("max_new_tokens", max_new_tokens), whole("seed", seed)
+        steps = None if ahead == AUTO else whole("ahead", ahead)
         chosen = parse_method(method)
         RuleState.begin(chosen.trust, chosen.stop, rules)  # refused before any work
-        return cls(chosen, new, sampling, seed, words, meter, ahead, rules)
+        return cls(chosen, new, sampling, seed, words, meter, steps, rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ class Pair:
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
         meter: MeterMode = "running",
-        ahead: int = 1,
+        ahead: int | Literal["auto"] = 1,
         rules: RuleState | None = None,
     ) -> Generation:
         """Generate one text.
@@ -132,7 +132,8 @@ class Pair:
             seed: the same seed gives the same text.
             stop: strings that end the text; they are cut off.
             meter: "complete" adds closing passes so that every trusted token is scored.
-            ahead: draft tokens an answer of the driver; the text does not depend on it.
+            ahead: draft tokens an answer of the driver; the text does not depend on it. "auto": as many as pays, by
+                what a look and a step cost and how long runs are.
             rules: the ``rules`` of an earlier generation by the same method, so that AdaEDL's λ or the heuristic's γ
                 are carried over; None begins anew.
 
@@ -158,7 +159,7 @@ class Pair:
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
         meter: MeterMode = "running",
-        ahead: int = 1,
+        ahead: int | Literal["auto"] = 1,
         rules: RuleState | None = None,
     ) -> Stream:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
@@ -181,7 +182,7 @@ class Pair:
         seed: int | Sequence[int] = 0,
         stop: str | Sequence[str] | Sequence[Sequence[str]] | None = (),
         meter: MeterMode | Sequence[MeterMode] = "running",
-        ahead: int | Sequence[int] = 1,
+        ahead: int | Literal["auto"] | Sequence[int | Literal["auto"]] = 1,
         rules: RuleState | Sequence[RuleState | None] | None = None,
         rows: int | None = None,
         policy: Policy = Policy(),

@@ -38,7 +38,10 @@ __all__ = ["Compiled", "Recipe", "cache_dir", "find_compiled", "forget_compiled"
 _log = logging.getLogger("sprinter")
 _HERE = Path(__file__).parent
 _SOURCES = [
-    *(_HERE / f"{name}.py" for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")),
+    *(
+        _HERE / f"{name}.py"
+        for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")
+    ),
     *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
 ]
 

@@ -94,8 +94,12 @@ def _own_configs() -> tuple[type, list[Any]]:
     class Product(own.CppMicroGemm):
         def codegen_define(self, kernel: Any) -> str:
             if self.pack_vnni_B_locally:  # a product of two matrices that change
-                names = "name input_dtype input2_dtype output_dtype compute_dtype register_blocking alpha".split()
-                return own.CppMicroGemmFP32Vec(*(getattr(self, name) for name in names)).codegen_define(kernel)
+                names = (
+                    "name input_dtype input2_dtype output_dtype compute_dtype register_blocking alpha".split()
+                )
+                return own.CppMicroGemmFP32Vec(*(getattr(self, name) for name in names)).codegen_define(
+                    kernel
+                )
             m, n, k = self.register_blocking
             options = self.get_common_options()
             options |= {"declare_kernel": self.get_kernel_declaration(), "pairs": k == 2}
