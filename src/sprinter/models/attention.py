@@ -65,6 +65,14 @@ inline Vec load(const T* from, int count) {
 {%- endif %}
 }
 
+inline void store(Vec value, T* to, int count) {
+{%- if kernel.dtype(query) == "float" %}
+    value.store(to, count);
+{%- else %}
+    at::vec::convert<T>(value).store(to, count);
+{%- endif %}
+}
+
 // Scores of M queries [M, D] over WIDE keys that lie on their side, [D, WIDE].
 template <int M>
 inline void score(const float* q, const float* keys, float* scores, int64_t ld) {
@@ -128,10 +136,13 @@ inline void blend_all(const float* weights, int64_t ld, const T* values, int64_t
 // Scores [ld] of one query become weights; what their sum is to be divided by is returned.
 inline float soften(float* scores, const bool* seen, int64_t keys, int64_t ld) {
     constexpr float LOWEST = std::numeric_limits<float>::lowest();
-    for (int64_t k = 0; k < keys; ++k) scores[k] = seen[k] ? scores[k] : LOWEST;
-    for (int64_t k = keys; k < ld; ++k) scores[k] = LOWEST;
     Vec top(LOWEST), sum(0.0f);
-    for (int64_t k = 0; k < ld; k += WIDE) top = at::vec::maximum(top, Vec::loadu(scores + k));
+    for (int64_t k = 0; k < ld; k += WIDE) {
+        const auto visible = at::vec::VecMask<float, 1>::from(seen + k, std::min<int64_t>(WIDE, keys - k));
+        const Vec score = Vec::blendv(Vec(LOWEST), Vec::loadu(scores + k), visible.template cast<float, 1>());
+        score.store(scores + k);
+        top = at::vec::maximum(top, score);
+    }
     const Vec highest(at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, top));
     for (int64_t k = 0; k < ld; k += WIDE) {
         const Vec weight = (Vec::loadu(scores + k) - highest).exp_u20();
@@ -160,8 +171,9 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
             const int64_t m = std::min<int64_t>(rows - row, ROWS);
             for (int64_t r = 0; r < m; ++r) {
                 const int64_t head = kv * {{heads // groups}} + (row + r) / n, token = (row + r) % n;
-                for (int64_t i = 0; i < D; ++i)
-                    q[r * D + i] = static_cast<float>({{kernel.index(query, ["b", "head", "token", "i"])}}) * {{scale}}f;
+                const T* from = &{{kernel.index(query, ["b", "head", "token", 0])}};
+                for (int i = 0; i < D; i += WIDE)
+                    (load(from + i, std::min(WIDE, D - i)) * Vec({{scale}}f)).store(q + r * D + i, std::min(WIDE, D - i));
             }
             for (int64_t k = 0; k < ld; k += WIDE) {
                 const int count = std::min<int64_t>(WIDE, keys - k);
@@ -170,7 +182,9 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
 {%- else %}
                 alignas(64) float straight[WIDE * D];
                 for (int r = 0; r < count; ++r)
-                    for (int i = 0; i < D; ++i) straight[r * D + i] = static_cast<float>(key[(k + r) * {{kernel.stride(key, 2)}} + i]);
+                    for (int i = 0; i < D; i += WIDE)
+                        load(key + (k + r) * {{kernel.stride(key, 2)}} + i, std::min(WIDE, D - i))
+                            .store(straight + r * D + i, std::min(WIDE, D - i));
                 at::vec::transpose_mxn<float>(straight, D, side, WIDE, count, D);
 {%- endif %}
                 switch (m) {
@@ -198,8 +212,9 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
             }
             for (int64_t r = 0; r < m; ++r) {
                 const int64_t head = kv * {{heads // groups}} + (row + r) / n, token = (row + r) % n;
-                for (int64_t i = 0; i < DV; ++i)
-                    {{kernel.index(output, ["b", "token", "head", "i"])}} = static_cast<T>(out[r * COLS * WIDE + i] / sums[r]);
+                T* to = &{{kernel.index(output, ["b", "token", "head", 0])}};
+                for (int i = 0; i < DV; i += WIDE)
+                    store(Vec::loadu(out + r * COLS * WIDE + i) / Vec(sums[r]), to + i, std::min(WIDE, DV - i));
             }
         }
     }
@@ -234,18 +249,23 @@ def _template() -> Any:
 
 
 def _lower(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
-    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP  # noqa: F401
     from torch._inductor.ir import FixedLayout
-    from torch._inductor.select_algorithm import realize_inputs
 
-    nodes = realize_inputs(query, key, value, mask)
-    for node in nodes:
-        node.freeze_layout()
+    nodes = [_straight(node) for node in (query, key, value, mask)]
     batch, heads, n, _ = query.get_size()
     layout = FixedLayout(query.get_device(), query.get_dtype(), [batch, n, heads, value.get_size()[-1]])
     made = _template()(nodes, layout, torch.get_num_threads(), scale).generate().output_node()
     made.data.data.allow_epilogue_fusion = False
     return made
+
+
+def _straight(node: Any) -> Any:
+    """In memory, its last axis without gaps."""
+    from torch._inductor.ir import ExternKernel
+
+    node = ExternKernel.realize_input(node)
+    node.freeze_layout()
+    return node if node.get_stride()[-1] == 1 else ExternKernel.require_contiguous(node)
 
 
 @contextmanager

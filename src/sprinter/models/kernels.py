@@ -25,13 +25,14 @@ inline void {{kernel_name}}_rows(
     using Vec = at::vec::Vectorized<float>;
     using Plain = std::conditional_t<Vec::size() == 16, __m512, __m256>;
     constexpr int WIDE = Vec::size(), COLS = {{block_n}} / WIDE;
-    Plain b[COLS], c[ROWS][COLS];
+    Plain c[ROWS][COLS];
     #pragma GCC unroll 16
     for (int row = 0; row < ROWS; ++row)
         #pragma GCC unroll 16
         for (int col = 0; col < COLS; ++col)
             c[row][col] = accum ? Vec::loadu(C + row * ldc + col * WIDE) : Vec(0.0f);
     for (int64_t k = 0; k < K; k += {{block_k}}) {
+        Plain b[COLS];
         #pragma GCC unroll 16
         for (int col = 0; col < COLS; ++col) {
 {%- if pairs %}
