@@ -13,11 +13,11 @@ from tests.models.tiny import fresh, tiny
 
 from sprinter.errors import UserError
 from sprinter.models import memory
+from sprinter.models.attention import own_attention_kernel
 from sprinter.models.captured import PASS, CapturedRunner, CompiledUnits, Unit
 from sprinter.models.choose import capture_kind
 from sprinter.models.compiled import Recipe, cache_dir
 from sprinter.models.compiled import _key as compiled_key
-from sprinter.models.attention import own_attention_kernel
 from sprinter.models.kernels import own_products
 from sprinter.models.runner import make_runner
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_captured_says_why() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import
 def test_the_compiler_knows_our_kernels_for_a_while_only() -> None:
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
     from torch._inductor.codegen.cpp_micro_gemm import micro_gemm_configs
     from torch._inductor.lowering import lowerings
 

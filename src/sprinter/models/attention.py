@@ -28,7 +28,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: fl
         mask: bool ``[batch, n, k]``, what each query sees: one key at least.
         scale: factor of the scores.
     """
-    rows = query.unflatten(1, (key.shape[1], -1)).float() * scale
+    batch, heads, n, d = query.shape
+    rows = query.view(batch, key.shape[1], heads // key.shape[1], n, d).float() * scale
     scores = (rows @ key[:, :, None].float().mT).masked_fill(~mask[:, None, None], -torch.inf)
     out = torch.softmax(scores, -1) @ value[:, :, None].float()
     return out.flatten(1, 2).to(query.dtype).transpose(1, 2).contiguous()
@@ -101,7 +102,9 @@ inline void score(const float* q, const float* keys, float* scores, int64_t ld) 
 
 // out [M, COLS * WIDE] += weights of M queries times values of some keys, N vectors of each.
 template <int M, int N>
-inline void blend(const float* weights, int64_t ld, const T* values, int64_t stride, int64_t keys, float* out, int width) {
+inline void blend(
+    const float* weights, int64_t ld, const T* values, int64_t stride, int64_t keys, float* out, int width
+) {
     Plain c[M][N];
     #pragma GCC unroll 16
     for (int m = 0; m < M; ++m)
@@ -158,6 +161,7 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
     {{kernel.maybe_codegen_profile()}}
     const int64_t batch = {{kernel.size(query, 0)}}, n = {{kernel.size(query, 2)}}, keys = {{kernel.size(key, 2)}};
     const int64_t ld = (keys + WIDE - 1) / WIDE * WIDE, rows = n * {{heads // groups}};
+    const int64_t step = {{kernel.stride(key, 2)}}, stride = {{kernel.stride(value, 2)}};
 {%- if threads > 1 %}
     #pragma omp parallel for collapse(2) num_threads({{threads}})
 {%- endif %}
@@ -172,18 +176,20 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
             for (int64_t r = 0; r < m; ++r) {
                 const int64_t head = kv * {{heads // groups}} + (row + r) / n, token = (row + r) % n;
                 const T* from = &{{kernel.index(query, ["b", "head", "token", 0])}};
-                for (int i = 0; i < D; i += WIDE)
-                    (load(from + i, std::min(WIDE, D - i)) * Vec({{scale}}f)).store(q + r * D + i, std::min(WIDE, D - i));
+                for (int i = 0; i < D; i += WIDE) {
+                    const int count = std::min(WIDE, D - i);
+                    (load(from + i, count) * Vec({{scale}}f)).store(q + r * D + i, count);
+                }
             }
             for (int64_t k = 0; k < ld; k += WIDE) {
                 const int count = std::min<int64_t>(WIDE, keys - k);
 {%- if kernel.dtype(query) == "float" %}
-                at::vec::transpose_mxn<float>(key + k * {{kernel.stride(key, 2)}}, {{kernel.stride(key, 2)}}, side, WIDE, count, D);
+                at::vec::transpose_mxn<float>(key + k * step, step, side, WIDE, count, D);
 {%- else %}
                 alignas(64) float straight[WIDE * D];
                 for (int r = 0; r < count; ++r)
                     for (int i = 0; i < D; i += WIDE)
-                        load(key + (k + r) * {{kernel.stride(key, 2)}} + i, std::min(WIDE, D - i))
+                        load(key + (k + r) * step + i, std::min(WIDE, D - i))
                             .store(straight + r * D + i, std::min(WIDE, D - i));
                 at::vec::transpose_mxn<float>(straight, D, side, WIDE, count, D);
 {%- endif %}
@@ -199,7 +205,7 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
             }
             std::fill(out, out + m * COLS * WIDE, 0.0f);
             for (int64_t k = 0; k < keys; k += KEYS) {
-                const int64_t count = std::min<int64_t>(KEYS, keys - k), stride = {{kernel.stride(value, 2)}};
+                const int64_t count = std::min<int64_t>(KEYS, keys - k);
                 for (int64_t r = 0; r < m; r += 4) {
                     const float* weights = scores.get() + r * ld + k;
                     float* to = out + r * COLS * WIDE;
@@ -224,7 +230,6 @@ extern "C" {{kernel.def_kernel(inputs={"Q": query, "K": key, "V": value, "S": ma
 
 @cache
 def _template() -> Any:
-    import torch._inductor.compile_fx  # noqa: F401  # first: its parts import each other in a circle
     from torch._inductor.codegen.cpp_template import CppTemplate
 
     class Attention(CppTemplate):
@@ -232,14 +237,15 @@ def _template() -> Any:
             super().__init__("attention", nodes, layout, threads)
             self._scale = scale
 
-        def render(self, kernel: Any, template_buffer_node: Any = None, **kwargs: Any) -> str:
+        def render(self, **kwargs: Any) -> str:
             if kwargs.get("epilogue_nodes"):
                 raise NotImplementedError("what follows attention cannot be taken into its kernel")
             query, key, value, mask = self.input_nodes
             return str(
                 self._template_from_string(_KERNEL).render(
-                    template=self, kernel=kernel, query=query, key=key, value=value, mask=mask,
-                    output=template_buffer_node or self.output_node, scale=repr(self._scale), threads=self.num_threads,
+                    template=self, kernel=kwargs["kernel"], query=query, key=key, value=value,
+                    mask=mask, output=kwargs.get("template_buffer_node") or self.output_node,
+                    scale=repr(self._scale), threads=self.num_threads,
                     heads=int(query.get_size()[1]), groups=int(key.get_size()[1]),
                     d=int(query.get_size()[3]), d_v=int(value.get_size()[3]),
                 )
@@ -271,7 +277,7 @@ def _straight(node: Any) -> Any:
 @contextmanager
 def own_attention_kernel() -> Iterator[None]:
     """While this lasts, the compiler knows a kernel for ``attention``."""
-    import torch._inductor.compile_fx  # noqa: F401
+    import torch._inductor.compile_fx
     from torch._inductor.lowering import lowerings
 
     op = torch.ops.sprinter.attention.default

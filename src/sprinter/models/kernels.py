@@ -87,7 +87,7 @@ inline void {{kernel_name}}_rows(
 def _own_configs() -> tuple[type, list[Any]]:
     """The kernel's class and where it is to be used."""
     import torch
-    import torch._inductor.compile_fx  # noqa: F401  # first: its parts import each other in a circle
+    import torch._inductor.compile_fx  # first: its parts import each other in a circle
     from torch._inductor.codegen import cpp_micro_gemm as own
     from torch._inductor.codegen.common import KernelTemplate
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
@@ -95,17 +95,15 @@ def _own_configs() -> tuple[type, list[Any]]:
     class Product(own.CppMicroGemm):
         def codegen_define(self, kernel: Any) -> str:
             if self.pack_vnni_B_locally:  # a product of two matrices that change
-                names = (
-                    "name input_dtype input2_dtype output_dtype compute_dtype register_blocking alpha".split()
-                )
-                return own.CppMicroGemmFP32Vec(*(getattr(self, name) for name in names)).codegen_define(
-                    kernel
-                )
+                dtypes = self.input_dtype, self.input2_dtype, self.output_dtype, self.compute_dtype
+                other: Any = own.CppMicroGemmFP32Vec(self.name, *dtypes, self.register_blocking, self.alpha)
+                return str(other.codegen_define(kernel))
+            this: Any = self
             m, n, k = self.register_blocking
-            options = self.get_common_options()
-            options |= {"declare_kernel": self.get_kernel_declaration(), "pairs": k == 2}
+            options = this.get_common_options()
+            options |= {"declare_kernel": this.get_kernel_declaration(), "pairs": k == 2}
             options |= {"block_m": m, "block_n": n, "block_k": k}
-            return KernelTemplate._template_from_string(_KERNEL).render(options)
+            return str(KernelTemplate._template_from_string(_KERNEL).render(options))
 
         def get_b_layout(self) -> Any:
             return own.LayoutType.VNNI2 if self.register_blocking.block_k == 2 else own.LayoutType.NORMAL
@@ -116,7 +114,8 @@ def _own_configs() -> tuple[type, list[Any]]:
     def pairs(config: Any, m: Any, n: Any, k: Any, alpha: Any, *args: Any, **kwargs: Any) -> bool:
         return bool(alpha == 1 and k % 2 == 0 and kwargs["vec_isa"].is_avx512_bf16_supported())
 
-    make, blocks = own.generate_gemm_config, [(6, 64, 2), (12, 32, 2), (16, 16, 2)]
+    make: Any = own.generate_gemm_config
+    blocks = [(6, 64, 2), (12, 32, 2), (16, 16, 2)]
     floats = make(VecAVX512, [(12, 32, 1), (8, 48, 1), (16, 16, 1)], extra_check=plain)
     narrow = make(VecAVX2, [(4, 24, 1), (6, 16, 1), (8, 8, 1)], extra_check=plain)
     halves = make(VecAVX512, blocks, torch.bfloat16, output_dtype=torch.float, extra_check=pairs)
