@@ -44,6 +44,7 @@ from llamacpp_tables import DRIFT, SIZES, predict, publish, table
 import sprinter
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms.parse import parse_arm
+from sprinter.decode.methods import parse_method
 from sprinter.engine.convert import convert_gguf
 from sprinter.laws import Sampling
 from sprinter.models.pair import builtin_paths
@@ -85,7 +86,10 @@ def own_arm(pair: sprinter.Pair, spec: str, temperature: float) -> Arm:
 
 
 def passes(pair: sprinter.Pair) -> dict[str, dict[int, float]]:
-    """Median ms of a pass over n tokens after ``CONTEXT`` others, sizes interleaved, target and draft."""
+    """Median ms of a pass over n tokens after ``CONTEXT`` others, sizes interleaved, target and draft.
+
+    "target, another size": where the pass before had another number of tokens, so that llama.cpp makes its graph anew.
+    """
     found: dict[str, dict[int, float]] = {}
     for which, model in (("target", pair.models.target), ("draft", pair.models.draft)):
         assert model is not None
@@ -94,16 +98,16 @@ def passes(pair: sprinter.Pair) -> dict[str, dict[int, float]]:
             1, pair.models.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0)
         )
         runner.extend(tokens)
-        times: dict[int, list[float]] = {n: [] for n in SIZES}
+        times: dict[bool, dict[int, list[float]]] = {again: {n: [] for n in SIZES} for again in (False, True)}
         for _ in range(PASSES):
             for n in SIZES:
-                for timed in (False, True):  # the first pass of a shape makes its graph
+                for again in (False, True):
                     began = time.perf_counter()
                     runner.extend(tokens[:, :n])
-                    if timed:
-                        times[n].append(time.perf_counter() - began)
+                    times[again][n].append(time.perf_counter() - began)
                     runner.rewind([CONTEXT])
-        found[which] = {n: 1e3 * median(values) for n, values in times.items()}
+        for again, name in ((True, which), (False, f"{which}, another size")):
+            found[name] = {n: 1e3 * median(values) for n, values in times[again].items()}
     return found
 
 
@@ -148,6 +152,7 @@ def counts(arm: Arm) -> dict[str, Any]:
     names = ("target_calls", "target_tokens", "draft_steps", "draft_tokens")
     return {
         "drift": interval(arm.drift, arm.tokens),
+        "sizes_change": parse_method(arm.name).length is None,
         "per_token": {name: arm.total(name) / new for name in names},
         "ms_per_token": {part: 1e3 * arm.total(part) / new for part in PARTS},
     }

@@ -36,16 +36,19 @@ Results = Mapping[str, Any]
 def predict(row: Results, plain: Results, costs: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
     """What a token costs in passes alone, by its counts and the passes' measured costs, and what that would gain.
 
+    Where drafts have no fixed length each call reads another number of tokens, and llama.cpp makes its graph anew.
+
     Returns:
         tokens_per_call, read_per_call (tokens that a target call reads), pass_over_one (what such a pass costs in
         passes over one token), draft_over_target (a draft step likewise), models_ms and host_ms a token (in passes and
         the prompt's, and all that was measured besides), predicted (speed over plain decoding if passes were all).
     """
+    own = costs["target, another size" if row["sizes_change"] else "target"]
     target, draft = costs["target"], costs["draft"]
     each = row["per_token"]
     calls, steps = each["target_calls"], each["draft_steps"]
     read = each["target_tokens"] / calls if calls else 0.0
-    call_ms = cost(target, read) if calls else 0.0
+    call_ms = cost(own, read) if calls else 0.0
     step_ms = cost(draft, each["draft_tokens"] / steps) if steps else 0.0
     models = row["ms_per_token"]["prefill_s"] + calls * call_ms + steps * step_ms
     alone = plain["ms_per_token"]["prefill_s"] + plain["per_token"]["target_calls"] * cost(target, 1)
@@ -166,8 +169,12 @@ def _passes(panel: Axes, parts: Mapping[str, Results]) -> None:
             sizes = sorted(costs, key=int)
             panel.plot([int(n) for n in sizes], [costs[n] for n in sizes], style, color=colour, marker=".", lw=1.2,
                        label=f"{which}, {dtype}")  # fmt: skip
+            anew = part["passes_ms"][f"{which}, another size"]
+            panel.plot(
+                [int(n) for n in sizes], [anew[n] for n in sizes], style, color=colour, alpha=0.4, lw=1.2
+            )
     panel.set(
-        title="what a pass costs",
+        title="what a pass costs (pale: after one of another size)",
         xlabel="tokens in it",
         ylabel="ms",
         xticks=(1, 4, 8, 12, 16),

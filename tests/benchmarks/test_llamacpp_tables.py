@@ -11,6 +11,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COSTS = {"target": {"1": 1.0, "2": 1.4, "4": 2.0}, "draft": {"1": 0.1, "2": 0.12, "4": 0.2}}
+COSTS |= {
+    f"{which}, another size": {n: ms + 0.3 for n, ms in costs.items()} for which, costs in COSTS.items()
+}
 ONE = [1.0, 0.9, 1.1]
 
 
@@ -28,7 +31,7 @@ def row(arm: str, calls: float, read: float, steps: float, host_ms: float, speed
     each = {"target_calls": calls, "target_tokens": calls * read, "draft_steps": steps, "draft_tokens": steps}
     return {
         "arm": arm, "tokens_per_s": 100.0, "over_plain": [speed, speed - 0.1, speed + 0.1], "over_own_loop": ONE,
-        "drift": [0.1, 0.09, 0.11], "per_token": each, "ms_per_token": ms,
+        "drift": [0.1, 0.09, 0.11], "sizes_change": False, "per_token": each, "ms_per_token": ms,
     }  # fmt: skip
 
 
@@ -40,6 +43,8 @@ def test_the_prediction_counts_passes_alone(tables: Any) -> None:
     assert found["models_ms"] == pytest.approx(0.5 + 0.5 * 1.7 + 0.9 * 0.1)
     assert found["host_ms"] == pytest.approx(0.4)
     assert found["predicted"] == pytest.approx(1.5 / found["models_ms"])
+    other = tables.predict(row("sprinter", 0.5, 3, 0.9, 0.4, 1.2) | {"sizes_change": True}, plain, COSTS)
+    assert other["models_ms"] - found["models_ms"] == pytest.approx(0.5 * 0.3)
     alone = tables.predict(row("draft-only", 0, 0, 1, 0.1, 3.0), plain, COSTS)
     assert math.isinf(alone["tokens_per_call"]) and alone["models_ms"] == pytest.approx(0.6)
     assert tables.predict(plain, plain, COSTS)["predicted"] == 1
