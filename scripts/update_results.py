@@ -20,6 +20,10 @@ TITLES = {
     "methods": "Every method",
     "bench_table": "Every method and transformers' own generation on three suites",
     "bench_noise": "How far the bench can be trusted",
+    "engine_decoding": "Captured passes: decoding",
+    "engine": "Captured passes: one pass, one step",
+    "batch": "Many rows at once",
+    "llamacpp": "llama.cpp as a runner",
     "crosscheck": "Against transformers' assisted decoding",
     "gate_study_builtin": "Gates: which signal is worth learning (built-in pair)",
     "gate_study_other": "Gates: which signal is worth learning (another pair)",
@@ -41,14 +45,21 @@ def load(name: str) -> dict[str, Any] | None:
 
 
 def where(results: dict[str, Any]) -> str:
-    """One line on how the numbers were made."""
-    env = results["environment"]
+    """How the numbers were made: one line, or one for each part that was measured by itself."""
+    if isinstance(results.get("runs"), dict):
+        return "\n".join(f"- {part}: {_made(run)}, {_place(run)}" for part, run in results["runs"].items())
+    made = f"{_made(results)}: {texts(results)}{results['new_tokens']} new tokens each"
+    return f"{made}, {_place(results)}"
+
+
+def _made(run: dict[str, Any]) -> str:
+    return f"`{run['command'].strip()} --data DIR`"
+
+
+def _place(run: dict[str, Any]) -> str:
+    env = run["environment"]
     device = env["gpu"] or f"{env['cpu']}, {env['cores']} cores, {env['threads']} thread(s)"
-    return (
-        f"`{results['command'].strip()} --data DIR`: {texts(results)}"
-        f"{results['new_tokens']} new tokens each, on {device}; "
-        f"torch {env['torch']}, transformers {env['transformers']}, commit {env['commit']}."
-    )
+    return f"on {device}; torch {env['torch']}, transformers {env['transformers']}, commit {env['commit']}."
 
 
 def texts(results: dict[str, Any]) -> str:
