@@ -1,8 +1,8 @@
 """Many requests at once: one engine, a fixed number of rows, requests that come and go (continuous batching).
 
 Each request is a stream of jobs (``Run.jobs``). A step of the engine does at most one pass of each kind, for all
-requests whose next job is of that kind: a piece of the waiting prompts in each model, a draft step, and the target's
-pass, which a policy may hold back until it pays. Rows are at different lengths and phases, each with its own method,
+requests whose next job is of that kind: a piece of the waiting prompts in each model (prompts of unlike length apart),
+a draft step, and the target's pass, which a policy may hold back until it pays. Rows are at different lengths and phases, each with its own method,
 sampling and seed; what a row writes does not depend on its neighbours.
 """
 
