@@ -124,7 +124,7 @@ class Rows:
 
 
 def _alike(feeds: Sequence[Feed]) -> list[list[Feed]]:
-    """Feeds in groups, few enough that a pass more costs less than the padding that it saves (a quarter, or 8)."""
+    """Feeds in groups, few enough that a pass more costs less than the padding that it saves (a quarter and 8)."""
     groups: list[list[Feed]] = []
     least = 0.0
     for feed in sorted(feeds, key=lambda feed: -len(feed[1])):
