@@ -1,10 +1,11 @@
 """Decoding with captured passes: against transformers, against vLLM, and the dial against our own exact decoding.
 
-    python benchmarks/engine_decoding.py --data DIR [--pairs builtin enlarged gpt2] [--prompts 24] [--no-vllm]
+    python benchmarks/engine_decoding.py --data DIR [--pairs builtin enlarged gpt2 gpt2-xl] [--prompts 24] [--no-vllm]
 
 Pairs: the built-in one; ``enlarged``, whose target has the built-in target's law at the cost of a 16.8 M one
-(benchmarks/enlarged.py; drifts and accepted shares are the built-in pair's own); a GPT-2 small with random weights,
-plain decoding alone, since its laws mean nothing. All in float32 and in bfloat16. Settings of exact decoding, ours and
+(benchmarks/enlarged.py; drifts and accepted shares are the built-in pair's own); GPT-2 small and XL with random weights,
+plain decoding alone, since their laws mean nothing. All in float32 and in bfloat16, but XL, which is run step by step
+in float32 and for a few tokens. Settings of exact decoding, ours and
 transformers', are tuned on other prompts beforehand. One process, one thread, arms interleaved prompt by prompt; vLLM
 answers from processes of its own on the same core, its interpreter named by SPRINTER_VLLM_PYTHON.
 """
@@ -37,7 +38,7 @@ from sprinter.laws import Sampling
 from sprinter.models.pair import builtin_paths
 
 NAME = "engine_decoding"
-PAIRS = ("builtin", "enlarged", "gpt2")
+PAIRS = ("builtin", "enlarged", "gpt2", "gpt2-xl")
 DTYPES = ("float32", "bfloat16")
 EXACT = tuple(f"speculative(gamma={gamma})" for gamma in range(1, 7))
 ASSISTED = (
@@ -97,12 +98,16 @@ class Arms:
 
 
 def interleave(
-    arms: Sequence[Timed], prompts: Sequence[Sequence[int]], temperature: float, note: str
+    arms: Sequence[Timed],
+    prompts: Sequence[Sequence[int]],
+    temperature: float,
+    note: str,
+    new_tokens: int = NEW_TOKENS,
 ) -> None:
     """Every arm on every prompt in turn, the order of arms rotated, two warm-up texts thrown away; begins anew."""
 
     def ask(i: int) -> Ask:
-        return Ask(tuple(prompts[i]), NEW_TOKENS, Sampling(temperature), i)
+        return Ask(tuple(prompts[i]), new_tokens, Sampling(temperature), i)
 
     for arm in arms:
         arm.tokens, arm.seconds, arm.drift = [], [], []
@@ -229,13 +234,14 @@ def enlarged(folder: Path) -> dict[str, sprinter.Pair]:
     return {dtype: sprinter.load_pair(target, **rest, dtype=dtype, compile=True) for dtype in DTYPES}
 
 
-def gpt2(folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Plain decoding of a GPT-2 small with random weights: ours in both dtypes, transformers' in float32."""
+def gpt2(folder: Path, prompts: Sequence[Sequence[int]], large: bool) -> dict[str, Any]:
+    """Plain decoding of a GPT-2 with random weights: ours, and transformers' in float32."""
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config())
-    model.save_pretrained(folder / "gpt2")
+    sizes = {"n_layer": 48, "n_embd": 1600, "n_head": 25} if large else {}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(folder / "gpt2")
     AutoTokenizer.from_pretrained(builtin_paths()["target"]).save_pretrained(folder / "gpt2")
-    pairs = {dtype: sprinter.load_pair(folder / "gpt2", dtype=dtype, compile=True) for dtype in DTYPES}
+    dtypes = DTYPES[:1] if large else DTYPES
+    pairs = {dtype: sprinter.load_pair(folder / "gpt2", dtype=dtype, compile=not large) for dtype in dtypes}
     with closing(Arms()) as arms:
         (theirs,) = arms.start(pairs["float32"], ("transformers:plain",))
         ours = [
@@ -243,7 +249,7 @@ def gpt2(folder: Path, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
             for dtype, pair in pairs.items()
             for arm in arms.start(pair, ("autoregressive",), f", {dtype}")
         ]
-        interleave([theirs, *ours], prompts, 1.0, "GPT-2 small")
+        interleave([theirs, *ours], prompts, 1.0, "GPT-2", 8 if large else NEW_TOKENS)
     return {
         "rows": [
             {"arm": arm.name, "tokens_per_s": arm.tokens_per_s, "over_transformers": arm.over(theirs)}
@@ -265,13 +271,18 @@ def table(results: dict[str, Any]) -> str:
             head = "arm | tokens/s | ÷ transformers plain | ÷ assisted (tuned) | ÷ exact of its dtype (tuned) | drift"
             title = f"**{name} pair, temperature {temperature}**, {NEW_TOKENS} new tokens"
             lines += ["", title, "", *grid(head, rows), "", *_said(facts)]
-    if "gpt2" in results:
-        rows = [
-            f"`{r['arm']}` | {r['tokens_per_s']:.0f} | {cells(r['over_transformers'])}"
-            for r in results["gpt2"]["rows"]
-        ]
-        head = "arm | tokens/s | ÷ transformers plain"
-        lines += ["", "**GPT-2 small, random weights, temperature 1**", "", *grid(head, rows)]
+    titles = {
+        "gpt2": "GPT-2 small, random weights",
+        "gpt2-xl": "GPT-2 XL, random weights, passes not captured",
+    }
+    for name, title in titles.items():
+        if name in results:
+            rows = [
+                f"`{r['arm']}` | {r['tokens_per_s']:.3g} | {cells(r['over_transformers'])}"
+                for r in results[name]["rows"]
+            ]
+            head = "arm | tokens/s | ÷ transformers plain"
+            lines += ["", f"**{title}, temperature 1**", "", *grid(head, rows)]
     return "\n".join(lines)
 
 
@@ -323,8 +334,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in options.pairs:
             began = time.time()
-            if name == "gpt2":
-                results[name] = gpt2(Path(folder), prompts[:6])
+            if name.startswith("gpt2"):
+                large = name == "gpt2-xl"
+                results[name] = gpt2(Path(folder), prompts[: 4 if large else 6], large)
             else:
                 pairs = builtin() if name == "builtin" else enlarged(Path(folder))
                 with closing(Arms()) as vllm:
