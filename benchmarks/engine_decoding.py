@@ -3,11 +3,11 @@
     python benchmarks/engine_decoding.py --data DIR [--pairs builtin enlarged gpt2 gpt2-xl] [--prompts 24] [--no-vllm]
 
 Pairs: the built-in one; ``enlarged``, whose target has the built-in target's law at the cost of a 16.8 M one
-(benchmarks/enlarged.py; drifts and accepted shares are the built-in pair's own); GPT-2 small and XL with random weights,
-plain decoding alone, since their laws mean nothing. All in float32 and in bfloat16, but XL, which is run step by step
-in float32 and for a few tokens. Settings of exact decoding, ours and
-transformers', are tuned on other prompts beforehand. One process, one thread, arms interleaved prompt by prompt; vLLM
-answers from processes of its own on the same core, its interpreter named by SPRINTER_VLLM_PYTHON.
+(benchmarks/enlarged.py; drifts and accepted shares are the built-in pair's own); GPT-2 small and XL with random
+weights, plain decoding alone, since their laws mean nothing. All in float32 and in bfloat16, but XL, which is run step
+by step in float32 and for a few tokens. Settings of exact decoding, ours and transformers', are tuned on other prompts
+beforehand. One process, one thread, arms interleaved prompt by prompt; vLLM answers from processes of its own on the
+same core, its interpreter named by SPRINTER_VLLM_PYTHON.
 """
 
 from __future__ import annotations
