@@ -155,6 +155,20 @@ def test_what_cannot_be_captured_says_why() -> None:
     quantised.lm_head.weight = torch.nn.Parameter(torch.ones(61, 32, dtype=torch.int8), requires_grad=False)
     assert capture_kind(quantised) == ("none", "its weights are quantised")
     assert make_runner(quantised, max_len=8, compile=None).name == "row"
+    double = fresh("llama").double()
+    assert capture_kind(double) == ("none", "it is in float64, and compiled attention is in float32")
+    assert make_runner(double, max_len=8, compile=None).name == "row"
+
+
+def test_a_torch_that_is_too_old_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.8.1+cpu")
+    with pytest.raises(
+        UserError, match=r"torch 2.8.1\+cpu is installed, and compiled code needs 2.9 or newer; use"
+    ):
+        make_runner(tiny("llama"), max_len=8, compile=True)
+    assert make_runner(tiny("llama"), max_len=8, compile=None).name == "row"
+    monkeypatch.setattr(torch, "__version__", "2.13.0a0+git1")
+    assert capture_kind(tiny("llama"))[0] == "compiled"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import

@@ -44,6 +44,9 @@ _OWN_MASKS = {
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 _CROPPABLE = _ATTENTION | {"chunked_attention"}
 
+_OLDEST_COMPILER = (2, 9)
+"""The torch whose compiler has all that our kernels ask of it; what else we do works with older ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
@@ -90,8 +93,17 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     if kind == "cuda":
         return "graphs", "CUDA graphs"
     if kind == "cpu":
-        return "compiled", "compiled code, kept on disk"
+        return _compiled_kind(model)
     return "none", f"there is no capture on {kind}"
+
+
+def _compiled_kind(model: PreTrainedModel) -> tuple[str, str]:
+    if model.dtype == torch.float64:
+        return "none", "it is in float64, and compiled attention is in float32"
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST_COMPILER:
+        oldest = ".".join(map(str, _OLDEST_COMPILER))
+        return "none", f"torch {torch.__version__} is installed, and compiled code needs {oldest} or newer"
+    return "compiled", "compiled code, kept on disk"
 
 
 def check_capture(model: PreTrainedModel | GgufModel) -> None:
