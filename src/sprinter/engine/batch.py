@@ -2,8 +2,8 @@
 
 Each request is a stream of jobs (``Run.jobs``). A step of the engine does at most one pass of each kind, for all
 requests whose next job is of that kind: a piece of the waiting prompts in each model (prompts of unlike length apart),
-a draft step, and the target's pass, which a policy may hold back until it pays. Rows are at different lengths and phases, each with its own method,
-sampling and seed; what a row writes does not depend on its neighbours.
+a draft step, and the target's pass, which a policy may hold back until it pays. Rows are at different lengths and
+phases, each with its own method, sampling and seed; what a row writes does not depend on its neighbours.
 """
 
 from __future__ import annotations
