@@ -61,5 +61,5 @@ def test_the_text_does_not_depend_on_the_choice(method: str) -> None:
 
 
 def test_a_wrong_word_is_refused() -> None:
-    with pytest.raises(UserError, match="ahead"):
+    with pytest.raises(UserError, match="ahead='often' is unknown: give a whole number >= 1, or 'auto'"):
         sprinter.load_pair().generate("The river", ahead="often")  # type: ignore[arg-type]

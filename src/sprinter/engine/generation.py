@@ -67,6 +67,8 @@ class Request:
         words = (stop,) if isinstance(stop, str) else tuple(stop or ())
         sampling = Sampling(temperature, whole("top_k", top_k), top_p, min_p)
         new, seed = whole("max_new_tokens", max_new_tokens), whole("seed", seed)
+        if isinstance(ahead, str) and ahead != AUTO:
+            raise UserError(f"ahead={ahead!r} is unknown: give a whole number >= 1, or {AUTO!r}")
         steps = None if ahead == AUTO else whole("ahead", ahead)
         chosen = parse_method(method)
         RuleState.begin(chosen.trust, chosen.stop, rules)  # refused before any work
