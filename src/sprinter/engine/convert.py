@@ -76,8 +76,11 @@ def for_runner(
         raise UserError(f"there is no runner {runner!r}: use {', '.join(RUNNERS)}")
     if runner == "auto":
         return target, draft, dict(options)
+    dtype = options.get("dtype", "auto")
     if runner == "llamacpp":
         library()  # what is missing is told before anything is fetched or converted
+        if dtype not in _DTYPES:
+            raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
     found = [find(target, "target", options.get("revision"))]
     found += [] if draft is None else [find(draft, "draft", options.get("draft_revision"))]
     if runner == "torch":
@@ -88,14 +91,14 @@ def for_runner(
                     "the directory that it was made from"
                 )
         return target, draft, dict(options)
-    files = [_kept_gguf(origin, options.get("dtype", "auto")) for origin in found]
+    files = [_kept_gguf(origin, _DTYPES[dtype]) for origin in found]
     rest = {
         name: value for name, value in options.items() if name not in ("dtype", "revision", "draft_revision")
     }
     return files[0], files[1] if draft is not None else None, rest
 
 
-def _kept_gguf(origin: Origin, dtype: str) -> Path:
+def _kept_gguf(origin: Origin, stored: str) -> Path:
     """The file of a model in the cache directory, written if it is not there yet."""
     if origin.gguf is not None:
         return origin.gguf
@@ -104,9 +107,7 @@ def _kept_gguf(origin: Origin, dtype: str) -> Path:
             f"runner llamacpp needs a directory, a hub id or a GGUF file, and {origin.name} is a model in memory: "
             "save it with its tokenizer and give the directory"
         )
-    if dtype not in _DTYPES:
-        raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
-    stored, cache = _DTYPES[dtype], cache_dir()
+    cache = cache_dir()
     path = cache / f"{Path(origin.name).name}-{stored}-{_key(origin.at)}.gguf"
     if path.is_file():
         return path
