@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import NEW_TOKENS, ROOT, cells, command, environment, heldout_prompts, write_results
+from common import NEW_TOKENS, cells, grid, heldout_prompts, kept_results, note_run, write_results
 
 import sprinter
 from sprinter.bench.arm import Ask
@@ -281,10 +280,6 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _grid(head: str, rows: Sequence[str]) -> list[str]:
-    return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
-
-
 def _speeds_table(part: Rows) -> list[str]:
     peers = list(dict.fromkeys(name for r in part for name in r.get("over", ())))
     rows = [
@@ -298,7 +293,7 @@ def _speeds_table(part: Rows) -> list[str]:
         )
         for r in part
     ]
-    return _grid(
+    return grid(
         " | ".join(["batch", "arm", "tokens/s", "separate runs", "÷ separate", *(f"÷ {p}" for p in peers)]),
         rows,
     )
@@ -310,7 +305,7 @@ def _policies_table(part: Rows) -> list[str]:
         f"| {r['tokens_per_s']:.0f} | {cells(r['over_all_waiting'])}"
         for r in part
     ]
-    return _grid("batch | method | share | age | tokens/s | ÷ all waiting", rows)
+    return grid("batch | method | share | age | tokens/s | ÷ all waiting", rows)
 
 
 def _parted_table(part: Rows) -> list[str]:
@@ -319,7 +314,7 @@ def _parted_table(part: Rows) -> list[str]:
         f"| {'–' if r['median_token'] is None else r['median_token']}"
         for r in part
     ]
-    return _grid("dtype | method | batch | texts | parted | median token", rows)
+    return grid("dtype | method | batch | texts | parted | median token", rows)
 
 
 def main() -> None:
@@ -340,10 +335,7 @@ def main() -> None:
     pair, half = pairs["float32"], pairs["bfloat16"]
     assert pair.tokenizer is not None
     prompts = [pair.tokenizer(text)["input_ids"] for text in heldout_prompts(options.data, options.prompts)]
-    old = ROOT / "benchmarks" / "results" / "batch.json"
-    results: dict[str, Any] = {"benchmark": "batch"}
-    if old.exists():
-        results = json.loads(old.read_text(encoding="utf-8"))
+    results = kept_results("batch")
     makers: dict[str, Callable[[], Rows]] = {
         "speeds": lambda: speeds(pair, prompts, options, half),
         "policies": lambda: policies(pair, prompts, options.repeats),
@@ -352,8 +344,7 @@ def main() -> None:
     for part in options.parts:
         began = time.time()
         results[part] = makers[part]()
-        done = {"command": command("batch"), "seconds": round(time.time() - began, 1)}
-        results.setdefault("runs", {})[part] = {**done, "environment": environment()}
+        note_run(results, "batch", part, began)
         write_results("batch", results, table(results))
 
 

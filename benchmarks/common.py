@@ -225,6 +225,26 @@ def write_results(name: str, results: dict[str, Any], table: str) -> None:
     print(json.dumps(results))
 
 
+def kept_results(name: str) -> dict[str, Any]:
+    """What was measured before, for a benchmark whose parts are measured one by one."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    known: dict[str, Any] = (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"benchmark": name}
+    )
+    return known
+
+
+def note_run(results: dict[str, Any], name: str, part: str, began: float) -> None:
+    """How and where a part was measured."""
+    done = {"command": command(name), "seconds": round(time.time() - began, 1)}
+    results.setdefault("runs", {})[part] = {**done, "environment": environment()}
+
+
+def grid(head: str, rows: Sequence[str]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
+
+
 def cells(values: tuple[float, float, float], digits: int = 2) -> str:
     """value [low, high]."""
     return f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import ROOT, command, environment, heldout_prompts, write_results
+from common import grid, heldout_prompts, kept_results, note_run, write_results
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import sprinter
@@ -267,11 +266,6 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def grid(head: str, rows: Sequence[str]) -> list[str]:
-    """A Markdown table."""
-    return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
-
-
 def _passes_table(part: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Microseconds of a pass over n tokens after {CONTEXT}: eager / captured / captured after drafts.",
@@ -345,10 +339,7 @@ def main() -> None:
     assert pair.tokenizer is not None and pair.models.draft is not None
     prompts = [pair.tokenizer(text)["input_ids"] for text in heldout_prompts(options.data, PROMPTS)]
     models = {"target": pair.models.target.model, "draft": pair.models.draft.model}
-    old = ROOT / "benchmarks" / "results" / "engine.json"
-    results: dict[str, Any] = {"benchmark": "engine"}
-    if old.exists():
-        results = json.loads(old.read_text(encoding="utf-8"))
+    results = kept_results("engine")
     makers: dict[str, Callable[[], Any]] = {
         "passes": lambda: all_passes(pair),
         "steps": lambda: steps(pair),
@@ -358,8 +349,7 @@ def main() -> None:
     for part in options.parts:
         began = time.time()
         results[part] = makers[part]()
-        done = {"command": command("engine"), "seconds": round(time.time() - began, 1)}
-        results.setdefault("runs", {})[part] = {**done, "environment": environment()}
+        note_run(results, "engine", part, began)
         write_results("engine", results, table(results))
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import sys
 import tempfile
 import time
@@ -25,12 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import NEW_TOKENS, ROOT, cells, command, environment, heldout_prompts, write_results
+from common import NEW_TOKENS, cells, grid, heldout_prompts, kept_results, note_run, write_results
 from enlarged import write_enlarged
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import sprinter
-from engine import grid
 from sprinter.bench.arm import Answer, Ask
 from sprinter.bench.arms import parse_arm
 from sprinter.bench.statistics import Interval, ratio_of_ratios
@@ -324,10 +322,7 @@ def main() -> None:
     parser.add_argument("--no-vllm", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    old = ROOT / "benchmarks" / "results" / f"{NAME}.json"
-    results: dict[str, Any] = {"benchmark": NAME}
-    if old.exists():
-        results = json.loads(old.read_text(encoding="utf-8"))
+    results = kept_results(NAME)
     tokenizer = AutoTokenizer.from_pretrained(builtin_paths()["target"])
     texts = heldout_prompts(options.data, TUNING_PROMPTS + options.prompts)
     prompts = [tokenizer(text)["input_ids"] for text in texts]
@@ -346,8 +341,7 @@ def main() -> None:
                         made = decoding(pairs, prompts, temperature, peers)
                         results.setdefault(name, {})[f"{temperature:g}"] = made
                         write_results(NAME, results, table(results))
-            done = {"command": command(NAME), "seconds": round(time.time() - began, 1)}
-            results.setdefault("runs", {})[name] = {**done, "environment": environment()}
+            note_run(results, NAME, name, began)
             write_results(NAME, results, table(results))
 
 
