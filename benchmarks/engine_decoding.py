@@ -340,6 +340,7 @@ def main() -> None:
                     for temperature in options.temperatures:
                         made = decoding(pairs, prompts, temperature, peers)
                         results.setdefault(name, {})[f"{temperature:g}"] = made
+                        note_run(results, NAME, name, began)  # what is kept is told even if the rest is not reached
                         write_results(NAME, results, table(results))
             note_run(results, NAME, name, began)
             write_results(NAME, results, table(results))
