@@ -6,8 +6,9 @@ Pairs: the built-in one; ``enlarged``, whose target has the built-in target's la
 (benchmarks/enlarged.py; drifts and accepted shares are the built-in pair's own); GPT-2 small and XL with random
 weights, plain decoding alone, since their laws mean nothing. All in float32 and in bfloat16, but XL, which is run step
 by step in float32 and for a few tokens. Settings of exact decoding, ours and transformers', are tuned on other prompts
-beforehand. One process, one thread, arms interleaved prompt by prompt; vLLM answers from processes of its own on the
-same core, its interpreter named by SPRINTER_VLLM_PYTHON.
+beforehand; vLLM's are not, since each would be a process of its own. transformers runs in float32. One process, one
+thread, arms interleaved prompt by prompt; vLLM answers from processes of its own on the same core, its interpreter
+named by SPRINTER_VLLM_PYTHON.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ ASSISTED = (
 DIAL = tuple(f"sprinter(tau={tau})" for tau in (0.3, 0.45, 0.55, 0.6, 0.65, 0.7, 0.76, 0.82))
 VLLM = ("vllm:plain({})", "vllm:draft_model(draft_sampling=probabilistic{})", "vllm:ngram({})")
 DRIFT = 0.15
+CONDITIONS = (
+    "transformers runs in float32. Its assisted decoding and our exact decoding are tuned on other prompts, vLLM's "
+    "arms keep their five draft tokens. The dial's setting is the fastest of eight on the prompts that are told."
+)
 TEMPERATURES = (1.0, 0.0)
 TUNING_PROMPTS = 5
 
@@ -258,7 +263,7 @@ def gpt2(folder: Path, prompts: Sequence[Sequence[int]], large: bool) -> dict[st
 
 def table(results: dict[str, Any]) -> str:
     """What people read."""
-    lines = ["# Decoding with captured passes"]
+    lines = ["# Decoding with captured passes", "", CONDITIONS]
     for name in ("builtin", "enlarged"):
         for temperature, facts in results.get(name, {}).items():
             rows = [
@@ -340,7 +345,9 @@ def main() -> None:
                     for temperature in options.temperatures:
                         made = decoding(pairs, prompts, temperature, peers)
                         results.setdefault(name, {})[f"{temperature:g}"] = made
-                        note_run(results, NAME, name, began)  # what is kept is told even if the rest is not reached
+                        note_run(
+                            results, NAME, name, began
+                        )  # what is kept is told even if the rest is not reached
                         write_results(NAME, results, table(results))
             note_run(results, NAME, name, began)
             write_results(NAME, results, table(results))
