@@ -58,9 +58,9 @@ VLLM = {
 }  # what speculates does so faster in bfloat16
 DRIFT = 0.15
 CONDITIONS = (
-    "transformers runs in float32. Its assisted decoding and our exact decoding are tuned on other prompts; of vLLM's "
-    "settings the fastest on the prompts that are told is taken. The dial's setting is chosen on every other prompt and "
-    "told on the rest."
+    "transformers runs in float32. Its assisted and our exact decoding are tuned on other prompts; of vLLM's "
+    "settings the fastest on the prompts that are told is taken. The dial's setting is chosen on every other prompt, "
+    "and told on the rest."
 )
 TEMPERATURES = (1.0, 0.0)
 TUNING_PROMPTS = 5

@@ -75,4 +75,9 @@ def test_the_compiled_kernel_is_the_librarys_attention(
                     for axis in axes:
                         torch._dynamo.mark_dynamic(x, axis)
             torch.testing.assert_close(compiled(*case).float(), _library(*case), rtol=close, atol=close)
+        for wrong in (torch.nan, torch.inf):
+            case = _case(shape, n, keys, dtype)
+            case[0][0, 0, 0, 0] = wrong
+            assert not compiled(*case)[0, 0, 0].isfinite().any(), "what is no number became one"
+            assert compiled(*case)[1].isfinite().all(), "another row took it over"
     assert lowered, "the operator was called, and not our kernel"

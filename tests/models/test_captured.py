@@ -3,6 +3,7 @@
 import logging
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from sprinter.models import memory
 from sprinter.models.attention import own_attention_kernel
 from sprinter.models.captured import PASS, CapturedRunner, CompiledUnits, Unit
 from sprinter.models.choose import capture_kind
-from sprinter.models.compiled import Recipe, cache_dir
+from sprinter.models.compiled import _SOURCES, Recipe, cache_dir
 from sprinter.models.compiled import _key as compiled_key
 from sprinter.models.kernels import own_products
 from sprinter.models.runner import make_runner
+from sprinter.models.trace import own_attention
 
 KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral", "opt"]
 
@@ -246,3 +248,17 @@ def test_a_model_that_was_moved_has_the_same_code(monkeypatch: pytest.MonkeyPatc
         model.config._name_or_path = place
         make_runner(model, max_len=20, compile=None).extend(torch.ones(1, 3, dtype=torch.long))
     assert len(asked) == 2 and asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2-sliding", "gemma2"])
+def test_passes_of_other_threads_go_on_as_before_while_a_model_is_traced(kind: str) -> None:
+    model, tokens = fresh(kind), torch.arange(2, 8)[None]
+    with torch.inference_mode():
+        wanted = model(tokens).logits
+        with own_attention(model), ThreadPoolExecutor(1) as other:
+            told = other.submit(torch.inference_mode()(lambda: model(tokens).logits)).result()
+    assert torch.equal(told, wanted)
+
+
+def test_heads_are_part_of_what_compiled_code_depends_on() -> None:
+    assert {"head.py", "features.py", "networks.py", "calibration.py"} <= {path.name for path in _SOURCES}

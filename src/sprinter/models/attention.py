@@ -146,13 +146,15 @@ inline float soften(float* scores, const bool* seen, int64_t keys, int64_t ld) {
         score.store(scores + k);
         top = at::vec::maximum(top, score);
     }
-    const Vec highest(at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, top));
+    const float most = at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return at::vec::maximum(x, y); }, top);
+    const Vec highest(most);
     for (int64_t k = 0; k < ld; k += WIDE) {
         const Vec weight = (Vec::loadu(scores + k) - highest).exp_u20();
         weight.store(scores + k);
         sum = sum + weight;
     }
-    return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum);
+    // exp_u20 makes a number of a NaN; what is no number must stay none.
+    return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum) + (most - most);
 }
 }  // namespace
 
@@ -257,6 +259,8 @@ def _template() -> Any:
 def _lower(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
     from torch._inductor.ir import FixedLayout
 
+    if query.get_dtype() not in (torch.float32, torch.bfloat16, torch.float16):
+        raise NotImplementedError(f"our attention kernel does not know {query.get_dtype()}")
     nodes = [_straight(node) for node in (query, key, value, mask)]
     batch, heads, n, _ = query.get_size()
     layout = FixedLayout(query.get_device(), query.get_dtype(), [batch, n, heads, value.get_size()[-1]])

@@ -43,6 +43,7 @@ _SOURCES = [
         for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")
     ),
     *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
+    *(_HERE.parent / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
 ]
 
 Compiled = Callable[[list[Tensor]], list[Tensor]]

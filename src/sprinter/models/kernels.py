@@ -1,6 +1,6 @@
 """Our own product kernel for the compiler, while code is compiled (x86 with AVX2 or AVX-512).
 
-Inductor's kernel for vectors (torch 2.6 to 2.13) keeps its sums in an array that g++ does not take apart: sums are
+Inductor's kernel for vectors keeps its sums in an array that g++ does not take apart: sums are
 stored to memory at every step of the inner loop. It takes blocks of two or three vectors, too few sums to keep the
 units busy with one or two tokens, and turns bfloat16 into float32 first. Ours is of plain vectors in unrolled loops, in
 blocks of four vectors, and multiplies bfloat16 in pairs where the processor does so itself. AMX kernels stay the

@@ -7,8 +7,10 @@ the transformers model as it is; on a CPU only the attention function is another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -129,7 +131,7 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
     if before != "sdpa":
         yield
         return
-    ALL_ATTENTION_FUNCTIONS.register(_OWN, _attend)
+    ALL_ATTENTION_FUNCTIONS.register(_OWN, partial(_attend, get_ident(), ALL_ATTENTION_FUNCTIONS[before]))
     config._attn_implementation = _OWN
     try:
         yield
@@ -138,16 +140,24 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _attend(
+    owner: int,
+    others: Callable[..., tuple[Tensor, None]],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor,
+    attention_mask: Tensor | None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' attention functions; ``attention_mask``: bool ``[1 or batch, 1, n, k]``."""
+    """As transformers' attention functions; ``attention_mask``: bool ``[1 or batch, 1, n, k]``.
+
+    A pass of another thread than the owner's, under way while this model is traced, goes the usual way.
+    """
+    if get_ident() != owner:
+        return others(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     _check(kwargs)
+    assert attention_mask is not None, "a traced pass has a mask"
     batch, _, n, d = query.shape
     mask = attention_mask[:, 0].expand(batch, n, key.shape[2])
     return attention(query, key, value, mask, d**-0.5 if scaling is None else scaling), None
