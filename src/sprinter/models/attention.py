@@ -153,8 +153,9 @@ inline float soften(float* scores, const bool* seen, int64_t keys, int64_t ld) {
         weight.store(scores + k);
         sum = sum + weight;
     }
-    // exp_u20 makes a number of a NaN; what is no number must stay none.
-    return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum) + (most - most);
+    // exp_u20 makes a number of a NaN, and scores that are all -inf look masked: what is no number must stay none.
+    const float none = most > LOWEST ? most - most : std::numeric_limits<float>::quiet_NaN();
+    return at::vec::vec_reduce_all<float>([](Vec& x, Vec& y) { return x + y; }, sum) + none;
 }
 }  // namespace
 
