@@ -10,6 +10,7 @@ __all__ = ["AUTO", "MOST", "Ahead", "best_ahead"]
 AUTO = "auto"
 MOST = 8
 """Most tokens that are drafted ahead by our own choice."""
+_TRIALS = 4  # looks; the first of a length may load code
 
 
 def best_ahead(look_s: float, step_s: float, goes_on: float) -> int:
@@ -31,11 +32,12 @@ class Ahead:
     """Learns the costs and the length of runs of one request.
 
     Args:
-        fixed: always so many; None: choose. The first looks take one and two tokens, which tells both costs.
+        fixed: always so many; None: choose. The first looks take one and two tokens by turns, which tells both costs.
     """
 
     fixed: int | None
     _fastest: dict[int, float] = field(default_factory=dict)
+    _looks: int = 0
     _runs: int = 0
     _kept: int = 0
 
@@ -43,15 +45,15 @@ class Ahead:
         """Tokens to draft before the next look."""
         if self.fixed is not None:
             return self.fixed
-        for k in (1, 2):
-            if k not in self._fastest:
-                return k
+        if self._looks < _TRIALS or not {1, 2} <= self._fastest.keys():
+            return 1 + self._looks % 2
         step_s = max(self._fastest[2] - self._fastest[1], 1e-9)
         look_s = max(self._fastest[1] - step_s, 0.0)
         return best_ahead(look_s, step_s, (self._kept + 1) / (self._kept + self._runs + 2))
 
     def looked(self, steps: int, seconds: float) -> None:
         """A look with so many steps took so long; the fastest one counts, for others may have had the machine."""
+        self._looks += 1
         self._fastest[steps] = min(seconds, self._fastest.get(steps, inf))
 
     def ended(self, kept: int) -> None:

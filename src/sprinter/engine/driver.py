@@ -237,7 +237,7 @@ class RowDriver:
         yield from self._prefill(side)
         chains = [_Chain() for _ in side.numbers]
         signals: dict[str, list[float]] = {name: [] for name in (*self._plan.signals, *self._plan.heads)}
-        wanted, began = request.at_most, time.perf_counter()
+        wanted, spent = request.at_most, 0.0
         if request.width == 1 and not self._whole:
             wanted = min(self._ahead.next(), wanted)
         while (left := wanted - len(chains[0].tokens)) > 0:
@@ -250,7 +250,8 @@ class RowDriver:
                 for name, values in signals.items():
                     values.append(one.signals[name])
             self._count_drafts(request.round, steps)
-        self._ahead.looked(wanted, time.perf_counter() - began)
+            spent += sum(one.draft_s + one.gate_s for one in steps[0])
+        self._ahead.looked(len(chains[0].tokens), spent)
         return tuple(chain.finish(signals) for chain in chains)
 
     def _draft_rows(self, side: Side, round: int, count: int) -> list[DraftRow]:
