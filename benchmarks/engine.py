@@ -1,6 +1,6 @@
 """The fast engine: passes and draft steps against the machine's limit, captured = eager, cost by context.
 
-    python benchmarks/engine.py --data DIR [--parts passes steps equality context]
+    python benchmarks/engine.py --data DIR [--parts passes steps equality context meter]
 
 Decoding is timed by benchmarks/engine_decoding.py. One process, one thread, arms interleaved; a part is saved when it
 is done, and parts that were measured before stay. A pass is run a few times in a row and only the last one is taken, so
@@ -19,13 +19,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from common import grid, heldout_prompts, kept_results, note_run, write_results
+from common import NEW_TOKENS, cells, grid, heldout_prompts, kept_results, note_run, write_results
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import sprinter
+from sprinter.bench.statistics import ratio_of_sums
+from sprinter.decode.meter import Meter
 from sprinter.engine.captured import CapturedDraftSteps
 from sprinter.engine.rows import Rows
 from sprinter.engine.steps import DraftPlan, DraftRow, DraftSteps, EagerDraftSteps
@@ -39,7 +42,8 @@ CONTEXT = 128
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 AHEAD = (1, 4)
 METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter")
-PARTS = ("passes", "steps", "equality", "context")
+PARTS = ("passes", "steps", "equality", "context", "meter")
+METERED = ("sprinter(tau=0.45)", "sprinter(tau=0.65)", "coin(rate=0.6, cap=20)")
 PROMPTS = 25
 DTYPES = ("float32", "bfloat16")
 WARM = 4  # a pass finds its weights where the pass before it left them
@@ -253,11 +257,31 @@ def context(model: PreTrainedModel) -> list[dict[str, float]]:
     return rows
 
 
+def meter(pair: sprinter.Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Seconds of generating with the running meter over seconds with one that only forgets, arms in turn."""
+    found = []
+    for method in METERED:
+        spent: dict[str, list[float]] = {"on": [], "off": []}
+        for turn in range(-2, 2 * len(prompts)):
+            for state in ("on", "off") if turn % 2 else ("off", "on"):
+                with patch.object(Meter, "score", Meter.score if state == "on" else _forget):
+                    prompt = prompts[turn % len(prompts)]
+                    out = pair.generate(prompt, method=method, seed=max(turn, 0), max_new_tokens=NEW_TOKENS)
+                if turn >= 0:
+                    spent[state].append(out.stats.wall_s)
+        found.append({"method": method, "on_over_off": ratio_of_sums(spent["on"], spent["off"])})
+    return found
+
+
+def _forget(self: Meter, start: int, scores: Any) -> None:
+    self._waiting.clear()
+
+
 def table(results: Mapping[str, Any]) -> str:
     """What people read."""
     makers: dict[str, Callable[[Any], list[str]]] = {
         "passes": _passes_table, "steps": _steps_table, "equality": _equality_table,
-        "context": _context_table,
+        "context": _context_table, "meter": _meter_table,
     }  # fmt: skip
     lines = ["# The fast engine"]
     for part, make in makers.items():
@@ -325,6 +349,14 @@ def _context_table(part: Mapping[str, Any]) -> list[str]:
     return [*lines, *grid(head, rows)]
 
 
+def _meter_table(part: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = ["Time with the running meter over time without it.", ""]
+    return [
+        *lines,
+        *grid("method | ratio", [f"`{r['method']}` | {cells(r['on_over_off'], 3)}" for r in part]),
+    ]
+
+
 def main() -> None:
     """Measure the parts that were asked for; parts that were measured before are kept."""
     parser = argparse.ArgumentParser(
@@ -345,6 +377,7 @@ def main() -> None:
         "steps": lambda: steps(pair),
         "equality": lambda: {dtype: equality(dtype, prompts, options.seeds) for dtype in DTYPES},
         "context": lambda: {name: context(longer(model)) for name, model in models.items()},
+        "meter": lambda: meter(pair, prompts),
     }
     for part in options.parts:
         began = time.time()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from sprinter.decode.draft import Scores, Token
@@ -39,9 +40,17 @@ class Meter:
 
     def score(self, start: int, scores: Scores) -> None:
         """Settle what waits: row i of the scores is the law at position ``start + i + 1``."""
+        whole = []
         for position, token, q, saw_token in self._waiting:
-            p = scores.laws[position - start - 1]
-            token.drift = self._one_sample(p, q, token.id) if saw_token else float(tv_distance(p, q))
+            if saw_token:
+                token.drift = self._one_sample(scores.laws[position - start - 1], q, token.id)
+            else:
+                whole.append((position - start - 1, token, q))
+        if whole:
+            rows, tokens, laws = zip(*whole, strict=True)
+            drifts = tv_distance(scores.laws[list(rows)], torch.stack(laws)).tolist()
+            for token, drift in zip(tokens, drifts, strict=True):
+                token.drift = drift
         self._waiting.clear()
 
     @staticmethod
