@@ -1,6 +1,6 @@
 """The fast engine: passes and draft steps against the machine's limit, captured = eager, cost by context.
 
-    python benchmarks/engine.py --data DIR [--parts passes steps equality context meter]
+    python benchmarks/engine.py --data DIR [--parts passes steps equality context meter ahead]
 
 Decoding is timed by benchmarks/engine_decoding.py. One process, one thread, arms interleaved; a part is saved when it
 is done, and parts that were measured before stay. A pass is run a few times in a row and only the last one is taken, so
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -42,7 +42,9 @@ CONTEXT = 128
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 AHEAD = (1, 4)
 METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter")
-PARTS = ("passes", "steps", "equality", "context", "meter")
+PARTS = ("passes", "steps", "equality", "context", "meter", "ahead")
+LOOKS: tuple[int | Literal["auto"], ...] = (1, 2, 4, "auto")
+LOOKING = ("sprinter(tau=0.65)", "sprinter(tau=0.45)", "svip")
 METERED = ("sprinter(tau=0.45)", "sprinter(tau=0.65)", "coin(rate=0.6, cap=20)")
 PROMPTS = 25
 DTYPES = ("float32", "bfloat16")
@@ -273,6 +275,30 @@ def meter(pair: sprinter.Pair, prompts: Sequence[Sequence[int]]) -> list[dict[st
     return found
 
 
+def looks(pair: sprinter.Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Seconds with one token a look over seconds with more, and draft steps a token, settings in turn."""
+    found = []
+    for method in LOOKING:
+        outs: dict[Any, list[Any]] = {ahead: [] for ahead in LOOKS}
+        for turn in range(-1, len(prompts)):
+            for i in range(len(LOOKS)):
+                ahead = LOOKS[(turn + i) % len(LOOKS)]
+                given = {"method": method, "max_new_tokens": NEW_TOKENS, "ahead": ahead}
+                out = pair.generate(prompts[turn], seed=max(turn, 0), **given)
+                outs[ahead] += [out.stats] if turn >= 0 else []
+        one = [stats.wall_s for stats in outs[1]]
+        found += [
+            {
+                "method": method,
+                "ahead": ahead,
+                "over_one": ratio_of_sums(one, [stats.wall_s for stats in some]),
+                "steps_a_token": sum(s.draft_steps for s in some) / sum(s.new_tokens for s in some),
+            }
+            for ahead, some in outs.items()
+        ]
+    return found
+
+
 def _forget(self: Meter, start: int, scores: Any) -> None:
     self._waiting.clear()
 
@@ -281,7 +307,7 @@ def table(results: Mapping[str, Any]) -> str:
     """What people read."""
     makers: dict[str, Callable[[Any], list[str]]] = {
         "passes": _passes_table, "steps": _steps_table, "equality": _equality_table,
-        "context": _context_table, "meter": _meter_table,
+        "context": _context_table, "meter": _meter_table, "ahead": _looks_table,
     }  # fmt: skip
     lines = ["# The fast engine"]
     for part, make in makers.items():
@@ -357,6 +383,14 @@ def _meter_table(part: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _looks_table(part: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        f"`{r['method']}` | {r['ahead']} | {cells(r['over_one'])} | {r['steps_a_token']:.2f}" for r in part
+    ]
+    lines = ["Speed with several tokens a look (`ahead`) over one, captured.", ""]
+    return [*lines, *grid("method | ahead | speed over one | draft steps a token", rows)]
+
+
 def main() -> None:
     """Measure the parts that were asked for; parts that were measured before are kept."""
     parser = argparse.ArgumentParser(
@@ -378,6 +412,7 @@ def main() -> None:
         "equality": lambda: {dtype: equality(dtype, prompts, options.seeds) for dtype in DTYPES},
         "context": lambda: {name: context(longer(model)) for name, model in models.items()},
         "meter": lambda: meter(pair, prompts),
+        "ahead": lambda: looks(pair, prompts),
     }
     for part in options.parts:
         began = time.time()
