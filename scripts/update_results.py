@@ -107,9 +107,9 @@ def captured_lines() -> list[str]:
     }
     lines = [
         "",
-        "With compiled passes (`compile=True`), against transformers' `generate` in float32 on the same core, and",
-        "other engines beside it; the second column is the built-in target with layers and units added that say nothing,",
-        "so the same texts at the cost of a 17 M target:",
+        "With compiled passes (`compile=True`), against transformers' `generate` in float32 on the same core, other",
+        "engines beside it. The second column is the built-in target with layers and units added that say nothing:",
+        "the same texts at the cost of a 17 M target.",
         "",
         "| tokens/s over transformers, temperature 1 | built-in pair | target at the cost of a 17 M one |",
         "| --- | --- | --- |",
