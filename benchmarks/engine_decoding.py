@@ -339,6 +339,8 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=TEMPERATURES)
     parser.add_argument("--no-vllm", action="store_true")
     options = parser.parse_args()
+    if options.prompts < 2:
+        parser.error("--prompts: give 2 or more: the dial is chosen on one half and told on the other")
     torch.set_num_threads(1)
     results = kept_results(NAME)
     tokenizer = AutoTokenizer.from_pretrained(builtin_paths()["target"])
