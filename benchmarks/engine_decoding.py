@@ -44,7 +44,13 @@ ASSISTED = (
     *(f"transformers:assisted(tokens={tokens})" for tokens in range(1, 6)),
     "transformers:assisted(schedule=heuristic)", "transformers:assisted(tokens=20, schedule=dynamic)",
 )  # fmt: skip
-DIAL = tuple(f"sprinter(tau={tau})" for tau in (0.3, 0.45, 0.55, 0.6, 0.65, 0.7, 0.76, 0.82))
+DIAL = (
+    *(f"sprinter(tau={tau})" for tau in (0.3, 0.45, 0.55, 0.6, 0.65, 0.7, 0.76, 0.82)),
+    *(
+        f"sprinter(tau={tau}, tail={tail})"
+        for tau, tail in ((0.6, 2), (0.65, 2), (0.65, 4), (0.7, 2), (0.7, 4))
+    ),
+)  # a tail of untrusted tokens is checked at each call: it pays where calls are dear
 VLLM = {
     "float32": ("vllm:plain",),
     "bfloat16": (
