@@ -210,9 +210,10 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
 
 
 def command(name: str) -> str:
-    """The command line, without the folder of the data."""
+    """The command line, without the folders of the data and of what is kept."""
     words = sys.argv[1:]
-    kept = [word for i, word in enumerate(words) if word != "--data" and (i == 0 or words[i - 1] != "--data")]
+    folders = ("--data", "--out")
+    kept = [w for i, w in enumerate(words) if w not in folders and (i == 0 or words[i - 1] not in folders)]
     return " ".join([f"python benchmarks/{name}.py", *kept])
 
 
