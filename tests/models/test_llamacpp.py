@@ -86,6 +86,7 @@ def test_variants_of_llama_equal_the_uncached_pass(variant: str, tmp_path: Path)
     told.extend([70, 41])
     for _ in range(16):
         told.anything()
+    assert told.compared > 70 + 41
 
 
 def test_ragged_rows_with_idle_rows_and_copies(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
@@ -95,6 +96,7 @@ def test_ragged_rows_with_idle_rows_and_copies(tiny: tuple[PreTrainedModel, Gguf
     told.copy(0, [1, 2])
     told.rewind([29, 30, 1])
     told.extend([1, 0, 29])
+    assert told.compared == 70 + 5 + 30
 
 
 def test_some_rows_alone(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
@@ -121,6 +123,7 @@ def test_all_rows_full_after_copies_still_fit(tiny: tuple[PreTrainedModel, GgufM
         told.rewind([5, 5, 5, 5])
         told.extend([59, 59, 59, 59])
         told.rewind([0, 0, 0, 0])
+    assert told.compared == 3 * (64 + 4 * 59)
 
 
 def test_long_inputs_go_in_chunks(
@@ -132,9 +135,11 @@ def test_long_inputs_go_in_chunks(
     told.extend([23])
     told.extend([11], logits=False)
     told.extend([7], 16)
+    assert told.compared == 23 + 7
     told = Told(make_runner(tiny[1], batch=3, max_len=90), tiny[0], tolerance=1e-4)
     told.extend([23, 4, 0])
     told.extend([3, 12, 17])
+    assert told.compared == 27 + 32
 
 
 def test_an_interrupted_pass_leaves_the_rows_as_they_were(

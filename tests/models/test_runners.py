@@ -55,6 +55,7 @@ def test_long_inputs_go_in_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) ->
     told.extend([11], logits=False)
     told.extend([7], 16)
     told.extend([1])
+    assert told.compared == 23 + 11 + 7 + 1
 
 
 def test_long_ragged_inputs_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +63,7 @@ def test_long_ragged_inputs_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> Non
     told = Told(make_runner(tiny("gpt2"), batch=3, max_len=CONTEXT), "gpt2")
     told.extend([23, 4, 0])
     told.extend([3, 12, 17])
+    assert told.compared == 27 + 32
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt_neo"])
@@ -174,3 +176,4 @@ def test_one_token_at_a_time_through_the_window(kind: str, prefer: str) -> None:
         told.rewind([length + 1])  # by one: the commonest rewind
         told.extend([1])
         told.rewind([length])
+    assert told.compared == (2 * WINDOW + 1) * 4

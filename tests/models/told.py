@@ -13,7 +13,8 @@ from sprinter.models.runner import Runner, Step
 class Told:
     """A runner and what its rows should hold; every answer is compared with the uncached pass.
 
-    ``tolerance``: largest difference, in units of the largest number where that exceeds 1.
+    ``tolerance``: largest difference, in units of the largest number where that exceeds 1. ``compared`` counts the
+    tokens whose states were compared.
     """
 
     def __init__(
@@ -22,6 +23,7 @@ class Told:
         self.runner, self.model = runner, tiny(model) if isinstance(model, str) else model
         self.vocab, self.tolerance = self.model.config.vocab_size, tolerance
         self.rows: list[list[int]] = [[] for _ in range(runner.batch)]
+        self.compared = 0
         self.random = random.Random(seed)
 
     def extend(self, counts: Sequence[int], n: int | None = None, *, logits: bool = True) -> None:
@@ -49,6 +51,7 @@ class Told:
             torch.testing.assert_close(
                 step.hidden[row, :count], hidden[-count:], rtol=0, atol=self.tolerance * max(1.0, scale)
             )
+            self.compared += count
             if step.logits is not None:
                 assert step.logits.shape == (len(counts), n, self.vocab)
                 scale = expected.abs().max().item()
