@@ -48,7 +48,7 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(6, 2, 10, 14), (2, 2, 64, 64), (4, 1, 32, 80)])
 def test_the_compiled_kernel_is_the_librarys_attention(
     shape: tuple[int, int, int, int],

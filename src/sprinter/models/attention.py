@@ -241,8 +241,7 @@ def _template() -> Any:
             self._scale = scale
 
         def render(self, **kwargs: Any) -> str:
-            if kwargs.get("epilogue_nodes"):
-                raise NotImplementedError("what follows attention cannot be taken into its kernel")
+            assert not kwargs.get("epilogue_nodes"), "the compiler was told to leave what follows alone"
             query, key, value, mask = self.input_nodes
             return str(
                 self._template_from_string(_KERNEL).render(
@@ -260,8 +259,7 @@ def _template() -> Any:
 def _lower(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
     from torch._inductor.ir import FixedLayout
 
-    if query.get_dtype() not in (torch.float32, torch.bfloat16, torch.float16):
-        raise NotImplementedError(f"our attention kernel does not know {query.get_dtype()}")
+    assert query.get_dtype() != torch.float64, "choose.capture_kind refuses it, in words for the user"
     nodes = [_straight(node) for node in (query, key, value, mask)]
     batch, heads, n, _ = query.get_size()
     layout = FixedLayout(query.get_device(), query.get_dtype(), [batch, n, heads, value.get_size()[-1]])
