@@ -14,6 +14,7 @@ from tests.models.gguf_files import (
     saved_llama,
     tiny_llama,
 )
+from tests.models.refused import refusal
 from tests.models.tiny import padded_gpt2, save, tiny, word_tokenizer
 
 from sprinter.engine.convert import convert_gguf
@@ -54,15 +55,6 @@ def foreign(files: Path) -> Path:
         patch.setattr(gguf_write, "FINGERPRINT_KEY", "other.fingerprint")
         patch.setattr(gguf_write, "EOS_KEY", "other.eos")
         return convert_gguf(files / "target", path, "f32")
-
-
-def refusal(*args: object, **options: object) -> str:
-    """The line with which ``load_models`` refuses."""
-    with pytest.raises(UserError) as caught:
-        load_models(*args, **options)  # type: ignore[arg-type]
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
+from tests.models.refused import refusal
 from tests.models.tiny import CONTEXT, VOCAB, fresh, padded_gpt2, save, tiny, word_tokenizer
 
 from sprinter.errors import UserError
@@ -30,15 +31,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def broken(saved: Path, tmp_path: Path) -> Path:
     """A copy of the target's directory, to be damaged."""
     return Path(shutil.copytree(saved / "target", tmp_path / "model"))
-
-
-def refusal(*args: object, **options: object) -> str:
-    """The line with which ``load_models`` refuses."""
-    with pytest.raises(UserError) as caught:
-        load_models(*args, **options)  # type: ignore[arg-type]
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
 
 
 def test_a_pair_from_directories(saved: Path) -> None:

@@ -14,7 +14,19 @@ import typer
 from sprinter.cli import bench_compare, bench_list, bench_report
 from sprinter.cli.bench_pages import Meter, print_summary
 from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Runner, Target, Tokenizer, TopK, TopP
+from sprinter.cli.options import (
+    Compile,
+    Device,
+    Draft,
+    Dtype,
+    Gate,
+    Heads,
+    Runner,
+    Target,
+    Tokenizer,
+    TopK,
+    TopP,
+)
 from sprinter.cli.pages import console, print_json
 from sprinter.errors import UserError
 
@@ -124,14 +136,7 @@ def run(
     restart: Annotated[
         bool, typer.Option(help="Throw away what --out holds; without it the run goes on.")
     ] = False,
-    compile: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Capture short passes, on a CPU compiled once (minutes) and kept on disk.",
-            show_default="where it costs nothing",
-        ),
-    ] = None,
+    compile: Compile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Run arms on suites, interleaved prompt by prompt; write results.json and report.html into --out.

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Dtype, Gate, Heads, Runner, Target, Tokenizer, TopK, TopP
+from sprinter.cli.options import (
+    Compile,
+    Device,
+    Draft,
+    Dtype,
+    Gate,
+    Heads,
+    Runner,
+    Target,
+    Tokenizer,
+    TopK,
+    TopP,
+)
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
 from sprinter.errors import UserError
@@ -56,14 +68,7 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     runner: Runner = "auto",
-    compile: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile",
-            help="Capture short passes, on a CPU compiled once (minutes) and kept on disk.",
-            show_default="where it costs nothing",
-        ),
-    ] = None,
+    compile: Compile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Generate a text, and show which model wrote each token and what that cost."""

@@ -6,7 +6,19 @@ from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["Device", "Draft", "Dtype", "Gate", "Heads", "Runner", "Target", "Tokenizer", "TopK", "TopP"]
+__all__ = [
+    "Compile",
+    "Device",
+    "Draft",
+    "Dtype",
+    "Gate",
+    "Heads",
+    "Runner",
+    "Target",
+    "Tokenizer",
+    "TopK",
+    "TopP",
+]
 
 Target = Annotated[
     str | None,
@@ -27,6 +39,14 @@ Dtype = Annotated[
     typer.Option(
         help="float32, bfloat16, ...; with --runner llamacpp float32, float16 or q8_0.",
         show_default="by device",
+    ),
+]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Capture short passes, on a CPU compiled once (minutes) and kept on disk.",
+        show_default="where it costs nothing",
     ),
 ]
 Runner = Annotated[

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sprinter.bench.arm import Answer, Ask
-from sprinter.decode.checks import at_least
+from sprinter.bench.arms.registry import LookupSettings
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
@@ -103,15 +103,8 @@ class Plain:
 
 
 @dataclass(eq=False, kw_only=True)
-class Lookup(Plain):
+class Lookup(LookupSettings, Plain):
     """llama-cpp-python's prompt lookup: up to ``tokens`` copied from where the last ``ngram`` or fewer stood before."""
-
-    tokens: int = 10
-    ngram: int = 2
-
-    def __post_init__(self) -> None:
-        at_least("tokens", self.tokens, 1)
-        at_least("ngram", self.ngram, 1)
 
     def _drafter(self) -> Any:
         drafters = import_module("llama_cpp.llama_speculative")

@@ -24,6 +24,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from sprinter.bench.arm import Answer, Ask
 from sprinter.bench.arms.engine import settle
+from sprinter.bench.arms.registry import LookupSettings
 from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.pair import Pair
@@ -170,15 +171,8 @@ class Assisted(Plain):
 
 
 @dataclass(eq=False, kw_only=True)
-class Lookup(Plain):
+class Lookup(LookupSettings, Plain):
     """transformers' prompt lookup: up to ``tokens`` are copied from where the last ``ngram`` or fewer stood before."""
-
-    tokens: int = 10
-    ngram: int = 2
-
-    def __post_init__(self) -> None:
-        at_least("tokens", self.tokens, 1)
-        at_least("ngram", self.ngram, 1)
 
     def _options(self) -> dict[str, Any]:
         return {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.ngram}
