@@ -12,8 +12,6 @@ it is done, and parts that were measured before stay.
 from __future__ import annotations
 
 import argparse
-import gc
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import NEW_TOKENS, cells, grid, heldout_prompts, kept_results, note_run, write_results
+from common import NEW_TOKENS, cells, grid, heldout_prompts, in_turn, kept_results, note_run, write_results
 
 import sprinter
 from sprinter.bench.arm import Ask
@@ -153,24 +151,14 @@ def vllm_batched(pair: sprinter.Pair, dtype: str) -> Work:
 
 
 def measure(arms: Sequence[Arm], prompts: Sequence[Ids], size: int, repeats: int) -> None:
-    """Every arm on every batch in turn, the order of arms rotated; one round before that is thrown away."""
+    """Every arm on every batch in turn; one round before that is thrown away."""
     for arm in arms:
         arm.work(prompts[:size], range(size))
-    gc.collect()
-    gc.disable()
-    try:
-        for repeat in range(repeats):
-            chosen = [prompts[(repeat * size + i) % len(prompts)] for i in range(size)]
-            seeds = range(repeat * size, (repeat + 1) * size)
-            for arm in [*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]]:
-                tokens, seconds = arm.work(chosen, seeds)
-                arm.tokens.append(tokens)
-                arm.seconds.append(seconds)
-            gc.collect()
-            print(f"\rbatch {size}: {repeat + 1}/{repeats}", end="", file=sys.stderr)
-    finally:
-        gc.enable()
-        print(file=sys.stderr)
+    for i, arm in in_turn(arms, repeats, f"batch {size}:"):
+        seeds = range(i * size, (i + 1) * size)
+        tokens, seconds = arm.work([prompts[seed % len(prompts)] for seed in seeds], seeds)
+        arm.tokens.append(tokens)
+        arm.seconds.append(seconds)
 
 
 class Speeds:

@@ -7,10 +7,10 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from sprinter.files import write_atomic
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))  # some benchmarks read what the pair was trained on
 
+T = TypeVar("T")
 PROMPT_WORDS = 200
 NEW_TOKENS = 64
 TEMPERATURES = (1.0, 0.7, 0.0)
@@ -75,27 +76,28 @@ class Arm:
         return np.array([out.stats.mean_drift * out.stats.new_tokens for out in self.outs])
 
 
-def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, note: str = "") -> None:
-    """Every arm on every prompt in turn, the order of arms rotated, one warm-up prompt thrown away."""
-    for arm in arms:
-        arm.run(prompts[0], 0)
+def in_turn(arms: Sequence[T], rounds: int, note: str) -> Iterator[tuple[int, T]]:
+    """(round, arm): every arm in every round, in a rotated order; no garbage is collected but between rounds."""
     gc.collect()
     gc.disable()
     try:
-        for repeat in range(repeats):
-            for i, prompt in enumerate(prompts):
-                shift = (i + repeat) % len(arms)
-                for arm in [*arms[shift:], *arms[:shift]]:
-                    arm.outs.append(arm.run(prompt, repeat * len(prompts) + i))
-                print(
-                    f"\r{note} {repeat * len(prompts) + i + 1}/{repeats * len(prompts)}",
-                    end="",
-                    file=sys.stderr,
-                )
+        for i in range(rounds):
+            shift = (i + i // len(arms)) % len(arms)
+            for arm in [*arms[shift:], *arms[:shift]]:
+                yield i, arm
             gc.collect()
+            print(f"\r{note} {i + 1}/{rounds}", end="", file=sys.stderr)
     finally:
         gc.enable()
         print(file=sys.stderr)
+
+
+def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, note: str = "") -> None:
+    """Every arm on every prompt in turn, one warm-up prompt thrown away."""
+    for arm in arms:
+        arm.run(prompts[0], 0)
+    for i, arm in in_turn(arms, repeats * len(prompts), note):
+        arm.outs.append(arm.run(prompts[i % len(prompts)], i))
 
 
 def interval(top: np.ndarray, bottom: np.ndarray) -> Interval:

@@ -14,8 +14,6 @@ named by SPRINTER_VLLM_PYTHON.
 from __future__ import annotations
 
 import argparse
-import gc
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import NEW_TOKENS, cells, grid, heldout_prompts, kept_results, note_run, write_results
+from common import NEW_TOKENS, cells, grid, heldout_prompts, in_turn, kept_results, note_run, write_results
 from enlarged import write_enlarged
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -129,7 +127,7 @@ def interleave(
     note: str,
     new_tokens: int = NEW_TOKENS,
 ) -> None:
-    """Every arm on every prompt in turn, the order of arms rotated, two warm-up texts thrown away; begins anew."""
+    """Every arm on every prompt in turn, two warm-up texts thrown away; begins anew."""
 
     def ask(i: int) -> Ask:
         return Ask(tuple(prompts[i]), new_tokens, Sampling(temperature), i)
@@ -138,20 +136,11 @@ def interleave(
         arm.tokens, arm.seconds, arm.drift = [], [], []
         arm.answer(ask(0))
         arm.answer(ask(0))
-    gc.collect()
-    gc.disable()
-    try:
-        for i in range(len(prompts)):
-            for arm in [*arms[i % len(arms) :], *arms[: i % len(arms)]]:
-                made = arm.answer(ask(i))
-                arm.tokens.append(len(made.ids))
-                arm.seconds.append(made.wall_s)
-                arm.drift.append(sum(made.drifts or ()))
-            print(f"\r{note} T={temperature:g} {i + 1}/{len(prompts)}", end="", file=sys.stderr)
-            gc.collect()
-    finally:
-        gc.enable()
-        print(file=sys.stderr)
+    for i, arm in in_turn(arms, len(prompts), f"{note} T={temperature:g}"):
+        made = arm.answer(ask(i))
+        arm.tokens.append(len(made.ids))
+        arm.seconds.append(made.wall_s)
+        arm.drift.append(sum(made.drifts or ()))
 
 
 def fastest(arms: Sequence[Timed]) -> Timed | None:
