@@ -96,7 +96,7 @@ class Rows:
         """Read without a word about what follows, in a pass for each group of feeds that are about as long."""
         before = self.runner.lengths
         try:
-            for group in _alike(feeds):
+            for group in _by_length(feeds):
                 self.read(group, logits=False)
         except BaseException:
             self.runner.rewind(before)
@@ -123,7 +123,7 @@ class Rows:
                 check_finite(logits[i, :n], self.name, self.length(row) - n)
 
 
-def _alike(feeds: Sequence[Feed]) -> list[list[Feed]]:
+def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
     """Feeds in groups, few enough that a pass more costs less than the padding that it saves (a quarter and 8)."""
     groups: list[list[Feed]] = []
     least = 0.0

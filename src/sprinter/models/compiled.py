@@ -103,8 +103,9 @@ def _find(stem: str) -> Compiled | None:
 
 
 def forget_compiled() -> None:
-    """Delete all compiled code."""
-    shutil.rmtree(cache_dir(), ignore_errors=True)
+    """Delete all compiled code, and nothing else that lies there."""
+    for path in cache_dir().glob("*.pt2"):
+        path.unlink(missing_ok=True)
 
 
 def _key(recipe: Recipe) -> str:
