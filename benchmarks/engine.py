@@ -167,7 +167,7 @@ def steps(pair: sprinter.Pair) -> dict[str, Any]:
     for name, heads in (("no head", {}), ("gate", {"gate": pair.gate} if pair.gate else {})):
         for k in AHEAD:
             plan = DraftPlan(Sampling(), ("entropy",), heads)
-            row = DraftRow(0, [9], CONTEXT, 1, AddressedDraws(1), plan, count=k)
+            row = DraftRow(0, [9], CONTEXT + 1, 1, AddressedDraws(1), plan, count=k)
             arms = {arm: draft_arm(rows, drafter, row) for arm, (rows, drafter) in drafters.items()}
             spent = {arm: 1e6 * value / k for arm, value in times(arms).items()}
             unit = unit_us(captured, arms["captured"], k)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import BatchError, SprinterError, UserError
 
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "BatchError",
     "Engine",
     "Event",
     "Generation",

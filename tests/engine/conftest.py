@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.heads.gate import Gate, GateConfig
+from sprinter.heads.head import Head, HeadConfig
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 VOCAB = 24
@@ -24,6 +28,31 @@ def tiny_llama(seed: int, layers: int = 1, scale: float = 12.0) -> LoadedModel:
     with torch.no_grad():
         model.lm_head.weight.mul_(scale)
     return LoadedModel(model, f"tiny-{seed}", None, 96, VOCAB, 16, ())
+
+
+def double(model: LoadedModel) -> LoadedModel:
+    """The same in float64."""
+    return dataclasses.replace(model, model=copy.deepcopy(model.model).double())  # type: ignore[union-attr]
+
+
+def double_pair() -> sprinter.Pair:
+    """Two random Llamas in float64 with a head of every kind."""
+    models = LoadedPair(double(tiny_llama(1, layers=2)), double(tiny_llama(2)), None)
+    chance = torch.Generator().manual_seed(3)
+    gate = Gate(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
+    heads = []
+    for kind, features in (
+        ("specdec++", ("hidden", "hidden_x")),
+        ("disco", ("entropy", "top_q(k=3)", "position")),
+    ):
+        config = HeadConfig(16, "tiny-2", "tiny-1", kind=kind, features=features)
+        with torch.random.fork_rng():
+            torch.manual_seed(4)
+            network = config.network()
+            for weights in network.parameters():
+                torch.nn.init.normal_(weights, std=0.7)
+        heads.append(Head(config, network))
+    return sprinter.Pair(models, gate, heads)
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,17 @@ phases, each with its own method, sampling and seed; what a row writes does not 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
-from sprinter.engine.driver import DraftJob, Job, Jobs, PromptJob, TargetJob
+from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
 from sprinter.engine.run import Parts, Run
 from sprinter.engine.stream import Reader
+from sprinter.engine.work import Work
 from sprinter.errors import UserError
 from sprinter.models.choose import runner_kind
 from sprinter.models.memory import check_memory
@@ -34,12 +34,14 @@ class Event:
     Attributes:
         id: the request's.
         tokens: new final tokens, with their text.
-        generation: the whole result, if the request is finished.
+        generation: the whole result, if the request has ended; ``finish_reason`` "error" if it failed.
+        error: why it failed: logits of its rows that are not finite, or what one of its rules raised.
     """
 
     id: int
     tokens: list[Token]
     generation: Generation | None = None
+    error: Exception | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,21 +49,14 @@ class _Live:
     """A request that has rows.
 
     Attributes:
-        numbers: its rows. job: what must be done next. since: the engine's step in which it began to wait for that.
+        since: the engine's step in which it began to wait for its next job. began: when it got its rows, in seconds.
     """
 
     id: int
-    run: Run
-    numbers: list[int]
-    jobs: Jobs
-    job: Job | None
+    work: Work
     reader: Reader | None
     since: int
     began: float
-
-    def news(self) -> list[Token]:
-        """Tokens that nobody was told of."""
-        return self.reader.read() if self.reader else []
 
 
 class Batch:
@@ -78,6 +73,9 @@ class Batch:
 
     Raises:
         UserError: a model that decodes one row at a time; caches that do not fit, with the largest number of rows.
+
+    Attributes:
+        told: events that nobody has taken yet.
     """
 
     def __init__(
@@ -102,16 +100,21 @@ class Batch:
                 raise UserError(f"{name} decodes one row at a time ({reason}): use rows=1")
         check_memory(models, rows, parts.targets.size(max_len), memory_bytes)
         self._models = parts.take(max_len, rows, needs_target, needs_draft)
-        self._free = list(range(rows))
-        self._waiting: deque[tuple[int, Run]] = deque()
+        self._waiting: dict[int, Run] = {}
         self._live: dict[int, _Live] = {}
+        self.told: list[Event] = []
         self._next_id = self._steps = 0
         self._tells, self._closed = tells, False
 
     @property
     def unfinished(self) -> int:
         """Requests that wait or are under way."""
-        return len(self._waiting) + len(self._live)
+        return len(self._waiting.keys() | self._live.keys())
+
+    @property
+    def _free(self) -> list[int]:
+        taken = {number for one in self._live.values() for number in one.work.numbers}
+        return [number for number in range(self._rows) if number not in taken]
 
     def add(self, run: Run) -> int:
         """Put a request in the queue; its number.
@@ -132,31 +135,45 @@ class Batch:
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"
             )
         id, self._next_id = self._next_id, self._next_id + 1
-        self._waiting.append((id, run))
+        self._waiting[id] = run
         return id
 
     def step(self) -> list[Event]:
-        """Let waiting requests take free rows, do one pass of each kind that is due, and tell what came of it.
+        """``advance``, and hand over what it told."""
+        self.advance()
+        events, self.told = self.told, []
+        return events
 
-        Raises:
-            SprinterError: a model's logits are not finite. The requests stay as they were before that pass.
+    def advance(self) -> None:
+        """Let waiting requests take free rows, do one pass of each kind that is due, and note what came of it.
+
+        An error of one request ends that one alone, and its event tells. What is raised here belongs to none of them
+        (an interrupt, no memory for a pass): all are as they were before that pass, nothing that was to be told is
+        lost, and the next step goes on.
         """
         began = time.perf_counter()
-        events = self._admit()
         self._steps += 1
-        for kind in ("target", "draft"):
-            reads = self._at(lambda job, kind=kind: isinstance(job, PromptJob) and job.model == kind)  # type: ignore[misc]
-            events += self._do(reads, began)
-        events += self._do(self._at(lambda job: isinstance(job, DraftJob)), began)
-        waiting = self._at(lambda job: isinstance(job, TargetJob))
-        oldest = max((self._steps - one.since for one in waiting), default=0)
-        # One that was asked for in this very step may come along.
-        if waiting and self._policy.calls(len(waiting), len(self._live), oldest):
-            events += self._do(waiting, began)
-        now = time.perf_counter()
-        for one in self._live.values():
-            one.run.record.stats.wall_s += now - max(one.began, began)
-        return _joined(events)
+        try:
+            self._admit()
+            for one in self._live.values():
+                if not one.work.begun:
+                    self._go_on(one, None, began)
+            for model in ("target", "draft"):
+                reads = self._at(lambda job, model=model: isinstance(job, PromptJob) and job.model == model)  # type: ignore[misc]
+                self._do(reads, began)
+            self._do(self._at(lambda job: isinstance(job, DraftJob)), began)
+            waiting = self._at(lambda job: isinstance(job, TargetJob))
+            oldest = max((self._steps - one.since for one in waiting), default=0)
+            under_way = sum(not one.work.over for one in self._live.values())
+            # One that was asked for in this very step may come along.
+            if waiting and self._policy.calls(len(waiting), under_way, oldest):
+                self._do(waiting, began)
+        finally:
+            now = time.perf_counter()
+            for one in self._live.values():
+                if not one.work.over:
+                    one.work.run.record.stats.wall_s += now - max(one.began, began)
+        self._tell()
 
     def cancel(self, id: int) -> Generation:
         """Abandon a request, whether it waits or is under way; its rows are free at once.
@@ -167,91 +184,73 @@ class Batch:
         Raises:
             UserError: there is no such request, or it is finished.
         """
+        run = self._waiting.pop(id, None)
         if id in self._live:
-            one = self._live[id]
-            self._leave(one)
-            return one.run.generation()
-        for entry in self._waiting:
-            if entry[0] == id:
-                self._waiting.remove(entry)
-                return entry[1].generation()
-        raise UserError(f"request {id} is not under way: it is finished, cancelled or was never added")
+            run = self._live[id].work.run
+            self._leave(self._live[id])
+        if run is None:
+            raise UserError(f"request {id} is not under way: it is finished, cancelled or was never added")
+        return run.generation()
 
     def close(self) -> None:
         """Abandon all requests and give the caches back."""
         if self._closed:
             return
         self._closed = True
-        for one in list(self._live.values()):
-            self._leave(one)
+        self._live.clear()
         self._waiting.clear()
         self._parts.give_back(self._models)
 
-    def _admit(self) -> list[Event]:
+    def _admit(self) -> None:
         """First come, first served: the first in the queue waits until there are rows enough for it."""
-        events = []
-        while self._waiting and self._waiting[0][1].rows <= len(self._free):
-            id, run = self._waiting.popleft()
-            numbers, self._free = self._free[: run.rows], self._free[run.rows :]
-            jobs = run.jobs(self._models, numbers, self._policy.prompt_piece)
-            began = time.perf_counter()
-            reader = Reader(run) if self._tells else None
-            one = _Live(id, run, numbers, jobs, None, reader, self._steps, began)
-            self._live[id] = one
-            events.append(self._go_on(one, None, began))
-        return events
+        for id, run in list(self._waiting.items()):
+            free = self._free
+            if id not in self._live:  # else an interrupt came between the next two statements
+                if run.rows > len(free):
+                    return
+                work = Work(run, self._models, free[: run.rows], self._policy.prompt_piece)
+                reader = Reader(run) if self._tells else None
+                self._live[id] = _Live(id, work, reader, self._steps, time.perf_counter())
+            del self._waiting[id]
 
     def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
         """Requests whose next job is such a one, in the order of their rows."""
-        return sorted((one for one in self._live.values() if wanted(one.job)), key=lambda one: one.numbers)
+        return sorted(
+            (one for one in self._live.values() if wanted(one.work.job)), key=lambda one: one.work.numbers
+        )
 
-    def _do(self, group: Sequence[_Live], began: float) -> list[Event]:
+    def _do(self, group: Sequence[_Live], began: float) -> None:
         """One pass for all of them."""
-        if not group:
-            return []
-        done = self._models.run([one.job for one in group if one.job is not None])
-        events, error = [], None
+        jobs = [one.work.job for one in group if one.work.job is not None]
+        done = self._models.run(jobs) if jobs else []
         for one, result in zip(group, done, strict=True):
-            try:
-                events.append(self._go_on(one, result, began))
-            except Exception as caught:  # a rule's own; the others' rows have read on and must hear of it
-                error = error or caught
-        if error is not None:
-            raise error
-        return events
+            self._go_on(one, result, began)
 
-    def _go_on(self, one: _Live, done: object, began: float) -> Event:
-        """Send a request what was done for it, up to its next job."""
-        try:
-            one.job = one.jobs.send(done)
-            one.since = self._steps
-            return Event(one.id, one.news())
-        except StopIteration:
-            one.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
-            news = one.news()
-            self._leave(one)
-            return Event(one.id, news, one.run.generation())
-        except BaseException:
-            self._leave(one)
-            raise
+    def _go_on(self, one: _Live, done: Done | None, began: float) -> None:
+        """Tell a request what was done for it, up to its next job."""
+        one.work.go_on(done)
+        one.since = self._steps
+        if one.work.over:
+            one.work.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
 
-    def _leave(self, one: _Live) -> None:
-        """Free the rows of a request."""
-        one.jobs.close()
+    def _tell(self) -> None:
+        """Note what is new of each request; those that have ended leave."""
+        for one in list(self._live.values()):
+            if one.work.over:
+                tokens, generation = self._news(one), one.work.run.generation()
+                self._leave(one, Event(one.id, tokens, generation, one.work.error))
+            elif tokens := self._news(one):
+                self.told.append(Event(one.id, tokens))
+
+    def _news(self, one: _Live) -> list[Token]:
+        """Tokens that nobody was told of."""
+        return one.reader.read() if one.reader else []
+
+    def _leave(self, one: _Live, last: Event | None = None) -> None:
+        """Free the rows of a request, with a last word of it."""
         for rows in (self._models.target, self._models.draft):
-            for number in one.numbers if rows else ():
-                assert rows is not None
-                rows.rewind(number, 0)
+            if rows is not None:
+                rows.rewind(dict.fromkeys(one.work.numbers, 0))
+        if last is not None:
+            self.told.append(last)
         del self._live[one.id]
-        self._free = sorted([*self._free, *one.numbers])
-
-
-def _joined(events: Sequence[Event]) -> list[Event]:
-    """One event a request, those that say nothing left out."""
-    joined: dict[int, Event] = {}
-    for event in events:
-        if event.id in joined:
-            event = Event(event.id, joined[event.id].tokens + event.tokens, event.generation)
-        if event.tokens or event.generation:
-            joined[event.id] = event
-    return list(joined.values())

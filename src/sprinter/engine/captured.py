@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sprinter.engine.rows import Rows
+from sprinter.engine.rows import Feed, Rows
 from sprinter.engine.steps import (
     SIGNALS,
     Drafted,
@@ -28,11 +27,11 @@ from sprinter.engine.steps import (
     TargetRow,
     later,
 )  # fmt: skip
+from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, entropy, process_rows, raw_law
 from sprinter.models.captured import LONGEST, CapturedRunner, Run, Unit
-from sprinter.models.checks import check_finite
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]
@@ -149,7 +148,7 @@ class CapturedDraftSteps:
         self._rows, self._eager = rows, EagerDraftSteps(rows)
         self._units: dict[tuple[bool, tuple[tuple[str, int], ...]], DraftUnit] = {}
 
-    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
         """See ``DraftSteps``."""
         runner = self._rows.runner
         heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
@@ -157,61 +156,62 @@ class CapturedDraftSteps:
             return self._eager(rows)
         unit = self._unit(heads, any(_cuts(row.plan.sampling) for row in rows))
         with torch.inference_mode():
-            drafted = self._draft(runner, unit, rows)
-        rest = [i for i, row in enumerate(rows) if row.count > len(drafted[i])]
+            made, drafted = self._draft(runner, unit, rows)
+        whole: list[list[Drafted] | SprinterError] = list(drafted)
+        rest = {i: own for i, own in enumerate(drafted) if isinstance(own, list) and rows[i].count > len(own)}
         if rest:
             # Those that wanted more than others go on alone; what is not captured goes on eagerly.
-            go_on = self if len(drafted[0]) == _common(rows) else self._eager
-            for i, more in zip(rest, go_on([_rest(rows[i], drafted[i]) for i in rest]), strict=True):
-                drafted[i] += more
-        return drafted
+            go_on = self if made == _common(rows) else self._eager
+            later = go_on([_rest(rows[i], own) for i, own in rest.items()])
+            for (i, own), more in zip(rest.items(), later, strict=True):
+                whole[i] = more if isinstance(more, SprinterError) else own + more
+        return whole
 
     def _draft(
         self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
-    ) -> list[list[Drafted]]:
-        began, before = time.perf_counter(), runner.lengths
-        steps = _common(rows)
+    ) -> tuple[int, list[list[Drafted] | SprinterError]]:
+        """Steps that were made, and what came of them for each row."""
+        began, steps = time.perf_counter(), _common(rows)
+        self._rows.begin([row.feed for row in rows], steps - 1)
         extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
-        tokens, first = _padded(rows, runner)
+        tokens, first = _padded([row.feed for row in rows], runner)
         counts = [first, *[[1] * len(rows)] * (steps - 1)]
         made = runner.run_steps(unit, tokens, counts, extras, [row.row for row in rows])
         if not made:
-            return [[] for _ in rows]
-        for row in rows:
-            self._rows.forget(row.row)
-        return self._fetch(rows, unit, made, before, began)
+            self._rows.nothing_read([row.feed for row in rows])
+            return 0, [[] for _ in rows]
+        return len(made), self._fetch(rows, unit, made, began)
 
     def _fetch(
-        self,
-        rows: Sequence[DraftRow],
-        unit: DraftUnit,
-        made: list[list[Tensor]],
-        before: list[int],
-        began: float,
-    ) -> list[list[Drafted]]:
+        self, rows: Sequence[DraftRow], unit: DraftUnit, made: list[list[Tensor]], began: float
+    ) -> list[list[Drafted] | SprinterError]:
         """All that the steps made, brought to the host at once."""
         if self._rows.runner.device.type == "cpu":
             ids, numbers = ([step[kind].tolist() for step in made] for kind in (0, 3))
         else:
             ids, numbers = (torch.stack([step[kind] for step in made]).tolist() for kind in (0, 3))
         seconds = (time.perf_counter() - began) / (len(rows) * len(made))
-        drafted: list[list[Drafted]] = [[] for _ in rows]
+        drafted: list[list[Drafted] | SprinterError] = []
         for i, row in enumerate(rows):
+            own: list[Drafted] = []
             for step in range(len(made)):
-                _, law, raw, told = made[step]
-                if not abs(numbers[step][i][0]) < float("inf"):
-                    self._refuse(told[i, :1], before, before[row.row] + len(row.tokens) - 1 + step)
+                _, law, raw, _ = made[step]
                 signals = unit.named(row.plan, numbers[step][i])
                 feed = [len(row.tokens) if step == 0 else 1]
-                drafted[i].append(
-                    Drafted(ids[step][i][0], law[i], raw[i] if row.plan.raw else None, signals, feed, seconds)
+                own.append(
+                    Drafted(
+                        ids[step][i][0],
+                        law[i],
+                        raw[i] if row.plan.raw else None,
+                        signals,
+                        feed,
+                        None,
+                        seconds,
+                    )
                 )
+            peaks = [told[i][0] for told in numbers]
+            drafted.append(self._rows.end(row.feed, peaks, row.position - 1) or own)
         return drafted
-
-    def _refuse(self, peak: Tensor, before: list[int], position: int) -> None:
-        """The rows as they were, and an error that names the model and the position."""
-        self._rows.runner.rewind(before)
-        check_finite(peak[None], self._rows.name, position)
 
     def _unit(self, heads: Mapping[str, Head], cuts: bool) -> DraftUnit:
         key = (cuts, tuple(sorted((kind, id(head)) for kind, head in heads.items())))
@@ -231,31 +231,29 @@ class CapturedTargetPasses:
         self._rows, self._eager = rows, EagerTargetPasses(rows)
         self._units = [TargetUnit(rows.vocab, cuts) for cuts in (False, True)]
 
-    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored]:
+    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
-        runner = self._rows.runner
-        if not isinstance(runner, CapturedRunner) or max(len(row.tokens) for row in rows) > LONGEST:
+        runner, feeds = self._rows.runner, [row.feed for row in rows]
+        if not isinstance(runner, CapturedRunner) or max(len(feed.tokens) for feed in feeds) > LONGEST:
             return self._eager(rows)
-        began, before = time.perf_counter(), runner.lengths
+        began = time.perf_counter()
+        self._rows.begin(feeds)
         with torch.inference_mode():
-            tokens, counts = _padded(rows, runner)
+            tokens, counts = _padded(feeds, runner)
             settings = [_settings(row.sampling) for row in rows]
             extras = [_tensor([one[kind] for one in settings], runner, kind) for kind in (0, 1)]
             unit = self._units[any(_cuts(row.sampling) for row in rows)]
-            made = runner.run(unit, tokens, counts, extras, [row.row for row in rows])
+            made = runner.run(unit, tokens, counts, extras, [feed.row for feed in feeds])
         if made is None:
+            self._rows.nothing_read(feeds)
             return self._eager(rows)
-        laws, raws, peaks = made
-        counted = [(i, row, len(row.tokens)) for i, row in enumerate(rows)]
-        if not isfinite(peaks.sum()):
-            for i, row, n in counted:  # padding may be anything
-                if not bool(peaks[i, :n].isfinite().all()):
-                    runner.rewind(before)
-                    check_finite(peaks[i, :n, None], self._rows.name, before[row.row])
-        for row in rows:
-            self._rows.forget(row.row)
+        laws, raws, peaks = made[0], made[1], made[2].tolist()
         seconds = (time.perf_counter() - began) / len(rows)
-        return [Scored(laws[i, :n], raws[i, :n] if row.raw else None, seconds) for i, row, n in counted]
+        scored: list[Scored | SprinterError] = []
+        for i, (row, feed, n) in enumerate(zip(rows, feeds, counts, strict=True)):
+            own = Scored(laws[i, :n], raws[i, :n] if row.raw else None, seconds)
+            scored.append(self._rows.end(feed, peaks[i][:n], feed.start) or own)  # padding may be anything
+        return scored
 
 
 def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
@@ -264,11 +262,9 @@ def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
     return alike and few and isinstance(row.draws, AddressedDraws) and not row.plan.reads_x
 
 
-def _padded(
-    rows: Sequence[DraftRow] | Sequence[TargetRow], runner: CapturedRunner
-) -> tuple[Tensor, list[int]]:
+def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list[int]]:
     """Unread tokens of the rows, ``[rows, n]``, and how many each has."""
-    unread = [row.tokens for row in rows]
+    unread = [feed.tokens for feed in feeds]
     n = max(map(len, unread))
     padded = [[*tokens, *[0] * (n - len(tokens))] for tokens in unread]
     return torch.tensor(padded, device=runner.device), list(map(len, unread))

@@ -51,7 +51,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """A piece of a prompt's own pass; done in seconds."""
+    """A piece of a prompt's own pass; done in seconds.
+
+    Every job says where its rows start, so that one that failed or was broken off is simply done again.
+    """
 
     model: str  # "target" or "draft"
     rows: list[Feed]
@@ -72,9 +75,9 @@ class TargetJob:
 
 
 Job = PromptJob | DraftJob | TargetJob
-Done = float | list[list[Drafted]] | list[Scored]
+Done = float | list[list[Drafted]] | list[Scored] | SprinterError
 Jobs = Generator[Job, Any, None]
-"""A request under way: yields jobs, is sent what was done."""
+"""A request under way: yields jobs, is sent what was done; an error among it ends the request."""
 
 
 class Models:
@@ -106,14 +109,18 @@ class Models:
         return self._vocab
 
     def run(self, jobs: Sequence[Job]) -> list[Done]:
-        """Do jobs of one kind (and of one model) in one pass or step; what was done for each, in order."""
+        """Do jobs of one kind (and of one model) in one pass or step; what was done for each, in order.
+
+        What is wrong with the rows of one job is its own answer, an error. Whatever is raised belongs to none of them:
+        all may be done again.
+        """
         first = jobs[0]
         if isinstance(first, PromptJob):
             return list(self._read_prompts(first.model, [row for job in jobs for row in _feeds(job)], jobs))
         rows: list[Any] = [row for job in jobs for row in job.rows]
         steps: Any = self._draft_steps if isinstance(first, DraftJob) else self._target_passes
         done = iter(steps(rows))
-        return [[next(done) for _ in job.rows] for job in jobs]
+        return [_answer([next(done) for _ in job.rows]) for job in jobs]
 
     def _read_prompts(self, model: str, feeds: list[Feed], jobs: Sequence[Job]) -> list[float]:
         rows = self.target if model == "target" else self.draft
@@ -122,6 +129,10 @@ class Models:
         rows.read_prompts(feeds)
         seconds = time.perf_counter() - began
         return [seconds * len(job.rows) / len(feeds) for job in jobs]
+
+
+def _answer(rows: list[Any]) -> Done:
+    return next((done for done in rows if isinstance(done, SprinterError)), rows)
 
 
 def _feeds(job: Job) -> list[Feed]:
@@ -241,7 +252,11 @@ class RowDriver:
         if request.width == 1 and not self._whole:
             wanted = min(self._ahead.next(), wanted)
         while (left := wanted - len(chains[0].tokens)) > 0:
-            steps: list[list[Drafted]] = yield DraftJob(self._draft_rows(side, request.round, left))
+            rows = self._draft_rows(side, request.round, left)
+            steps: list[list[Drafted]] = yield DraftJob(rows)
+            # Where one row alone ran x through the model, it will do so again: rows hold the same number of tokens.
+            side.cached += min(sum(sum(one.feeds) for one in drafted) for drafted in steps)
+            side.after = [drafted[-1].after for drafted in steps]
             for chain, drafted in zip(chains, steps, strict=True):
                 for one in drafted:
                     chain.add(one)
@@ -259,10 +274,11 @@ class RowDriver:
         place = self._place[1] + 1 if self._place[0] == round else 1
         return [
             DraftRow(
-                number, tokens, position, round, self._draws, self._bare if n else self._plan, n, place, count
+                feed.row, feed.tokens, position, round, self._draws, self._bare if n else self._plan, n, place, count,
+                None if feed.tokens else side.after[n],
             )
-            for n, (number, tokens) in enumerate(zip(side.numbers, side.unread(), strict=True))
-        ]
+            for n, feed in enumerate(side.unread())
+        ]  # fmt: skip
 
     def _count_drafts(self, round: int, steps: list[list[Drafted]]) -> None:
         stats, costs = self._stats, self._costs
@@ -289,11 +305,9 @@ class RowDriver:
         # Without several chains all rows hold the same text: one answer serves.
         side.append(request.chains or [()] * len(side.numbers))
         yield from self._prefill(side, request.closing)
-        rows = [
-            TargetRow(number, tokens, self._sampling, self._needs_raw)
-            for number, tokens in zip(side.numbers, side.unread(), strict=True)
-        ]
+        rows = [TargetRow(feed, self._sampling, self._needs_raw) for feed in side.unread()]
         scored: list[Scored] = yield TargetJob(rows)
+        side.cached += len(rows[0].feed.tokens)
         seconds = sum(one.target_s for one in scored)
         laws, raw = scored[0].laws, scored[0].raw
         if request.chains:
@@ -303,7 +317,7 @@ class RowDriver:
         if request.closing:
             stats.closing_s += seconds
             return Scores(laws, raw)
-        read = sum(len(row.tokens) for row in rows)
+        read = sum(len(row.feed.tokens) for row in rows)
         if self._place[0] == request.round:
             self._ahead.ended(request.start + len(request.tokens) - self._run_start)
         stats.target_s += seconds
@@ -316,6 +330,7 @@ class RowDriver:
         """The prompt's own pass, counted apart; of a target that only meters it is a part of the closing passes."""
         while feeds := side.prompt_left(self._piece):
             seconds = yield PromptJob(side.rows.name, feeds)
+            side.cached += len(feeds[0].tokens)
             if closing:
                 self._stats.closing_s += seconds
             else:

@@ -11,7 +11,7 @@ from sprinter.engine.batch import Batch, Event
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
 from sprinter.engine.run import Run
-from sprinter.errors import UserError
+from sprinter.errors import BatchError, UserError
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
@@ -58,6 +58,7 @@ class Engine:
             raise UserError(f"max_len={max_len} is out of range: give 1 to {pair.models.context} tokens")
         self._pair = pair
         self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
+        self._results = _Results(self._batch)
 
     @property
     def unfinished(self) -> int:
@@ -94,17 +95,20 @@ class Engine:
     def step(self) -> list[Event]:
         """Serve all requests a step further: at most one pass of each kind. What came of it, request by request.
 
-        Raises:
-            SprinterError: a model's logits are not finite; the requests stay as they were before that pass.
+        An error of one request ends that one alone, and its event tells. What is raised here belongs to none of them
+        (an interrupt, no memory for a pass): they are as they were before that pass, and the next step goes on.
         """
         return self._batch.step()
 
     def finish(self) -> dict[int, Generation]:
-        """Step until no request is left; the results by number, of those that finish from now on."""
-        done = {}
-        while self.unfinished:
-            done.update({event.id: event.generation for event in self.step() if event.generation})
-        return done
+        """Step until no request is left; the results by number, of those that end from now on.
+
+        If it is interrupted, call it again: no result is lost.
+
+        Raises:
+            BatchError: some requests failed; it holds the results of all.
+        """
+        return self._results.all("request")
 
     def cancel(self, id: int) -> Generation:
         """Abandon a request, whether it waits or is under way; its rows are free at once.
@@ -151,11 +155,34 @@ def generate_all(
         needs_draft=any(run.needs_draft for run in runs),
         tells=False,
     )
-    done: dict[int, Generation] = {}
     try:
-        numbers = [batch.add(run) for run in runs]
-        while batch.unfinished:
-            done.update({event.id: event.generation for event in batch.step() if event.generation})
+        for run in runs:  # a batch numbers its requests from 0 on
+            batch.add(run)
+        done = _Results(batch).all("prompt")
     finally:
         batch.close()
-    return [done[number] for number in numbers]
+    return [done[i] for i in range(len(runs))]
+
+
+class _Results:
+    """What comes of a batch's requests, kept until it is asked for as a whole."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._last: dict[int, Event] = {}
+
+    def all(self, what: str) -> dict[int, Generation]:
+        """Step until no request is left; see ``Engine.finish``. ``what``: a request's name in an error."""
+        batch = self._batch
+        while batch.unfinished or batch.told:
+            batch.advance()
+            self._last |= {event.id: event for event in batch.told if event.generation is not None}
+            batch.told.clear()  # not before it is kept here: an interrupt may come at any time
+        last, self._last = self._last, {}
+        results = {id: event.generation for id, event in sorted(last.items()) if event.generation is not None}
+        errors = {id: event.error for id, event in sorted(last.items()) if event.error is not None}
+        if errors:
+            done = {id: result for id, result in results.items() if id not in errors}
+            partial = {id: results[id] for id in errors}
+            raise BatchError(what, errors, done, partial) from next(iter(errors.values()))
+        return results

@@ -140,11 +140,11 @@ class Pair:
         Raises:
             UserError: what is wrong with the request and how to mend it.
         """
-        stream = self.stream(
+        with self.stream(
             prompt, method=method, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
             min_p=min_p, seed=seed, stop=stop, meter=meter, ahead=ahead, rules=rules,
-        )  # fmt: skip
-        return stream.finish()
+        ) as stream:  # fmt: skip
+            return stream.finish()
 
     def stream(
         self,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from sprinter.decode.draft import Record, Token
+from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
@@ -59,11 +58,12 @@ class Parts:
         """Return what was on loan, in whatever state it is."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
+                rows.clear()
                 pool.give_back(rows.runner)
 
 
 class Run:
-    """One request. It needs rows to do work: ``jobs`` says which, ``steps`` does all of it with a runner of its own.
+    """One request. It needs rows to do work, and ``jobs`` says which work.
 
     Attributes:
         record: tokens and counts so far.
@@ -80,9 +80,8 @@ class Run:
         self.record = Record()
         self._ids = encode(prompt, parts.models)
         self._check()
-        ending = Ending(len(self._ids), parts.models.target.eos_ids, request.stop, self.tokenizer)
-        self._limits = Limits(request.max_new_tokens, ending)
-        self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
+        self._limits()
+        self.record = self._new_record()
         self.rows = request.method.drafter.drafts
         self.length = len(self._ids) + request.max_new_tokens
         self.needs_target = request.method.needs_target or request.meter == "complete"
@@ -93,15 +92,27 @@ class Run:
         """The pair's."""
         return self._parts.models.tokenizer
 
+    def take(self) -> Models:
+        """Rows of its own, on loan."""
+        return self._parts.take(self.length, self.rows, self.needs_target, self.needs_draft)
+
+    def give_back(self, models: Models) -> None:
+        """Return what was on loan."""
+        self._parts.give_back(models)
+
     def jobs(self, models: Models, numbers: Sequence[int], prompt_piece: int | None = None) -> Jobs:
-        """The whole request, as jobs for some rows of the models; ends when the text does."""
-        request, record, draws = self.request, self.record, AddressedDraws(self.request.seed)
+        """The whole request, as jobs for some rows of the models; ends when the text does.
+
+        It begins with a new ``record``: of what was written before, the time alone is kept.
+        """
+        request, draws = self.request, AddressedDraws(self.request.seed)
+        record = self.record = self._new_record()
         method, complete = request.method, request.meter == "complete"
         driver = RowDriver(
             models, numbers, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
             self._parts.costs, request.ahead, prompt_piece,
         )  # fmt: skip
-        loop = decode(self._ids, method, self._limits, draws, record, complete, request.rules)
+        loop = decode(self._ids, method, self._limits(), draws, record, complete, request.rules)
         question = next(loop, None)
         while question is not None:
             answer = yield from driver.answer(question)
@@ -109,28 +120,6 @@ class Run:
                 question = loop.send(answer)
             except StopIteration:
                 question = None
-
-    def steps(self) -> Iterator[None]:
-        """Work on runners of its own; yields whenever new tokens may be there. The clock stands still while the caller
-        has the turn."""
-        parts, stats = self._parts, self.record.stats
-        models = parts.take(self.length, self.rows, self.needs_target, self.needs_draft)
-        try:
-            jobs = self.jobs(models, range(self.rows))
-            began = time.perf_counter()
-            job = next(jobs, None)
-            while job is not None:
-                (done,) = models.run([job])
-                try:
-                    job = jobs.send(done)
-                except StopIteration:
-                    job = None
-                stats.wall_s += time.perf_counter() - began
-                yield
-                began = time.perf_counter()
-        finally:
-            self.record.count()
-            parts.give_back(models)
 
     def generation(self) -> Generation:
         """The result so far, each token with its text; what comes later does not change it."""
@@ -143,6 +132,18 @@ class Run:
             text, tokens, stats, self.request.method.name, self.record.finish or "cancelled", len(self._ids),
             list(self.record.accept_lengths), self.record.rules,
         )  # fmt: skip
+
+    def _new_record(self) -> Record:
+        stats = Stats(
+            lossless=self.request.method.lossless(self.request.sampling.greedy),
+            wall_s=self.record.stats.wall_s,
+        )
+        return Record(stats=stats)
+
+    def _limits(self) -> Limits:
+        models, request = self._parts.models, self.request
+        ending = Ending(len(self._ids), models.target.eos_ids, request.stop, self.tokenizer)
+        return Limits(request.max_new_tokens, ending)
 
     def _check(self) -> None:
         parts, method = self._parts, self.request.method

@@ -18,7 +18,8 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from sprinter.engine.rows import Rows
+from sprinter.engine.rows import After, Feed, Rows
+from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, entropy, process, raw_law
@@ -65,10 +66,12 @@ class DraftRow:
     Attributes:
         row: its number in the runner.
         tokens: what it has not read yet; () where the last step ran x through the model.
-        position: place in the text of the token to be drafted; ``round`` and ``draft`` (number of the draft where a
-            round has several) complete the address of its draw.
+        position: place in the text of the token to be drafted, so that the row holds ``position - len(tokens)`` tokens
+            before; ``round`` and ``draft`` (number of the draft where a round has several) complete the address of its
+            draw.
         place: place of that token in its draft run, from 1; heads read it.
         count: draft so many tokens.
+        after: what the model says after the text, where ``tokens`` is ().
     """
 
     row: int
@@ -80,6 +83,12 @@ class DraftRow:
     draft: int = 0
     place: int = 1
     count: int = 1
+    after: After | None = None
+
+    @property
+    def feed(self) -> Feed:
+        """What the row is to read first, from the length that the step starts from."""
+        return Feed(self.row, self.position - len(self.tokens), self.tokens)
 
 
 @dataclass(slots=True)
@@ -91,6 +100,7 @@ class Drafted:
         law: ``[V]`` that it was drawn from; raw: ``[V]`` or None.
         signals: by name, signals and scores of heads.
         feeds: tokens that the row was fed, one number a pass that it took part in.
+        after: what the model says after x, where x was run through it.
         draft_s, gate_s: its share of the step's time, without the heads and theirs.
     """
 
@@ -99,16 +109,16 @@ class Drafted:
     raw: Tensor | None
     signals: dict[str, float]
     feeds: list[int]
+    after: After | None = None
     draft_s: float = 0.0
     gate_s: float = 0.0
 
 
 @dataclass(slots=True)
 class TargetRow:
-    """One row of a target pass: ``tokens``, at least one, are what it has not read yet. ``raw``: give raw laws too."""
+    """One row of a target pass: ``feed`` is what it has not read yet. ``raw``: give raw laws too."""
 
-    row: int
-    tokens: Sequence[int]
+    feed: Feed
     sampling: Sampling
     raw: bool = False
 
@@ -123,18 +133,21 @@ class Scored:
 
 
 class DraftSteps(Protocol):
-    """Draft ``count`` tokens in each of some rows (each row at most once), in as many steps."""
+    """Draft ``count`` tokens in each of some rows (each row at most once), in as many steps.
 
-    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
-        """For each row, in order, its tokens."""
+    Rows start from the length that each says, whatever they hold: what failed or was broken off may be done again.
+    """
+
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
+        """For each row, in order, its tokens; or what is wrong with it, and its neighbours are none the worse."""
         ...
 
 
 class TargetPasses(Protocol):
-    """One pass of the target over some rows (each row at most once)."""
+    """One pass of the target over some rows (each row at most once), as ``DraftSteps``."""
 
-    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored]:
-        """For each row, in order, its laws."""
+    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
+        """For each row, in order, its laws; or what is wrong with it."""
         ...
 
 
@@ -144,22 +157,35 @@ class EagerDraftSteps:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
         """See ``DraftSteps``."""
         drafted: list[list[Drafted]] = [[] for _ in rows]
+        faults: dict[int, SprinterError] = {}
+        live, asked = list(range(len(rows))), list(rows)
         with torch.inference_mode():
-            for own, one in zip(drafted, self._step(rows), strict=True):
-                own.append(one)
-            for done in range(1, max(row.count for row in rows)):
-                live = [i for i, row in enumerate(rows) if row.count > done]
-                step = self._step([later(rows[i], drafted[i]) for i in live])
-                for i, one in zip(live, step, strict=True):
-                    drafted[i].append(one)
-        return drafted
+            while live:
+                for i, one in zip(live, self._step(asked), strict=True):
+                    if isinstance(one, SprinterError):
+                        faults[i] = one
+                    else:
+                        drafted[i].append(one)
+                live = [i for i in live if i not in faults and rows[i].count > len(drafted[i])]
+                asked = [later(rows[i], drafted[i]) for i in live]
+        return [faults.get(i, own) for i, own in enumerate(drafted)]
 
-    def _step(self, rows: Sequence[DraftRow]) -> list[Drafted]:
+    def _step(self, rows: Sequence[DraftRow]) -> list[Drafted | SprinterError]:
         began = time.perf_counter()
-        logits, hidden = self._after_text(rows)
+        logits, hidden, faults = self._after_text(rows)
+        if not faults:
+            return self._draw(rows, logits, hidden, began)
+        fine = [i for i in range(len(rows)) if i not in faults]
+        drawn = iter(self._draw([rows[i] for i in fine], logits[fine], hidden[fine], began) if fine else ())
+        return [faults[i] if i in faults else next(drawn) for i in range(len(rows))]
+
+    def _draw(
+        self, rows: Sequence[DraftRow], logits: Tensor, hidden: Tensor, began: float
+    ) -> list[Drafted | SprinterError]:
+        """Laws, draws, signals and scores, of logits ``[rows, V]`` and states ``[rows, d]`` after each row's text."""
         laws = _processed(logits, [row.plan.sampling for row in rows])
         raws = raw_law(logits) if any(row.plan.needs_raw for row in rows) else None
         drafted = []
@@ -169,48 +195,53 @@ class EagerDraftSteps:
             drafted.append(Drafted(token, laws[i], raw, {}, [len(row.tokens)] if row.tokens else []))
         _read_signals(rows, drafted, laws, raws)
         _share(drafted, "draft_s", began)
-        if any(row.plan.heads for row in rows):
-            self._score_heads(rows, drafted, hidden, raws)
-        return drafted
+        faults = self._score_heads(rows, drafted, hidden, raws) if any(row.plan.heads for row in rows) else {}
+        return [faults.get(i, one) for i, one in enumerate(drafted)]
 
-    def _after_text(self, rows: Sequence[DraftRow]) -> tuple[Tensor, Tensor]:
-        """Logits ``[rows, V]`` and states ``[rows, d]`` after each row's text."""
+    def _after_text(self, rows: Sequence[DraftRow]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
+        """Logits ``[rows, V]``, states ``[rows, d]`` after each row's text; by place, what is wrong with them."""
         new = [i for i, row in enumerate(rows) if row.tokens]
-        if not new:  # the heads of all rows read the state at x
-            kept = [self._rows.kept(row.row) for row in rows]
-            return _stacked([one for one in kept if one is not None])
-        logits, hidden = self._last([(rows[i].row, rows[i].tokens) for i in new])
         if len(new) == len(rows):
-            return logits, hidden
-        fresh = {i: (logits[at], hidden[at]) for at, i in enumerate(new)}
-        both = [fresh.get(i) or self._rows.kept(row.row) for i, row in enumerate(rows)]
-        return _stacked([one for one in both if one is not None])
+            return self._last([row.feed for row in rows])
+        after = {
+            i: row.after for i, row in enumerate(rows) if row.after is not None
+        }  # a head read the state at x
+        faults: dict[int, SprinterError] = {}
+        if new:
+            logits, hidden, found = self._last([rows[i].feed for i in new])
+            after |= {i: (logits[at], hidden[at]) for at, i in enumerate(new)}
+            faults = {new[at]: fault for at, fault in found.items()}
+        said = [after[i] for i in range(len(rows))]
+        return torch.stack([one for one, _ in said]), torch.stack([state for _, state in said]), faults
 
-    def _last(self, feeds: Sequence[tuple[int, Sequence[int]]]) -> tuple[Tensor, Tensor]:
-        """A pass; logits ``[rows, V]`` and states ``[rows, d]`` after the last token of each."""
-        logits, hidden = self._rows.read(feeds)
-        assert logits is not None
-        if len(feeds) == 1:
-            return logits[:, -1], hidden[:, -1]
-        ends = [len(tokens) - 1 for _, tokens in feeds]
+    def _last(self, feeds: Sequence[Feed]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
+        """A pass; logits ``[rows, V]``, states ``[rows, d]`` after the last token of each; faults by place."""
+        logits, hidden, faults = self._rows.read(feeds)
+        ends = [len(feed.tokens) - 1 for feed in feeds]
         if min(ends) == max(ends):
-            return logits[:, -1], hidden[:, -1]
-        return logits[range(len(ends)), ends], hidden[range(len(ends)), ends]
+            return logits[:, -1], hidden[:, -1], faults
+        return logits[range(len(ends)), ends], hidden[range(len(ends)), ends], faults
 
     def _score_heads(
         self, rows: Sequence[DraftRow], drafted: Sequence[Drafted], hidden: Tensor, raws: Tensor | None
-    ) -> None:
+    ) -> dict[int, SprinterError]:
         """Scores for the tokens just drafted, one call a head for all rows that have the same heads.
 
         Where a head reads the state at x, x is run through the model now; the row's next token comes of that pass.
+
+        Returns:
+            By place, what is wrong with that pass.
         """
         began = time.perf_counter()
         reads_x = [i for i, row in enumerate(rows) if row.plan.reads_x]
         at_x: dict[int, Tensor] = {}
+        faults: dict[int, SprinterError] = {}
         if reads_x:
-            logits, after = self._last([(rows[i].row, [drafted[i].token]) for i in reads_x])
+            feeds = [Feed(rows[i].row, rows[i].position, [drafted[i].token]) for i in reads_x]
+            logits, after, found = self._last(feeds)
+            faults = {reads_x[at]: fault for at, fault in found.items()}
             for at, i in enumerate(reads_x):
-                self._rows.keep(rows[i].row, logits[at], after[at])
+                drafted[i].after = logits[at], after[at]
                 drafted[i].feeds.append(1)
                 at_x[i] = after[at]
             _share([drafted[i] for i in reads_x], "draft_s", began)
@@ -229,6 +260,7 @@ class EagerDraftSteps:
                 for i, score in zip(group, scores.tolist(), strict=True):
                     drafted[i].signals[name] = score
             _share([drafted[i] for i in group], "gate_s", began)
+        return faults
 
 
 class EagerTargetPasses:
@@ -237,17 +269,20 @@ class EagerTargetPasses:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored]:
+    def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         began = time.perf_counter()
         with torch.inference_mode():
-            logits, _ = self._rows.read([(row.row, row.tokens) for row in rows])
-            assert logits is not None
-            laws, raws = _row_laws(logits, rows)
+            logits, _, faults = self._rows.read([row.feed for row in rows])
+            fine = [i for i in range(len(rows)) if i not in faults]
+            if not fine:
+                return [faults[i] for i in range(len(rows))]
+            laws, raws = _row_laws(logits[fine] if faults else logits, [rows[i] for i in fine])
             if logits.device.type != "cpu":
                 torch.accelerator.synchronize()
         seconds = (time.perf_counter() - began) / len(rows)
-        return [Scored(law, raw, seconds) for law, raw in zip(laws, raws, strict=True)]
+        scored = (Scored(law, raw, seconds) for law, raw in zip(laws, raws, strict=True))
+        return [faults[i] if i in faults else next(scored) for i in range(len(rows))]
 
 
 def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
@@ -257,7 +292,7 @@ def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tenso
     laws: list[Tensor] = [logits] * len(rows)
     raws: list[Tensor | None] = [None] * len(rows)
     for group in _alike(rows, lambda row: (row.sampling, row.raw)):
-        first, counts = rows[group[0]], [len(rows[i].tokens) for i in group]
+        first, counts = rows[group[0]], [len(rows[i].feed.tokens) for i in group]
         own = torch.cat([logits[i, :n] for i, n in zip(group, counts, strict=True)])
         law = torch.split(process(own, first.sampling), counts)
         raw = torch.split(raw_law(own), counts) if first.raw else [None] * len(group)
@@ -268,10 +303,19 @@ def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tenso
 
 def later(row: DraftRow, drafted: Sequence[Drafted], count: int = 1) -> DraftRow:
     """The row after so many of its tokens, to draft ``count`` more."""
-    n = len(drafted)
-    unread = () if row.plan.reads_x else (drafted[-1].token,)
+    n, after = len(drafted), drafted[-1].after
+    unread = (drafted[-1].token,) if after is None else ()
     return DraftRow(
-        row.row, unread, row.position + n, row.round, row.draws, row.plan, row.draft, row.place + n, count
+        row.row,
+        unread,
+        row.position + n,
+        row.round,
+        row.draws,
+        row.plan,
+        row.draft,
+        row.place + n,
+        count,
+        after,
     )
 
 
@@ -279,10 +323,6 @@ def _share(drafted: Sequence[Drafted], name: str, began: float) -> None:
     seconds = (time.perf_counter() - began) / len(drafted)
     for one in drafted:
         setattr(one, name, getattr(one, name) + seconds)
-
-
-def _stacked(kept: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    return torch.stack([logits for logits, _ in kept]), torch.stack([hidden for _, hidden in kept])
 
 
 _Row = TypeVar("_Row")

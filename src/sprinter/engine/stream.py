@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
+import weakref
+
 from sprinter.decode.draft import Token
+from sprinter.engine.driver import Models
 from sprinter.engine.ending import Detokenizer
 from sprinter.engine.generation import Generation
 from sprinter.engine.run import Run, render
+from sprinter.engine.work import Work
 
 __all__ = ["Reader", "Stream"]
 
@@ -20,7 +25,7 @@ class Reader:
     @property
     def left(self) -> int:
         """Tokens that were not given out yet."""
-        return len(self._run.record.tokens) - self._given
+        return max(0, len(self._run.record.tokens) - self._given)  # fewer where a request began anew
 
     def read(self, at_most: int | None = None) -> list[Token]:
         """The next tokens. The last one of a finished text carries what is left of the text."""
@@ -37,34 +42,70 @@ class Stream:
     """Iterator over tokens as they become final. Closing it early is safe; ``generation`` is the result so far.
 
     A trusted token comes out at once; its ``drift`` is filled in when the target has scored it.
+
+    An interrupt (Ctrl-C, no memory for a pass) harms nothing: go on, and the text is the same. Logits that are not
+    finite, and whatever a rule raises, end the text: they are raised once, ``finish_reason`` is then "error".
     """
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._steps = run.steps()
-        self._reader = Reader(run)
+        self._run, self._reader = run, Reader(run)
+        self._models: Models | None = None
+        self._work: Work | None = None
+        self._closed = False
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Token:
         while not self._reader.left:
-            next(self._steps)
+            if not self._step():
+                raise StopIteration
         (token,) = self._reader.read(1)
         if self._run.record.finish is not None and not self._reader.left:
-            for _ in self._steps:  # a closing pass may be left
-                pass
+            self.finish()  # a closing pass may be left
         return token
 
     def finish(self) -> Generation:
         """Work to the end; the whole result."""
-        for _ in self._steps:
+        while self._step():
             pass
         return self.generation
 
     def close(self) -> None:
         """Stop; the caches are given back."""
-        self._steps.close()  # type: ignore[attr-defined]
+        self._closed = True
+        if self._models is not None:
+            self._give_back()
+
+    def _step(self) -> bool:
+        """One job further; False if nothing is left to do. The clock stands still while the caller has the turn."""
+        if self._closed:
+            return False
+        began = time.perf_counter()
+        try:
+            models, work = self._begin()
+            if work.begun and work.job is not None:
+                (done,) = models.run([work.job])
+                work.go_on(done)
+            else:
+                work.go_on()
+        finally:
+            self._run.record.stats.wall_s += time.perf_counter() - began
+        if work.over:
+            self.close()
+        if work.error is not None:
+            raise work.error
+        return True
+
+    def _begin(self) -> tuple[Models, Work]:
+        """Caches on loan until the stream is closed or nobody has it any more, and what is done in them."""
+        if self._models is None or self._work is None:
+            run = self._run
+            models = run.take()
+            self._give_back = weakref.finalize(self, run.give_back, models)
+            self._give_back.atexit = False
+            self._models, self._work = models, Work(run, models, range(run.rows))
+        return self._models, self._work
 
     def __enter__(self) -> Stream:
         return self

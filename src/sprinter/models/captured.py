@@ -234,7 +234,7 @@ class CapturedRunner(RowRunner):
 
     def _make_buffers(self) -> None:
         """One eager pass over one token a row, which nobody looks at: the rows' first slots are then written anew."""
-        if not self._cache.layers:
+        if not self._made:
             assert not any(self._lengths)
             super()._step(torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False)
         self._buffers = self._cache.buffers()

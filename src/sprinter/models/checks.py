@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from math import isfinite
+
 from torch import Tensor
 
 from sprinter.errors import SprinterError
 
-__all__ = ["check_finite"]
+__all__ = ["check_finite", "find_fault"]
 
 
 def check_finite(logits: Tensor, which: str, position: int) -> None:
@@ -22,13 +24,26 @@ def check_finite(logits: Tensor, which: str, position: int) -> None:
         SprinterError: names the model and the position.
     """
     peaks = logits.amax(-1)  # NaN wins a maximum, so that it shows here.
-    fine = torch.isfinite(peaks)
-    if fine.all():
+    if peaks.isfinite().all():
         return
-    at = int((~fine.reshape(-1, fine.shape[-1]).all(0)).nonzero()[0, 0])
-    bad = float(peaks[..., at][~fine[..., at]].reshape(-1)[0])
-    what = "NaN" if bad != bad else "+inf" if bad > 0 else "-inf for every token"
-    raise SprinterError(
+    columns = zip(*peaks.reshape(-1, peaks.shape[-1]).tolist(), strict=True)
+    worst = [next((peak for peak in column if not isfinite(peak)), 0.0) for column in columns]
+    error = find_fault(worst, which, position)
+    assert error is not None
+    raise error
+
+
+def find_fault(peaks: Sequence[float], which: str, position: int) -> SprinterError | None:
+    """What is wrong with one row's logits, told by the largest of each position; None if all are finite.
+
+    Args:
+        which, position: as of ``check_finite``.
+    """
+    at = next((i for i, peak in enumerate(peaks) if not isfinite(peak)), None)
+    if at is None:
+        return None
+    what = "NaN" if peaks[at] != peaks[at] else "+inf" if peaks[at] > 0 else "-inf for every token"
+    return SprinterError(
         f"the {which} model's logits are {what} at position {position + at}: "
         "try dtype=float32, and check the weights if that does not help"
     )

@@ -46,6 +46,11 @@ class CropRunner(ModelRunner):
         """Nothing to do: there is one row."""
         self._check_rows([from_row, *to_rows])
 
+    def wipe(self, row: int) -> None:
+        """Cut off what a pass that was broken off may have left; the rest was cut off when it was forgotten."""
+        self._check_rows([row])
+        self._crop()
+
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
         n = tokens.shape[1]
         count = n if counts is None else counts[0]

@@ -115,6 +115,10 @@ class Rows(ABC):
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
         """Make each of ``to_rows`` hold what ``from_row`` holds."""
 
+    @abstractmethod
+    def wipe(self, row: int) -> None:
+        """Let nothing that lies beyond the row's length reach a later pass."""
+
     def _check_extend(
         self, tokens: Tensor, counts: Sequence[int] | None, rows: Sequence[int] | None = None
     ) -> int:

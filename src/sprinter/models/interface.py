@@ -1,4 +1,4 @@
-"""The runner: one model, its cache, and three verbs: extend, rewind, copy.
+"""The runner: one model, its cache, and four verbs: extend, rewind, copy, wipe.
 
 A runner holds ``batch`` rows of tokens. It knows nothing of laws, drafts or rounds; who drives it decides which
 tokens to feed and which to forget. Nothing in this interface is tied to one library's caches.
@@ -88,6 +88,17 @@ class Runner(Protocol):
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
         """Make each of ``to_rows`` hold what ``from_row`` holds.
+
+        Raises:
+            ValueError: a row that does not exist.
+        """
+        ...
+
+    def wipe(self, row: int) -> None:
+        """Let nothing that was once written beyond the row's length reach a later pass, were it NaN.
+
+        A rewind lowers a length and may leave the numbers where they are. Masks give them a weight of 0, and 0 · NaN is
+        NaN: after a pass that was not finite, or was broken off, they must go.
 
         Raises:
             ValueError: a row that does not exist.

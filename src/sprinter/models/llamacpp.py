@@ -53,6 +53,7 @@ class LlamaCppRunner(Rows):
         self._room = int(self._llama.llama_n_batch(self._context))
         self._batch = _Batch(self._llama, self._room)
         self._places = np.arange(max_len, dtype=np.int32)
+        self._soiled = False  # whether cells that no row holds may be NaN
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Take what lies beyond the lengths out of the memory."""
@@ -61,6 +62,7 @@ class LlamaCppRunner(Rows):
             if length < present:
                 self._forget(row, length)
         self._lengths = list(lengths)
+        self._empty()
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
         """Let the rows share the cells of ``from_row``; what they are fed later is their own."""
@@ -70,6 +72,19 @@ class LlamaCppRunner(Rows):
                 self._forget(row, 0)
                 self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, -1)
                 self._lengths[row] = self._lengths[from_row]
+
+    def wipe(self, row: int) -> None:
+        """Take out what a pass that was broken off may have left; llama.cpp zeroes no single cells, so that the whole
+        memory is emptied as soon as no row holds anything."""
+        self._check_rows([row])
+        self._forget(row, self._lengths[row])
+        self._soiled = True
+        self._empty()
+
+    def _empty(self) -> None:
+        if self._soiled and not any(self._lengths):
+            self._llama.llama_memory_clear(self._memory, True)
+            self._soiled = False
 
     def _forget(self, row: int, length: int) -> None:
         if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):

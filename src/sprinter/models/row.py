@@ -47,7 +47,7 @@ class _Span:
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding that has no room."""
+    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding, and is never seen."""
 
     def __init__(self, span: _Span, max_len: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,6 +89,12 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             held = buffer[from_row, :, :length].clone()
             for row in to_rows:
                 buffer[row, :, :length] = held
+
+    def wipe(self, row: int, length: int) -> None:
+        if self.is_initialized:
+            for buffer in (self.keys, self.values):
+                assert buffer is not None
+                buffer[row, :, length:].zero_()
 
     def get_seq_length(self) -> int:
         return self._span.start
@@ -160,6 +166,7 @@ class RowRunner(ModelRunner):
         self._mask_dtype = torch.bool if self._sdpa else model.dtype
         self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]
+        self._made = False  # whether all layers have their buffers
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Lower the lengths; what lies beyond is written over later."""
@@ -176,15 +183,25 @@ class RowRunner(ModelRunner):
         for row in to_rows:
             self._lengths[row] = self._lengths[from_row]
 
+    def wipe(self, row: int) -> None:
+        """Zero the keys and values beyond the row's length."""
+        self._check_rows([row])
+        with torch.inference_mode():
+            for layer in self._cache.layers:
+                assert isinstance(layer, _RowLayer)
+                layer.wipe(row, self._lengths[row])
+
     def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
         n = tokens.shape[1]
         if self._are_aligned(n, counts):
             positions, mask = self._aligned(self._lengths[0], n)
         else:
             positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
-        return self._call(
+        step = self._call(
             tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
         )
+        self._made = True
+        return step
 
     def _are_aligned(self, n: int, counts: Sequence[int] | None) -> bool:
         """Whether all rows are equally long and are fed n real tokens."""
@@ -209,12 +226,13 @@ class RowRunner(ModelRunner):
 
     def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
         """Some rows alone: their keys and values are gathered, which costs less than a pass over all rows."""
-        if not self._cache.layers:  # buffers are made for all rows, by the first pass
+        if not self._made:  # buffers are made for all rows, by the first pass
             return super()._step_some(tokens, counts, logits, rows)
         span, lengths = self._cache.span, self._lengths
-        every, span.rows, span.some = span.rows, torch.tensor(rows, device=self.device)[:, None], True
-        self._lengths = [lengths[row] for row in rows]
+        every = span.rows
         try:
+            span.rows, span.some = torch.tensor(rows, device=self.device)[:, None], True
+            self._lengths = [lengths[row] for row in rows]
             positions, mask = self._ragged(tokens.shape[1], counts)
             return self._call(
                 tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
@@ -238,10 +256,9 @@ class RowRunner(ModelRunner):
         ends = [length + count for length, count in zip(lengths, counts, strict=True)]
         starts, stops = torch.tensor([lengths, ends], device=self.device)[:, :, None]
         wanted = starts + torch.arange(n, device=self.device)
-        # Padding lands beyond its row's end, where nobody looks before real tokens are written over it; what
-        # would land beyond the buffer goes to the spare slot.
-        slots = wanted.clamp(max=self.max_len)
-        # Padding repeats its row's last position: a query that saw no key at all could become NaN and stay.
+        # Padding goes to the spare slot, which no pass sees: were it NaN, a mask would not keep it away.
+        slots = wanted.where(wanted < stops, self.max_len)
+        # Padding repeats its row's last position: a query that saw no key at all would become NaN.
         return wanted.minimum((stops - 1).clamp(min=0)), slots, max(1, *ends)
 
     def _masks(self, make: Callable[[int | None], Tensor | None]) -> Mask:

@@ -1,0 +1,327 @@
+"""Random requests under random disturbances, and the check that whoever survives wrote what it writes alone.
+
+Disturbances: NaN in logits, states, keys and values of either model, for one row of one pass; ``KeyboardInterrupt`` at
+any line of the engine, the loop and the runners; no memory for a pass; a rule that raises; requests that are cancelled.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.eager_units import EagerUnits
+from transformers import PreTrainedModel
+
+import sprinter
+from sprinter.decode import loop, run
+from sprinter.engine import pool
+from sprinter.engine.driver import Models
+from sprinter.engine.engine import Engine
+from sprinter.engine.policy import Policy
+from sprinter.errors import BatchError
+from sprinter.models.captured import CapturedRunner
+from sprinter.models.crop import CropRunner
+from sprinter.models.runner import Runner, make_runner
+
+KINDS = ("row", "captured", "crop")
+SINGLE = (
+    "autoregressive", "draft-only", "speculative(gamma=3)", "sprinter(tau=0.5)", "coin(rate=0.5)", "svip(h=0.4)",
+    "lookup(n=2, gamma=4)", "drafter=lookup(least=1,otherwise=model),stop=fixed(gamma=2)", "specdec++", "disco",
+    "typical(gamma=3)", "fuzzy(gamma=2)", "allocation(share=0.5)", "drafter=model(greedy=true),stop=fixed(gamma=3)",
+    "adaedl", "heuristic(start=3)", "confidence", "opt(gamma=3)", "uno(gamma=3)", "mentored(gamma=3)",
+    "lenient(gamma=3)", "bild", "random(gamma=3)",
+)  # fmt: skip
+SEVERAL = ("batch(drafts=2, gamma=3)", "specinfer(drafts=3, gamma=2)", "spectr(drafts=2, gamma=3)")
+_SRC = Path(sprinter.__file__).parent
+TRACED = frozenset(
+    str(_SRC / path)
+    for path in (
+        "engine/batch.py", "engine/captured.py", "engine/driver.py", "engine/engine.py", "engine/rows.py",
+        "engine/run.py", "engine/steps.py", "engine/stream.py", "engine/work.py", "decode/loop.py", "decode/run.py",
+        "decode/judge.py", "models/captured.py", "models/crop.py", "models/row.py",
+    )
+)  # fmt: skip
+"""Where an interrupt may come, at any line."""
+
+
+class RuleError(Exception):
+    """What a rule raises."""
+
+
+class _Interrupt:
+    """Raises ``KeyboardInterrupt`` at the n-th line of ``TRACED`` that is run."""
+
+    def __init__(self, lines: int) -> None:
+        self.left = lines
+
+    def __call__(self, frame: Any, event: str, _: object) -> Any:
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+@dataclass
+class Disturber:
+    """What goes wrong, and when: every chance is drawn from one seeded source.
+
+    Attributes:
+        calm: nothing goes wrong while this is set.
+        seen: how often each disturbance happened.
+    """
+
+    chance: random.Random
+    calm: bool = True
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def now(self, what: str, rate: float) -> bool:
+        if self.calm or self.chance.random() >= rate:
+            return False
+        self.seen[what] += 1
+        return True
+
+    def poison(self, what: str, rate: float) -> Callable[..., torch.Tensor | None]:
+        """A forward hook: NaN in one row, at one position, padding perhaps."""
+
+        def hook(module: object, args: object, output: torch.Tensor) -> torch.Tensor | None:
+            if not self.now(what, rate):
+                return None
+            spoilt = output.clone()
+            spoilt[self.chance.randrange(output.shape[0]), self.chance.randrange(output.shape[1])] = torch.nan
+            return spoilt
+
+        return hook
+
+    @contextmanager
+    def at_work(self, pair: sprinter.Pair) -> Iterator[None]:
+        """While this lasts, the pair's passes and rules fail now and then."""
+        handles = []
+        assert pair.models.draft is not None
+        for which, loaded in (("target", pair.models.target), ("draft", pair.models.draft)):
+            model: Any = loaded.model
+            layer = model.model.layers[-1].self_attn
+            for part, module in (
+                ("logits", model.lm_head), ("states", model.model.norm),
+                ("keys", layer.k_proj), ("values", layer.v_proj),
+            ):  # fmt: skip
+                handles.append(
+                    module.register_forward_hook(self.poison(f"NaN in the {which}'s {part}", 2e-3))
+                )
+        with pytest.MonkeyPatch.context() as patch:
+            self._patch(patch)
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    def _patch(self, patch: pytest.MonkeyPatch) -> None:
+        passes, ask, judge = Models.run, run._ask_rules, loop.judge
+
+        def run_jobs(models: Models, jobs: Any) -> Any:
+            if self.now("no memory before a pass", 4e-3):
+                raise torch.OutOfMemoryError
+            done = passes(models, jobs)
+            if self.now("interrupt between read and answer", 8e-3):
+                raise KeyboardInterrupt
+            return done
+
+        def rule(original: Callable[..., Any]) -> Callable[..., Any]:
+            def asked(*args: Any) -> Any:
+                if self.now("error in a rule", 1e-3):
+                    raise RuleError("the rule is broken")
+                if self.now("interrupt in a rule", 4e-3):
+                    raise KeyboardInterrupt
+                return original(*args)
+
+            return asked
+
+        patch.setattr(Models, "run", run_jobs)
+        patch.setattr(run, "_ask_rules", rule(ask))
+        patch.setattr(loop, "judge", rule(judge))
+
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """What is done here may be interrupted at any line; interrupts and a lack of memory end here."""
+        self.calm = False
+        try:
+            if self.now("interrupt armed", 0.06):
+                with _Interrupt(1 + int(3 ** (8 * self.chance.random()))).armed():
+                    yield
+            else:
+                yield
+        except KeyboardInterrupt:
+            self.seen["KeyboardInterrupt"] += 1
+        except torch.OutOfMemoryError:
+            self.seen["OutOfMemoryError"] += 1
+        finally:
+            self.calm = True
+
+
+def runner_maker(kind: str) -> Callable[..., Runner]:
+    """What stands in the place of ``make_runner``."""
+    units: dict[int, EagerUnits] = {}
+
+    def make(model: PreTrainedModel, *, batch: int = 1, max_len: int, **_: object) -> Runner:
+        if kind == "captured":
+            own = units.setdefault(id(model), EagerUnits(model))
+            return CapturedRunner(model, batch, max_len, own.windows, own)
+        if kind == "crop":
+            assert batch == 1
+            return CropRunner(model, max_len)
+        return make_runner(model, batch=batch, max_len=max_len)
+
+    return make
+
+
+def random_request(chance: random.Random, methods: tuple[str, ...], seed: int) -> dict[str, Any]:
+    return {
+        "prompt": [chance.randrange(24) for _ in range(chance.choice((1, 2, 5, 9, 30)))],
+        "method": chance.choice(methods),
+        "max_new_tokens": chance.randint(1, 24),
+        "temperature": chance.choice((1.0, 0.75, 0.5, 0.0)),
+        "top_k": chance.choice((0, 0, 5)),
+        "top_p": chance.choice((1.0, 1.0, 0.9)),
+        "seed": seed,
+        "meter": chance.choice(("running", "complete")),
+        "ahead": chance.choice((1, 1, 2, 4)),
+    }
+
+
+Fact = tuple[int, Any, int]
+
+
+def text(out: sprinter.Generation) -> list[Fact]:
+    return [(token.id, token.origin, token.round) for token in out.tokens]
+
+
+def facts(out: sprinter.Generation) -> tuple[Any, ...]:
+    """What must be the same as alone, the counts too; drifts to the last bits."""
+    stats, drifts = out.stats, [None if t.drift is None else round(t.drift, 9) for t in out.tokens]
+    counts = (stats.rounds, stats.target_calls, stats.draft_steps, stats.target_tokens, stats.checked)
+    return text(out), drifts, counts, out.accept_lengths, out.finish_reason
+
+
+@dataclass
+class Trial:
+    """Requests in one engine (or one stream after the other), disturbed; their twins alone, undisturbed.
+
+    Args:
+        pair: disturbed. twin: the same models, with caches of its own.
+        kind: of the runners.
+    """
+
+    pair: sprinter.Pair
+    twin: sprinter.Pair
+    kind: str
+    chance: random.Random
+    disturber: Disturber
+    counts: Counter[str]
+
+    def run(self, count: int, first_seed: int, streams: bool) -> None:
+        methods = SINGLE if self.kind == "crop" else SINGLE + 4 * SEVERAL
+        asked = [random_request(self.chance, methods, first_seed + i) for i in range(count)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pool, "make_runner", runner_maker(self.kind))
+            alone = [self.twin.generate(**one) for one in asked]
+            with self.disturber.at_work(self.pair):
+                (self._in_streams if streams else self._in_engine)(asked, alone)
+        for one in asked:
+            self.counts[f"{self.kind} × {one['method'].partition('(')[0]}"] += 1
+        self.counts["requests"] += count
+        self.counts[f"{self.kind}, {'streams' if streams else 'engine'}"] += count
+
+    def _check(self, out: sprinter.Generation, alone: sprinter.Generation, error: Exception | None) -> None:
+        if error is None and out.finish_reason != "cancelled":
+            assert facts(out) == facts(alone)
+            self.counts["survived"] += 1
+            return
+        assert text(out) == text(alone)[: len(out.tokens)]
+        self.counts["cancelled" if error is None else "failed"] += 1
+        assert out.finish_reason == ("cancelled" if error is None else "error")
+        assert error is None or "logits are NaN" in str(error) or isinstance(error, RuleError)
+
+    def _in_engine(self, asked: list[dict[str, Any]], alone: list[sprinter.Generation]) -> None:
+        rows = 1 if self.kind == "crop" else self.chance.randint(3, 6)
+        policy = Policy(
+            self.chance.choice((0.0, 0.5, 1.0)), self.chance.choice((2, 16)), self.chance.choice((3, 128))
+        )
+        ended: dict[int, tuple[sprinter.Generation, Exception | None]] = {}
+        with Engine(self.pair, rows=rows, policy=policy) as engine:
+            numbers = {engine.add(**one): i for i, one in enumerate(asked)}
+            for _ in range(100_000):
+                if not engine.unfinished and not engine._batch.told:
+                    break
+                left = [number for number in numbers if number not in ended]
+                if self.chance.random() < 0.01 and len(left) > 1:
+                    number = self.chance.choice(left)
+                    if number in engine._batch._waiting or number in engine._batch._live:
+                        ended[number] = engine.cancel(number), None
+                if self.chance.random() < 0.02:
+                    self._finish(engine, ended)
+                with self.disturber.interrupting():
+                    engine._batch.advance()
+                for event in engine._batch.told:
+                    if event.generation is not None:
+                        ended[event.id] = event.generation, event.error
+                engine._batch.told.clear()
+            else:
+                raise AssertionError("the engine stalls")
+            self._finish(engine, ended)
+            for side in (engine._batch._models.target, engine._batch._models.draft):
+                assert side is not None and not any(side.runner.lengths)
+        for number, i in numbers.items():
+            self._check(ended[number][0], alone[i], ended[number][1])
+
+    def _finish(self, engine: Engine, ended: dict[int, Any]) -> None:
+        """What ``finish`` gives, when it is interrupted and called again."""
+        with self.disturber.interrupting():
+            try:
+                ended |= {id: (out, None) for id, out in engine.finish().items()}
+            except BatchError as error:
+                ended |= {id: (out, None) for id, out in error.done.items()}
+                ended |= {id: (out, error.errors[id]) for id, out in error.partial.items()}
+
+    def _in_streams(self, asked: list[dict[str, Any]], alone: list[sprinter.Generation]) -> None:
+        for one, twin in zip(asked, alone, strict=True):
+            with self.pair.stream(**one) as stream:
+                done: list[Exception | None] = []
+                for _ in range(1000):
+                    with self.disturber.interrupting():
+                        try:
+                            if self.chance.random() < 0.5:
+                                next(stream, None)
+                            else:
+                                stream.finish()
+                                done = [None]
+                        except (sprinter.SprinterError, RuleError) as error:
+                            done = [error]
+                    if done:
+                        break
+                    if self.chance.random() < 0.03:
+                        stream.close()
+                        done = [None]
+                        break
+                else:
+                    raise AssertionError("the stream stalls")
+                self._check(stream.generation, twin, done[0])
