@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 
+import pytest
 import torch
 from tests.models.tiny import tiny
 from torch import Tensor
@@ -10,8 +12,21 @@ from transformers import PreTrainedModel
 
 from sprinter.models.captured import CapturedRunner, Unit, as_module, split_inputs
 from sprinter.models.choose import _choose
-from sprinter.models.compiled import Compiled
+from sprinter.models.compiled import Compiled, Recipe
+from sprinter.models.compiled import _key as compiled_key
+from sprinter.models.row import Windows
 from sprinter.models.trace import RowPass, own_attention
+
+
+def _eager(model: PreTrainedModel, windows: Windows, unit: Unit, some: bool) -> Compiled:
+    module = as_module(RowPass(model, windows, some), unit)
+
+    def call(inputs: list[Tensor]) -> list[Tensor]:
+        # Compiled attention is in float32; in float64 the model's own shows the rest to the last bits.
+        with nullcontext() if model.dtype == torch.float64 else own_attention(model):
+            return list(module(*inputs[:5], *split_inputs(inputs)))
+
+    return call
 
 
 class EagerUnits:
@@ -19,17 +34,18 @@ class EagerUnits:
 
     def __init__(self, kind: str | PreTrainedModel) -> None:
         self.model = tiny(kind) if isinstance(kind, str) else kind
-        self.calls = dict[str, int]()
+        self.calls, self.begun = dict[str, int](), 0
         self.windows = _choose(self.model).windows
 
+    def begin(self) -> None:
+        self.begun += 1
+
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled:
-        module = as_module(RowPass(self.model, self.windows, some), unit)
+        run = _eager(self.model, self.windows, unit, some)
 
         def call(inputs: list[Tensor]) -> list[Tensor]:
             self.calls[unit.name] = self.calls.get(unit.name, 0) + 1
-            # Compiled attention is in float32; in float64 the model's own shows the rest to the last bits.
-            with nullcontext() if self.model.dtype == torch.float64 else own_attention(self.model):
-                return list(module(*inputs[:5], *split_inputs(inputs)))
+            return run(inputs)
 
         return call
 
@@ -38,3 +54,21 @@ def captured(kind: str, batch: int, max_len: int) -> CapturedRunner:
     """A captured runner over ``EagerUnits``."""
     units = EagerUnits(kind)
     return CapturedRunner(units.model, batch, max_len, units.windows, units)
+
+
+class FrozenCode:
+    """Stands for compiler and disk: code is a copy of model and unit as they were, kept under its real key."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.disk: dict[str, Compiled] = {}
+        self.looks: list[str] = []
+        patch.setattr("sprinter.models.captured.find_compiled", self.find)
+
+    def find(self, recipe: Recipe, may_compile: bool) -> Compiled | None:
+        key = compiled_key(recipe)
+        self.looks.append(key)
+        if key not in self.disk and may_compile:
+            unit, some = recipe.unit, recipe.facts["shape"] == "some"
+            assert isinstance(unit, Unit)
+            self.disk[key] = _eager(deepcopy(recipe.model), recipe.facts["windows"], deepcopy(unit), some)
+        return self.disk.get(key)

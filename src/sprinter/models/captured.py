@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from sprinter.models.compiled import Compiled, Recipe, find_compiled
 from sprinter.models.forward import CHUNK, Keep
 from sprinter.models.interface import Step
+from sprinter.models.marks import Watch, digest
 from sprinter.models.row import RowRunner, Windows
 from sprinter.models.trace import RowPass, own_attention
 
@@ -89,6 +91,10 @@ READ = _Read("read")
 
 class Units(Protocol):
     """Where captured units come from."""
+
+    def begin(self) -> None:
+        """A text begins: what was captured from a model that has changed since is dropped."""
+        ...
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """The captured unit for inputs of this shape, or None: then the eager way is taken.
@@ -213,9 +219,18 @@ class CapturedRunner(RowRunner):
             return None
         if not self._buffers:
             self._make_buffers()
+        if self._begins(counts, rows):
+            self._units.begin()
         inputs = [tokens, *self._where(tokens.shape[1], counts, rows), *extras, *self._buffers]
         captured = self._units.find(unit, rows is not None, inputs)
         return None if captured is None else captured(inputs)
+
+    def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
+        """Whether a row reads its first token now."""
+        taking_part = range(self.batch) if rows is None else rows
+        return any(
+            self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
+        )
 
     def _where(
         self, n: int, counts: Sequence[int] | None, rows: Sequence[int] | None
@@ -240,14 +255,50 @@ class CapturedRunner(RowRunner):
         self._buffers = self._cache.buffers()
 
 
-_Found = dict[tuple[str, str], Compiled | None]
-_found: WeakKeyDictionary[PreTrainedModel, _Found] = WeakKeyDictionary()
-"""What was loaded, or looked for in vain; all runners of a model share it."""
+_SIDE_BY_SIDE = 4
+"""Codes of one unit that are held at a time: pairs over one draft take turns, each with a gate of its own."""
+
+
+class _Shelf:
+    """What of one model was loaded, or looked for in vain; all its runners share it."""
+
+    def __init__(self) -> None:
+        self._lock, self._watch = Lock(), Watch()
+        self._codes: dict[tuple[str, str, str], Compiled | None] = {}
+        self._units: WeakKeyDictionary[Unit, str] = WeakKeyDictionary()
+
+    def begin(self, model: PreTrainedModel) -> None:
+        """See ``Units``. Units are looked at again too, when they are next met."""
+        with self._lock:
+            self._units.clear()
+            if self._watch.changed(model):
+                self._codes = {}
+
+    def find(
+        self, unit: Unit, shape: str, again: bool, look: Callable[[], Compiled | None]
+    ) -> Compiled | None:
+        """The code that is here, else what ``look`` finds; ``again``: also where it found nothing before."""
+        codes, own = self._codes, self._units.get(unit)
+        if own is None:
+            own = self._units[unit] = digest(unit)
+        key = (unit.key, shape, own)
+        if key not in codes or (again and codes[key] is None):
+            codes[key] = look()
+            others = [other for other in codes if other[:2] == key[:2]]
+            for other in others[:-_SIDE_BY_SIDE]:
+                del codes[other]
+        return codes[key]
+
+
+_shelves: WeakKeyDictionary[PreTrainedModel, _Shelf] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
 class CompiledUnits:
     """Units compiled for the CPU.
+
+    The code holds the weights of model and unit as they were when it was made. Both are looked at when a text begins
+    (a row reads its first token): a text is made with the weights that lie there then.
 
     Args:
         model: a model that the row runner serves. windows: its masks.
@@ -257,20 +308,26 @@ class CompiledUnits:
     model: PreTrainedModel
     windows: Windows
     may_compile: bool
-    _found: _Found = field(init=False)
+    _shelf: _Shelf = field(init=False)
 
     def __post_init__(self) -> None:
-        self._found = _found.setdefault(self.model, {})
+        self._shelf = _shelves.setdefault(self.model, _Shelf())
+
+    def begin(self) -> None:
+        """See ``Units``."""
+        self._shelf.begin(self.model)
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. Three shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows."""
         if like[-1].shape[2] < FEWEST:
             return None
         shape = "some" if some else "one" if like[0].numel() == 1 else "any"
-        key = (unit.key, shape)
-        if key not in self._found or (self.may_compile and self._found[key] is None):
-            self._found[key] = find_compiled(self._recipe(unit, shape, like), self.may_compile)
-        return self._found[key]
+        return self._shelf.find(
+            unit,
+            shape,
+            self.may_compile,
+            lambda: find_compiled(self._recipe(unit, shape, like), self.may_compile),
+        )
 
     def _recipe(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> Recipe:
         facts = {

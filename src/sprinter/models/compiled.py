@@ -16,12 +16,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import getfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import transformers
@@ -32,6 +30,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models.attention import own_attention_kernel
 from sprinter.models.kernels import own_products
+from sprinter.models.marks import digest, hash_file
 
 __all__ = ["Compiled", "Recipe", "cache_dir", "find_compiled", "forget_compiled"]
 
@@ -112,15 +111,13 @@ def _key(recipe: Recipe) -> str:
     model = recipe.model
     facts = {
         **recipe.facts,
-        "model": type(model).__name__,
         "config": _config(model),
-        "weights": [_weights_hash(model), _weights_hash(recipe.unit)],
-        "dtype": str(model.dtype),
+        "parts": [digest(model), digest(recipe.unit)],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),
-        "sources": [_hash_file(path) for path in (*_SOURCES, Path(getfile(type(recipe.unit))))],
+        "sources": [hash_file(path) for path in _SOURCES],
     }
     return _hash(json.dumps(facts, sort_keys=True))[:32]
 
@@ -140,20 +137,6 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-_weights: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-
-
-def _weights_hash(model: nn.Module) -> str:
-    """SHA-256 over all weights: they are packed into the compiled code. Taken once a model."""
-    if model not in _weights:
-        digest = hashlib.sha256()
-        for name, values in sorted(model.state_dict().items()):
-            digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
-            digest.update(values.detach().contiguous().cpu().view(torch.uint8).numpy().data)
-        _weights[model] = digest.hexdigest()
-    return _weights[model]
-
-
 def _cpu() -> str:
     """What the compiler may use of this processor."""
     path = Path("/proc/cpuinfo")
@@ -163,10 +146,6 @@ def _cpu() -> str:
         )
     lines = path.read_text().splitlines()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _hash_file(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 _WORDS = {
@@ -197,7 +176,7 @@ def _compile(recipe: Recipe, stem: str) -> Path:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             name = type(recipe.model).__name__
             raise UserError(f"{name} cannot be compiled ({why[:200]}): use compile=False") from error
-        path = cache_dir() / f"{stem}.{_hash_file(part)[:16]}.pt2"
+        path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2"
         part.replace(path)
     return path
 
@@ -220,7 +199,7 @@ def _options(model: PreTrainedModel) -> dict[str, Any]:
 def _load(path: Path) -> Compiled | None:
     """None, and one line said, if the file is damaged: damaged machine code must not be run."""
     try:
-        if path.suffixes[-2] != f".{_hash_file(path)[:16]}":
+        if path.suffixes[-2] != f".{hash_file(path)[:16]}":
             raise ValueError("it is not what was written")
         with _quiet():
             from torch._inductor import aoti_load_package

@@ -8,8 +8,9 @@ visible keys are rounded up to a power of two, so that attention costs at most t
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import SprinterError, UserError
 from sprinter.models.captured import Unit, as_module, split_inputs
 from sprinter.models.compiled import Compiled
+from sprinter.models.marks import Watch, places
 from sprinter.models.row import Windows
 from sprinter.models.trace import RowPass
 
@@ -52,8 +54,17 @@ class GraphUnits:
     model: PreTrainedModel
     windows: Windows
     must: bool = False
-    _graphs: dict[tuple[str, int, int, int], _Graph] = field(default_factory=dict)
+    _graphs: dict[tuple[str, tuple[Hashable, int], int, int], _Graph] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
+    _watch: Watch = field(default_factory=lambda: Watch(contents=False))
+    _places: WeakKeyDictionary[Unit, Hashable] = field(default_factory=WeakKeyDictionary)
+
+    def begin(self) -> None:
+        """See ``Units``. A graph reads weights where they lay when it was captured: values may change, places not."""
+        self._places.clear()
+        if self._watch.changed(self.model):
+            self._graphs.clear()
+            self._refused.clear()
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``.
@@ -66,7 +77,9 @@ class GraphUnits:
         if length is None or unit.key in self._refused:
             return None
         keys = keys_bucket(like[4].shape[0], like[-1].shape[2])
-        key = (unit.key, -batch if some else batch, length, keys)
+        if unit not in self._places:
+            self._places[unit] = places(unit)
+        key = (unit.key, (self._places[unit], -batch if some else batch), length, keys)
         if key not in self._graphs:
             try:
                 self._graphs[key] = _Graph(RowPass(self.model, self.windows, some), unit, length, keys, like)
@@ -116,6 +129,8 @@ class _Graph:
             for _ in range(2):
                 run(*self._places, self._rows[0], seen, self._rows[1:], buffers)
         torch.cuda.current_stream(device).wait_stream(stream)
+        # Nobody else may be given the memory that the graph reads.
+        self._read = [x for part in (rows, unit) for x in (*part.parameters(), *part.buffers())]
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._made = run(*self._places, self._rows[0], seen, self._rows[1:], buffers)
