@@ -18,6 +18,8 @@ from transformers import (
     GPTNeoForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -26,6 +28,10 @@ from transformers import (
     MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -36,6 +42,8 @@ VOCAB = 61
 CONTEXT = 96
 WINDOW = 7
 """Sliding and local windows: far shorter than the sequences of the tests."""
+SWITCH = 20
+"""The most tokens of a text in which models with two rotary embeddings use the first."""
 
 _ENDS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
 _COMMON = {
@@ -96,6 +104,42 @@ def _opt() -> PreTrainedModel:
     return OPTForCausalLM(config)
 
 
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.5, 3.0, 6.0, 9.0],
+    "original_max_position_embeddings": SWITCH,
+}
+
+
+def _phi3(**settings: object) -> PreTrainedModel:
+    config = Phi3Config(
+        **(_GROUPED | {"pad_token_id": 0}), original_max_position_embeddings=SWITCH, rope_parameters=dict(_LONGROPE),
+        **settings,
+    )  # fmt: skip
+    return Phi3ForCausalLM(config)
+
+
+def _phimoe() -> PreTrainedModel:
+    rope = _LONGROPE | {"short_mscale": 1.0, "long_mscale": 1.4}
+    config = PhimoeConfig(
+        **_GROUPED, num_local_experts=2, num_experts_per_tok=1, sliding_window=None, rope_parameters=rope
+    )
+    return PhimoeForCausalLM(config)
+
+
+def _llama4() -> PreTrainedModel:
+    """Its second layer has no rotary embedding: there queries grow with their position."""
+    config = Llama4TextConfig(
+        **(_GROUPED | {"pad_token_id": 0}), head_dim=8, intermediate_size_mlp=48, num_local_experts=2,
+        moe_layers=[], no_rope_layers=[1, 0], attention_chunk_size=16, floor_scale=4, attn_scale=2.0,
+    )  # fmt: skip
+    return Llama4ForCausalLM(config)
+
+
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+
 _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt2": _gpt2,
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED)),
@@ -107,6 +151,12 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_COMMON)),
     "gemma2": _gemma2,
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),
+    "llama-longrope": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, rope_parameters=dict(_LONGROPE))),
+    "llama-dynamic": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, rope_parameters=dict(_DYNAMIC))),
+    "phi3": _phi3,
+    "phi3-sliding": lambda: _phi3(sliding_window=WINDOW),
+    "phimoe": _phimoe,
+    "llama4": _llama4,
     "opt": _opt,
     "gpt_neo": _gpt_neo,
     "mamba": lambda: MambaForCausalLM(

@@ -24,9 +24,11 @@ from sprinter.models.gguf import GgufModel
 from sprinter.models.graphs import GraphUnits
 from sprinter.models.interface import Runner
 from sprinter.models.llamacpp import LlamaCppRunner
+from sprinter.models.rope import Switch, find_switch
 from sprinter.models.row import RowRunner, Windows
+from sprinter.models.switch import FarRunner, SwitchRunner
 
-__all__ = ["capture_kind", "check_capture", "make_runner", "runner_kind"]
+__all__ = ["cache_slots", "capture_kind", "check_capture", "longest_text", "make_runner", "runner_kind"]
 
 _TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "mistral"})
 """Types whose row runner the tests compare with the uncached pass; others are tried when they are met."""
@@ -50,11 +52,21 @@ _OLDEST_COMPILER = (2, 9)
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The runner for a model: "row" or "crop", the reason in words, and the row runner's masks."""
+    """The runner for a model.
+
+    Attributes:
+        kind: "row" or "crop".
+        reason: why, in words.
+        windows: the row runner's masks.
+        switch: where its rotary embedding changes with the length of the text.
+        limit: why no text beyond the switch can be served; None: it can.
+    """
 
     kind: str
     reason: str
     windows: Windows
+    switch: Switch | None = None
+    limit: str | None = None
 
 
 _choices: WeakKeyDictionary[PreTrainedModel, _Choice] = WeakKeyDictionary()
@@ -70,7 +82,30 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
         where = "its layers on a GPU" if model.on_gpu else "on the CPU"
         return "llamacpp", f"a GGUF file, {model.weights}, which llama.cpp runs {where}"
     choice = _choose(model)
-    return choice.kind, choice.reason
+    if choice.switch is None:
+        return choice.kind, choice.reason
+    longer = f"not served, for {choice.limit}" if choice.limit else "read anew, into a second cache"
+    switch = f"beyond {choice.switch.at:,} tokens its rotary embedding is another: longer texts are {longer}"
+    return choice.kind, f"{choice.reason}; {switch}"
+
+
+def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
+    """The most tokens of a text that the model's runner gives the right laws for; None: the context alone bounds it.
+
+    Raises:
+        UserError: no runner can serve the model.
+    """
+    # Asked when a model is loaded: most have no switch, and then no runner is tried yet.
+    if isinstance(model, GgufModel) or find_switch(model) is None:
+        return None
+    choice = _choose(model)
+    return choice.switch.at if choice.switch and choice.limit else None
+
+
+def cache_slots(model: PreTrainedModel | GgufModel, max_len: int) -> int:
+    """Tokens that the caches of a row of ``max_len`` tokens have room for, spare slots included."""
+    switch = None if isinstance(model, GgufModel) else _choose(model).switch
+    return max_len + 1 if switch is None or max_len <= switch.at else max_len + switch.at + 2
 
 
 def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
@@ -146,17 +181,34 @@ def make_runner(
     kind = prefer or choice.kind
     if kind == "row" and choice.kind != "row":
         raise UserError(f"{_name(model)} cannot use the row runner: {choice.reason}; use 'crop'")
+    switch, limit = choice.switch, choice.limit
+    if kind == "crop" and limit is None:
+        limit = "the crop runner keeps one cache"
+    if switch is not None and max_len > switch.at and limit is not None:
+        raise UserError(
+            f"{_name(model)} can hold texts of {switch.at} tokens, not {max_len}: beyond, its rotary embedding is "
+            f"another, and {limit}: use max_len={switch.at} or less"
+        )
     if kind == "row":
         units = None if compile is False or prefer == "row" else _units(model, choice.windows, compile)
-        if units is not None:
-            return CapturedRunner(model, batch, max_len, choice.windows, units)
-        return RowRunner(model, batch, max_len, choice.windows)
+        if switch is not None and max_len > switch.at:
+            far = FarRunner(model, batch, max_len, choice.windows, switch.at)
+            return SwitchRunner(_rows(model, batch, switch.at, choice.windows, units), far)
+        return _rows(model, batch, max_len, choice.windows, units)
     if compile:
         check_capture(model)
     why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
     if batch > 1:
         raise UserError(f"{_name(model)} decodes one row at a time ({why}): use batch=1")
     return CropRunner(model, max_len)
+
+
+def _rows(
+    model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units | None
+) -> RowRunner:
+    if units is None:
+        return RowRunner(model, batch, max_len, windows)
+    return CapturedRunner(model, batch, max_len, windows, units)
 
 
 def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Units | None:
@@ -188,22 +240,34 @@ def _decide(model: PreTrainedModel) -> _Choice:
         raise UserError(
             f"{_name(model)} cannot be served: {why}; give a decoder with attention in all layers"
         )
+    switch = find_switch(model)
     if why := _why_not_row(model, config):
-        return _tried_crop(model, why)
+        return _tried_crop(model, why, switch)
     windows = _windows(config)
     slides = any(window is not None for window in windows.values())
     reason = "attention over a sliding window" if slides else "attention over the whole past"
-    if config.model_type in _TESTED:
-        return _Choice("row", reason, windows)
-    if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
-        return _tried_crop(model, f"tried on a few tokens, the row runner {why}")
-    return _Choice("row", f"{reason}; tried on a few tokens", windows)
+    if config.model_type not in _TESTED:
+        if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
+            return _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
+        reason = f"{reason}; tried on a few tokens"
+    return _Choice("row", reason, windows, switch, _limit(model, windows, switch))
 
 
-def _tried_crop(model: PreTrainedModel, reason: str) -> _Choice:
+def _tried_crop(model: PreTrainedModel, reason: str, switch: Switch | None) -> _Choice:
     if why := _why_wrong(lambda: CropRunner(model, 16), model):
         raise UserError(f"{_name(model)} cannot be served: {reason}; the crop runner {why}: choose another")
-    return _Choice("crop", reason, {})
+    limit = None if switch is None else f"the crop runner, chosen because {reason}, keeps one cache"
+    return _Choice("crop", reason, {}, switch, limit)
+
+
+def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> str | None:
+    """Why the row runner cannot go beyond the switch, or None; it is tried there."""
+    if switch is None:
+        return None
+    if not switch.once:
+        return "it changes again with every token"
+    why = _why_wrong(lambda: FarRunner(model, 2, 16, windows, switch.at), model, switch.at)
+    return why and f"tried on a few tokens, the row runner {why}"
 
 
 def _why_unservable(model: PreTrainedModel, config: Any) -> str | None:
@@ -243,8 +307,11 @@ def _windows(config: Any) -> Windows:
     return {kind: config.sliding_window if kind == "sliding_attention" else None for kind in sorted(types)}
 
 
-def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
-    """Feed a few tokens, rewind, feed on, compare with the uncached pass; what went wrong, or None."""
+def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> str | None:
+    """Feed a few tokens, rewind, feed on, compare with the uncached pass; what went wrong, or None.
+
+    ``beyond``: the text is embedded as one that is longer than so many tokens.
+    """
     try:
         runner: ModelRunner = make()
         vocab = runner.vocab_size
@@ -260,7 +327,12 @@ def _why_wrong(make: Any, model: PreTrainedModel) -> str | None:
         assert last is not None
         with torch.inference_mode():
             ids = torch.tensor([text], device=runner.device)
-            expected = model(input_ids=ids, use_cache=False, return_dict=True).logits[0, -1]
+            places = {}
+            if beyond is not None:  # one token more, which none of these sees, lies there
+                ids = torch.nn.functional.pad(ids, (0, 1))
+                places = {"position_ids": torch.tensor([[*range(len(text)), beyond]], device=runner.device)}
+            logits = model(input_ids=ids, use_cache=False, return_dict=True, **places).logits
+            expected = logits[0, len(text) - 1]
         off = max(_distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
     except Exception as error:  # Whatever a model does with a cache that it does not know.
         return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from sprinter.errors import UserError
 from sprinter.models.checks import check_finite
-from sprinter.models.choose import check_capture
+from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.forward import head_sizes
 from sprinter.models.gguf import GgufModel
 from sprinter.models.gguf_vocabulary import gguf_tokenizer
@@ -31,6 +32,7 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_log = logging.getLogger("sprinter")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _NO_LIMIT = 1 << 20
 """Context of a model that names none (ALiBi): a bound that no request of ours reaches."""
@@ -203,7 +205,7 @@ def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedToke
     model.train(False)
     vocab_size, hidden_size = head_sizes(model)
     check_rows(speaker, vocab_size, which)
-    context = _context(model.config.get_text_config(decoder=True))
+    context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     eos_ids = _eos_ids(model, speaker)
     if options.compile:
         check_capture(model)
@@ -256,6 +258,18 @@ def _context(config: Any) -> int:
         if value := getattr(config, name, None):
             return int(value)
     return _NO_LIMIT
+
+
+def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
+    """So much of a model's context as its runner gives the right laws for; a line is said if that is not all."""
+    longest = longest_text(model)
+    if longest is None or longest >= context:
+        return context
+    _log.warning(
+        "the %s %s is served up to %d of its %d tokens of context (%s)",
+        which, name, longest, context, runner_kind(model)[1],
+    )  # fmt: skip
+    return longest
 
 
 def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:

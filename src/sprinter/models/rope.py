@@ -1,0 +1,87 @@
+"""Rotary embeddings that depend on the length of the text: where they change, found by asking them.
+
+transformers takes the largest position of a pass for the length of the text ("longrope" and "dynamic" in
+``modeling_rope_utils.dynamic_rope_update``; Phi-MoE's scale besides): all keys of a longer text are other keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+__all__ = ["Switch", "find_switch"]
+
+_FAR = 1 << 20
+"""A length at which whatever changes has changed."""
+
+_Rotate = Callable[[int], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Where a model's rotary embedding changes with the length of the text.
+
+    Attributes:
+        at: the most tokens of a text that is embedded as the shortest are.
+        once: whether all longer texts are embedded alike ("longrope"); else it changes with every token ("dynamic").
+    """
+
+    at: int
+    once: bool
+
+
+def find_switch(model: PreTrainedModel) -> Switch | None:
+    """The model's switch; None where the embedding of a position does not depend on the text's length."""
+    rotations = list(chain.from_iterable(map(_rotations, model.modules())))
+    with torch.no_grad():
+        found = [(rotate, at) for rotate in rotations if (at := _last_before_change(rotate)) is not None]
+        if not found:
+            return None
+        first = min(at for _, at in found)
+        once = all(_equal(rotate(first + 1), rotate(_FAR)) for rotate, _ in found)
+        for rotate, _ in found:
+            rotate(_SHORTEST)  # "dynamic" remembers the longest
+    return Switch(first, once)
+
+
+_SHORTEST = 2
+
+
+def _rotations(module: nn.Module) -> Iterator[_Rotate]:
+    """What a module makes of position 1 in a text of so many tokens, one function a layer type; none if it is not a
+    rotary embedding: a leaf without weights that takes positions."""
+    takes = list(inspect.signature(module.forward).parameters)
+    if takes[:2] != ["x", "position_ids"] or any(True for _ in module.parameters()):
+        return
+    types = getattr(module, "rope_type", None) if "layer_type" in takes else None
+    for kind in types if isinstance(types, dict) else (None,):
+        yield partial(_rotate, module, {} if kind is None else {"layer_type": kind})
+
+
+def _rotate(module: nn.Module, settings: dict[str, str], length: int) -> tuple[Tensor, ...]:
+    device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
+    x = torch.zeros(1, 1, device=device)
+    for last in (1, length - 1):  # first the shortest, so that nothing is remembered
+        made = module(x, position_ids=torch.tensor([[1, last]], device=device), **settings)
+    return tuple(part[:, 0].clone() for part in ((made,) if isinstance(made, Tensor) else made))
+
+
+def _last_before_change(rotate: _Rotate) -> int | None:
+    base, low, high = rotate(_SHORTEST), _SHORTEST, _FAR
+    if _equal(rotate(high), base):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _equal(rotate(middle), base) else (low, middle)
+    return low
+
+
+def _equal(some: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
+    return all(map(torch.equal, some, others))
