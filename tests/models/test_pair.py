@@ -231,6 +231,58 @@ def test_a_draft_without_a_tokenizer_needs_the_same_size(saved: Path, tmp_path: 
     assert "comes without a tokenizer that would show" in refusal(saved / "target", other)
 
 
+@pytest.fixture
+def added(saved: Path, tmp_path: Path) -> Path:
+    """A model like the target with one token more."""
+    tokenizer = word_tokenizer()
+    tokenizer.add_tokens(["<tool>"])
+    return save(tmp_path / "added", padded_gpt2(64), tokenizer)
+
+
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_a_token_that_one_model_lacks_is_named_and_mended(which: str, saved: Path, added: Path) -> None:
+    pair = (added, saved / "target") if which == "target" else (saved / "target", added)
+    line = refusal(*pair)
+    assert f"token {VOCAB} is " in line and "'<tool>'" in line
+    assert f"give tokenizer={saved / 'target'} (--tokenizer)" in line
+    loaded = load_models(*pair, tokenizer=saved / "target")
+    assert loaded.vocab_size == VOCAB
+    assert loaded.tokenizer is not None and len(loaded.tokenizer) == VOCAB
+
+
+def test_a_token_that_one_model_lacks_is_never_written(saved: Path, added: Path, tmp_path: Path) -> None:
+    """Rows of padding beside it do not bring it back, whoever's tokenizer is given."""
+    padded = save(tmp_path / "padded", padded_gpt2(64), word_tokenizer())
+    for tokenizer in (added, padded):
+        assert load_models(added, padded, tokenizer=tokenizer).vocab_size == VOCAB
+    assert load_models(padded, padded, tokenizer=added).vocab_size == VOCAB
+    assert load_models(padded, padded, tokenizer=padded).vocab_size == 64
+    assert load_models(added, tokenizer=padded).vocab_size == VOCAB
+
+
+def test_an_end_of_text_that_the_common_vocabulary_lacks(saved: Path, added: Path) -> None:
+    model = fresh("gpt2")
+    model.config.eos_token_id = model.generation_config.eos_token_id = VOCAB - 1
+    line = refusal(model, saved / "target", tokenizer=word_tokenizer(VOCAB - 1))
+    assert (
+        f"the target ends texts with token {VOCAB - 1}, and the models have only the first {VOCAB - 1}"
+        in line
+    )
+
+
+def test_a_given_tokenizer_is_held_against_both_models(saved: Path, tmp_path: Path) -> None:
+    foreign = save(tmp_path / "foreign", padded_gpt2(64), word_tokenizer(first="end"))
+    for pair, which in (((saved / "target", foreign), "target"), ((foreign, saved / "target"), "draft")):
+        line = refusal(*pair, tokenizer=foreign)
+        assert f"token 0 is 'end' in the tokenizer that was given and 'w0' in the {which}'s own" in line
+    assert "'w0' in the target's own" in refusal(saved / "target", tokenizer=foreign)
+
+
+def test_the_builtin_target_does_not_speak_a_foreign_tokenizer(saved: Path) -> None:
+    line = refusal(builtin_paths()["target"], saved / "draft", tokenizer=saved / "draft")
+    assert "in the tokenizer that was given" in line and "in the target's own" in line
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model_has_rows(saved: Path) -> None:
     line = refusal(saved / "target", tokenizer=word_tokenizer(VOCAB + 9))
     assert f"token ids up to {VOCAB + 8}, the target only {VOCAB} embedding rows" in line

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from sprinter.errors import UserError
 from sprinter.models.llama_library import gguf_package
 
-__all__ = ["Vocabulary", "add_vocabulary", "gguf_tokenizer", "vocabulary"]
+__all__ = ["Vocabulary", "add_vocabulary", "gguf_tokenizer", "gguf_tokens", "vocabulary"]
 
 _TOLD = "tokenizer."
 _JSON = "tokenizer.huggingface.json"
@@ -98,12 +98,7 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     Raises:
         UserError: the file is damaged, or its tokenizer cannot be rebuilt.
     """
-    gguf = gguf_package()
-    try:
-        fields = gguf.GGUFReader(path).fields
-        told = {name: field.contents() for name, field in fields.items() if name.startswith(_TOLD)}
-    except Exception as error:  # it has none of its own for this
-        raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from error
+    told = _read(path)
     if _JSON in told:
         backend = Tokenizer.from_str(told[_JSON])
     elif told.get("tokenizer.ggml.model") == "gpt2":
@@ -121,6 +116,27 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         clean_up_tokenization_spaces=False,
         **special,
     )
+
+
+def gguf_tokens(path: Path) -> dict[str, int]:
+    """Token → id, of a GGUF file whose tokenizer need not be one that can be rebuilt.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    told = _read(path)
+    tokens, kinds = told.get("tokenizer.ggml.tokens", []), told.get("tokenizer.ggml.token_type")
+    return {token: i for i, token in enumerate(tokens) if kinds is None or kinds[i] != _UNUSED}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a file says of its tokenizer."""
+    gguf = gguf_package()
+    try:
+        fields = gguf.GGUFReader(path).fields
+        return {name: field.contents() for name, field in fields.items() if name.startswith(_TOLD)}
+    except Exception as error:  # it has none of its own for this
+        raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from error
 
 
 def _byte_level(told: dict[str, Any], path: Path) -> Tokenizer:

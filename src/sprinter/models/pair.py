@@ -17,9 +17,9 @@ from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.forward import head_sizes
 from sprinter.models.gguf import GgufModel
-from sprinter.models.gguf_vocabulary import gguf_tokenizer
+from sprinter.models.gguf_vocabulary import gguf_tokenizer, gguf_tokens
 from sprinter.models.source import Origin, Source, find, load_error
-from sprinter.models.vocabulary import check_rows, check_same_vocabulary
+from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 
 __all__ = [
     "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite", "check_request",
@@ -91,17 +91,22 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPair:
-    """Target, draft (None: the target alone) and their tokenizer."""
+    """Target, draft (None: the target alone) and their tokenizer.
+
+    ``tokens``: so many first tokens are known to both models and the tokenizer; None: all that they have.
+    """
 
     target: LoadedModel
     draft: LoadedModel | None
     tokenizer: PreTrainedTokenizerBase | None
+    tokens: int | None = None
 
     @property
     def vocab_size(self) -> int:
-        """Size of the common vocabulary: logits beyond it belong to padding and must be cut off."""
+        """Size of the common vocabulary: logits beyond it belong to padding, or to tokens that one model lacks, and
+        must be cut off."""
         sizes = [model.vocab_size for model in (self.target, self.draft) if model is not None]
-        return min(sizes)
+        return min(sizes if self.tokens is None else [*sizes, self.tokens])
 
     @property
     def context(self) -> int:
@@ -131,7 +136,8 @@ def load_models(
     Args:
         target: directory, hub id, GGUF file or model.
         draft: likewise; None means the target alone.
-        tokenizer: where it is not the target's own.
+        tokenizer: where it is not the target's own: directory, hub id, GGUF file or tokenizer. The models' own must
+            agree with it, but for last tokens that not all of them have, which are then never written.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
         dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row) or one of
             "float32", "bfloat16", "float16", "float64".
@@ -153,11 +159,21 @@ def load_models(
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
     loaded = _load(target_origin, "target", options, speaker)
-    if draft_origin is None:
-        return LoadedPair(loaded, None, speaker)
-    drafter = _load(draft_origin, "draft", options, speaker)
-    _check_vocabularies(loaded, drafter, speaker, _own_tokenizer(draft_origin, trust_remote_code))
-    return LoadedPair(loaded, drafter, speaker)
+    drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
+    if tokenizer is None and draft_origin is not None and drafted is not None:
+        check_same_vocabulary(speaker.get_vocab(), drafted, target_origin.name, draft_origin.name)
+    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker)
+    if drafter is not None and drafted is None and loaded.vocab_size != drafter.vocab_size:
+        raise UserError(
+            f"the target has {loaded.vocab_size} token ids and the draft {drafter.vocab_size}, and the draft comes "
+            "without a tokenizer that would show that they agree: add it to the draft's directory"
+        )
+    tokens = None
+    if tokenizer is not None:
+        own = {"target": _own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
+        tokens = common_tokens(speaker.get_vocab(), own)
+        _check_ends(loaded, tokens)
+    return LoadedPair(loaded, drafter, speaker, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +305,8 @@ def _speaker(
     if isinstance(given, PreTrainedTokenizerBase):
         return given
     if given is not None:
-        return _read_tokenizer(given, trust)
+        path = Path(given).expanduser()
+        return gguf_tokenizer(path) if path.suffix == ".gguf" else _read_tokenizer(given, trust)
     own = _own_tokenizer(target, trust)
     if own is None:
         raise UserError(f"the target {target.name} comes without a tokenizer: give one as tokenizer=")
@@ -313,18 +330,19 @@ def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _check_vocabularies(
-    target: LoadedModel,
-    draft: LoadedModel,
-    speaker: PreTrainedTokenizerBase,
-    other: PreTrainedTokenizerBase | None,
-) -> None:
-    if other is not None:
-        check_same_vocabulary(speaker, other)
-    elif target.vocab_size != draft.vocab_size:
+def _own_vocabulary(origin: Origin, trust: bool) -> Vocabulary | None:
+    if origin.gguf is not None:
+        return gguf_tokens(origin.gguf)
+    own = _own_tokenizer(origin, trust)
+    return None if own is None else own.get_vocab()
+
+
+def _check_ends(target: LoadedModel, tokens: int | None) -> None:
+    """Refuse a common vocabulary without the token that ends a text."""
+    if tokens is not None and target.eos_ids and min(target.eos_ids) >= tokens:
         raise UserError(
-            f"the target has {target.vocab_size} token ids and the draft {draft.vocab_size}, and the draft comes "
-            "without a tokenizer that would show that they agree: add it to the draft's directory"
+            f"the target ends texts with token {target.eos_ids[0]}, and the models have only the first {tokens} tokens "
+            "in common: choose a draft that knows it"
         )
 
 

@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 
-__all__ = ["check_rows", "check_same_vocabulary"]
+__all__ = ["Vocabulary", "check_rows", "check_same_vocabulary", "common_tokens"]
+
+Vocabulary = Mapping[str, int]
+"""Token → id."""
 
 
-def check_same_vocabulary(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+def check_same_vocabulary(target: Vocabulary, draft: Vocabulary, target_name: str, draft_name: str) -> None:
     """Refuse a pair whose tokenizers number their tokens differently.
 
     Raises:
-        UserError: names both sizes and the first token id that differs, with both its strings.
+        UserError: names both sizes and the first token id that differs, with both its strings; and the tokenizer to
+            give, where one model merely lacks the other's last tokens.
     """
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    if ours == theirs:
-        return
-    names, others = _by_id(ours), _by_id(theirs)
-    at = next((i for i in sorted(names.keys() | others.keys()) if names.get(i) != others.get(i)), None)
+    at = _first_difference(target, draft)
     if at is None:
         return
+    mend = "choose a draft of the target's own family"
+    if shorter := [name for name, own in ((target_name, target), (draft_name, draft)) if _ends(own, at)]:
+        mend = (
+            f"give tokenizer={shorter[0]} (--tokenizer), then tokens that one of them lacks are never written"
+        )
     raise UserError(
-        f"the two vocabularies differ: the target has {len(ours)} tokens and the draft {len(theirs)}; token {at} "
-        f"is {_shown(names.get(at))} in the target and {_shown(others.get(at))} in the draft: "
-        "choose a draft of the target's own family"
+        f"the two vocabularies differ: the target has {len(target)} tokens and the draft {len(draft)}; token {at} "
+        f"is {_shown(target, at)} in the target and {_shown(draft, at)} in the draft: {mend}"
     )
+
+
+def common_tokens(given: Vocabulary, own: Mapping[str, Vocabulary | None]) -> int | None:
+    """How many first tokens a tokenizer has in common with the models' own; None: all of all of them.
+
+    Args:
+        given: the tokenizer that the pair is to speak.
+        own: by "target" and "draft", the tokenizer that came with the model, if one did.
+
+    Raises:
+        UserError: an id means one thing in the tokenizer that was given and another in a model's own.
+    """
+    sizes = []
+    for which, vocabulary in own.items():
+        at = None if vocabulary is None else _first_difference(given, vocabulary)
+        if vocabulary is None or at is None:
+            continue
+        if not (_ends(given, at) or _ends(vocabulary, at)):
+            raise UserError(
+                f"token {at} is {_shown(given, at)} in the tokenizer that was given and {_shown(vocabulary, at)} in "
+                f"the {which}'s own: give one that both models were trained with, or choose a draft of the target's "
+                "own family"
+            )
+        sizes.append(at)
+    return min(sizes, default=None)
 
 
 def check_rows(tokenizer: PreTrainedTokenizerBase, vocab_size: int, which: str) -> None:
@@ -43,9 +74,23 @@ def check_rows(tokenizer: PreTrainedTokenizerBase, vocab_size: int, which: str) 
         )
 
 
-def _by_id(vocabulary: dict[str, int]) -> dict[int, str]:
+def _first_difference(some: Vocabulary, others: Vocabulary) -> int | None:
+    """The first id that stands for different tokens, or for one in one of them alone."""
+    if some == others:
+        return None
+    names, theirs = _by_id(some), _by_id(others)
+    return next((i for i in sorted(names.keys() | theirs.keys()) if names.get(i) != theirs.get(i)), None)
+
+
+def _ends(vocabulary: Vocabulary, at: int) -> bool:
+    """Whether it has tokens, and all of them below ``at``."""
+    return 0 <= max(vocabulary.values(), default=-1) < at
+
+
+def _by_id(vocabulary: Vocabulary) -> dict[int, str]:
     return {number: token for token, number in vocabulary.items()}
 
 
-def _shown(token: str | None) -> str:
+def _shown(vocabulary: Vocabulary, at: int) -> str:
+    token = _by_id(vocabulary).get(at)
     return "absent" if token is None else repr(token)
