@@ -108,6 +108,16 @@ class Models:
         """Size of the common vocabulary."""
         return self._vocab
 
+    @property
+    def device(self) -> torch.device:
+        """Where laws meet: the target's device, wherever the draft answers; without a target, the draft's."""
+        rows = self.target or self.draft
+        return rows.runner.device if rows else torch.device("cpu")
+
+    def gather(self, laws: Tensor) -> Tensor:
+        """Laws of either model on ``device``. All that leaves the driver goes through here."""
+        return laws.to(self.device)
+
     def run(self, jobs: Sequence[Job]) -> list[Done]:
         """Do jobs of one kind (and of one model) in one pass or step; what was done for each, in order.
 
@@ -154,10 +164,10 @@ class _Chain:
         if one.raw is not None:
             self.raws.append(one.raw)
 
-    def finish(self, signals: Mapping[str, Sequence[float]]) -> Draft:
+    def finish(self, signals: Mapping[str, Sequence[float]], models: Models) -> Draft:
         told = {name: torch.tensor(values, dtype=torch.float64) for name, values in signals.items()}
-        raw = _stacked(self.raws) if self.raws else None
-        return Draft(tuple(self.tokens), _stacked(self.laws), told, raw)
+        raw = models.gather(_stacked(self.raws)) if self.raws else None
+        return Draft(tuple(self.tokens), models.gather(_stacked(self.laws)), told, raw)
 
 
 class RowDriver:
@@ -192,7 +202,7 @@ class RowDriver:
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
         self._target = Side(models.target, numbers, prompt) if models.target else None
         self._draft = Side(models.draft, numbers, prompt) if models.draft else None
-        self._sampling, self._draws, self._vocab = sampling, draws, models.vocab
+        self._sampling, self._draws = sampling, draws
         self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
         greedy = isinstance(self._drafter, Model) and self._drafter.greedy
         # Rules ask of the first draft alone.
@@ -210,7 +220,7 @@ class RowDriver:
         self._stats, self._costs, self._ahead, self._piece = stats, costs, Ahead(ahead), prompt_piece
         self._text = list(prompt)  # for prompt lookup
         self._model_round = 0  # the last round in which the model drafted in its place
-        self._device = models.target.runner.device if models.target else torch.device("cpu")
+        self._models = models
 
     def answer(self, request: AskDraft | AskScore) -> Generator[Job, Any, Answer]:
         """The jobs that answer one request of the loop; returns the answer."""
@@ -230,7 +240,7 @@ class RowDriver:
         self._stats.draft_s += time.perf_counter() - began
         if found or not drafter.uses_model:
             self._text += found
-            return copied(found, self._vocab, device=self._device, raw=self._needs_raw)
+            return copied(found, self._models.vocab, device=self._models.device, raw=self._needs_raw)
         # The model may have missed what was looked up since it was last asked.
         assert self._draft is not None, "the method falls back on a draft model, and none was given"
         self._model_round = request.round
@@ -267,7 +277,7 @@ class RowDriver:
             self._count_drafts(request.round, steps)
             spent += sum(one.draft_s + one.gate_s for one in steps[0])
         self._ahead.looked(len(chains[0].tokens), spent)
-        return tuple(chain.finish(signals) for chain in chains)
+        return tuple(chain.finish(signals, self._models) for chain in chains)
 
     def _draft_rows(self, side: Side, round: int, count: int) -> list[DraftRow]:
         position = len(side.texts[0])
@@ -314,9 +324,10 @@ class RowDriver:
             laws = torch.stack([one.laws for one in scored])
             raws = [one.raw for one in scored if one.raw is not None]
             raw = torch.stack(raws) if raws else None
+        answer = Scores(self._models.gather(laws), None if raw is None else self._models.gather(raw))
         if request.closing:
             stats.closing_s += seconds
-            return Scores(laws, raw)
+            return answer
         read = sum(len(row.feed.tokens) for row in rows)
         if self._place[0] == request.round:
             self._ahead.ended(request.start + len(request.tokens) - self._run_start)
@@ -324,7 +335,7 @@ class RowDriver:
         stats.target_tokens += read
         stats.flops_passes += self._costs.target
         stats.flops_tokens += read * self._costs.target
-        return Scores(laws, raw)
+        return answer
 
     def _prefill(self, side: Side, closing: bool = False) -> Generator[Job, Any, None]:
         """The prompt's own pass, counted apart; of a target that only meters it is a part of the closing passes."""

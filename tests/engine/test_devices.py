@@ -1,0 +1,111 @@
+"""Models that answer on two devices: their laws meet on one, the target's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import sprinter
+from sprinter.decode.draft import AskDraft, Draft, Stats
+from sprinter.decode.methods import parse_method
+from sprinter.engine import run
+from sprinter.engine.captured import CapturedDraftSteps
+from sprinter.engine.driver import Models, RowDriver
+from sprinter.engine.rows import Rows
+from sprinter.engine.steps import Drafted, DraftRow
+from sprinter.laws import Sampling
+from sprinter.models.runner import make_runner
+from sprinter.random import AddressedDraws
+
+PROMPT = [3, 7, 1, 12, 5]
+METHODS = (
+    "speculative(gamma=3)", "sprinter(tau=0.3)", "coin(rate=0.5)", "mentored(kl=0.1, gamma=3)",
+    "fuzzy(threshold=0.2, gamma=3)", "specinfer(drafts=2, gamma=2)", "lookup(n=2, gamma=3)",
+)  # fmt: skip
+
+
+class Elsewhere(Tensor):
+    """A tensor on another device: nothing combines it with one that lies here, and ``to`` fetches it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to:
+            return args[0].as_subclass(Tensor)
+        given = [one for arg in args for one in (arg if isinstance(arg, list | tuple) else [arg])]
+        if any(type(one) is Tensor and one.dim() for one in given):
+            raise RuntimeError(f"Expected all tensors to be on the same device ({func})")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class ElsewhereDraftSteps(CapturedDraftSteps):
+    """A draft model whose laws lie on another device."""
+
+    def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted]]:
+        return [
+            [
+                replace(
+                    one,
+                    law=one.law.as_subclass(Elsewhere),
+                    raw=None if one.raw is None else one.raw.as_subclass(Elsewhere),
+                )
+                for one in drafted
+            ]
+            for drafted in super().__call__(rows)
+        ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_draft_on_another_device_writes_the_same_text(
+    tiny_pair: sprinter.Pair, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome() -> list[tuple[int, str, float | None]]:
+        out = tiny_pair.generate(PROMPT, method=method, seed=5, max_new_tokens=24, meter="complete")
+        return [(token.id, token.origin, token.drift) for token in out.tokens]
+
+    here = outcome()
+    monkeypatch.setattr(run, "CapturedDraftSteps", ElsewhereDraftSteps)
+    assert outcome() == here
+
+
+@pytest.mark.parametrize("method", ["speculative(gamma=2)", "fuzzy(gamma=2)", "lookup(n=2)"])
+def test_a_drafts_laws_go_to_the_targets_device(tiny_pair: sprinter.Pair, method: str) -> None:
+    assert tiny_pair.models.draft is not None
+    draft = make_runner(tiny_pair.models.draft.model, max_len=32)
+    target = copy.copy(make_runner(tiny_pair.models.target.model, max_len=32))
+    target.device = torch.device("meta")
+    models = Models(target, draft, tiny_pair.models.vocab_size)
+    driver = RowDriver(
+        models, [0], {}, [2, 2, 2], parse_method(method), Sampling(), AddressedDraws(1), Stats()
+    )
+    jobs, answer = driver.answer(AskDraft(3, (), 1, 2)), None
+    try:
+        job = next(jobs)
+        while True:
+            job = jobs.send(models.run([job])[0])
+    except StopIteration as end:
+        answer = end.value
+    assert isinstance(answer, Draft) and len(answer.tokens) == 2
+    assert answer.laws.device.type == "meta"
+    assert (answer.raw is not None) == ("fuzzy" in method)
+    assert answer.raw is None or answer.raw.device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("target_on_gpu", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_pair_on_two_real_devices(tiny_pair: sprinter.Pair, method: str, target_on_gpu: bool) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    loaded, moved = tiny_pair.models, "target" if target_on_gpu else "draft"
+    one = getattr(loaded, moved)
+    there = replace(one, model=copy.deepcopy(one.model).to("cuda"))
+    pair = sprinter.Pair(replace(loaded, **{moved: there}), copy.deepcopy(tiny_pair.gate))
+    wanted = tiny_pair.generate(PROMPT, method=method, temperature=0.0, max_new_tokens=16)
+    out = pair.generate(PROMPT, method=method, temperature=0.0, max_new_tokens=16)
+    assert [token.id for token in out.tokens] == [token.id for token in wanted.tokens]
