@@ -19,11 +19,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from sprinter.errors import UserError
-from sprinter.models.llama_library import gguf_package
+from sprinter.models.gguf_head import gguf_head
 
 __all__ = ["Vocabulary", "add_vocabulary", "gguf_tokenizer", "gguf_tokens", "vocabulary"]
 
-_TOLD = "tokenizer."
 _JSON = "tokenizer.huggingface.json"
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -98,7 +97,7 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     Raises:
         UserError: the file is damaged, or its tokenizer cannot be rebuilt.
     """
-    told = _read(path)
+    told = gguf_head(path).metadata
     if _JSON in told:
         backend = Tokenizer.from_str(told[_JSON])
     elif told.get("tokenizer.ggml.model") == "gpt2":
@@ -124,19 +123,9 @@ def gguf_tokens(path: Path) -> dict[str, int]:
     Raises:
         UserError: the file is damaged.
     """
-    told = _read(path)
+    told = gguf_head(path).metadata
     tokens, kinds = told.get("tokenizer.ggml.tokens", []), told.get("tokenizer.ggml.token_type")
     return {token: i for i, token in enumerate(tokens) if kinds is None or kinds[i] != _UNUSED}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What a file says of its tokenizer."""
-    gguf = gguf_package()
-    try:
-        fields = gguf.GGUFReader(path).fields
-        return {name: field.contents() for name, field in fields.items() if name.startswith(_TOLD)}
-    except Exception as error:  # it has none of its own for this
-        raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from error
 
 
 def _byte_level(told: dict[str, Any], path: Path) -> Tokenizer:
