@@ -17,7 +17,6 @@ from sprinter.decode.methods import parse_method
 from sprinter.engine import run
 from sprinter.engine.captured import CapturedDraftSteps
 from sprinter.engine.driver import Models, RowDriver
-from sprinter.engine.rows import Rows
 from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.laws import Sampling
 from sprinter.models.runner import make_runner

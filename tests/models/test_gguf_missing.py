@@ -39,10 +39,7 @@ def test_converting_tells_what_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "model.gguf").exists()
 
 
-def test_a_runner_that_is_not_there_is_told_before_anything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sprinter.engine.convert.library", library.__wrapped__)
+def test_a_runner_that_is_not_there_is_told_before_anything_else(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="GGUF files need the package llama-cpp-python, which " + MEND):
         sprinter.load_pair(tmp_path / "nowhere", runner="llamacpp")
     with pytest.raises(UserError, match="there is no runner 'vllm': use auto, torch, llamacpp"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sprinter.engine.pair import Pair
+    from sprinter.models.llama_repack import Repacking
 
 __all__ = ["doctor"]
 
@@ -81,6 +82,8 @@ def _checks(target: str | None, draft: str | None, gate: str | None, runner: str
     yield _safely("pair", lambda: _sizes(pair, builtin=target is None))
     for which in ("target", "draft"):
         yield _safely(which, lambda which=which: _runner(pair, which))  # type: ignore[misc]
+    if any(_repackings(pair)):
+        yield _safely("llama.cpp", lambda: _llamacpp(pair))
     yield _safely("passes", lambda: _passes(pair))
     yield _safely("code", _code)
     yield _safely("gate", lambda: _gate(pair))
@@ -221,10 +224,35 @@ def _passes(pair: Pair) -> Found:
         for which, model in (("target", pair.models.target), ("draft", pair.models.draft))
         if model is not None
     }
+    return "ok", _joined(found)
+
+
+def _joined(found: Mapping[str, str]) -> str:
+    """What was found of each model, said once where it is the same."""
     kinds = set(found.values())
-    if len(kinds) == 1:
-        return "ok", kinds.pop()
-    return "ok", "; ".join(f"{which} {kind}" for which, kind in found.items())
+    return kinds.pop() if len(kinds) == 1 else "; ".join(f"{which} {kind}" for which, kind in found.items())
+
+
+def _repackings(pair: Pair) -> dict[str, Repacking]:
+    """Of the models that llama.cpp runs."""
+    from sprinter.models.gguf import GgufModel
+
+    models = [("target", pair.models.target), ("draft", pair.models.draft)]
+    return {
+        which: loaded.model.repacking
+        for which, loaded in models
+        if loaded is not None and isinstance(loaded.model, GgufModel)
+    }
+
+
+def _llamacpp(pair: Pair) -> Found:
+    """Whether weights are repacked, and why."""
+    found = _repackings(pair)
+    words = {
+        which: f"weights {'repacked' if one.on else 'as stored'}: {one.reason}"
+        for which, one in found.items()
+    }
+    return "ok" if all(one.on for one in found.values()) else "warn", _joined(words)
 
 
 def _pass_kind(model: Any) -> str:

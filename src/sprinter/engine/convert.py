@@ -16,7 +16,7 @@ from sprinter.heads.head import weights_fingerprint
 from sprinter.models import gguf_vocabulary, gguf_write
 from sprinter.models.compiled import cache_dir
 from sprinter.models.gguf_write import write_gguf
-from sprinter.models.llama_library import library
+from sprinter.models.llama_library import installed
 from sprinter.models.pair import load_models
 from sprinter.models.source import Origin, Source, find
 
@@ -78,7 +78,7 @@ def for_runner(
         return target, draft, dict(options)
     dtype = options.get("dtype", "auto")
     if runner == "llamacpp":
-        library()  # what is missing is told before anything is fetched or converted
+        installed()  # what is missing is told before anything is fetched or converted
         if dtype not in _DTYPES:
             raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
     found = [find(target, "target", options.get("revision"))]

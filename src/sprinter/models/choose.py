@@ -80,7 +80,8 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     """
     if isinstance(model, GgufModel):
         where = "its layers on a GPU" if model.on_gpu else "on the CPU"
-        return "llamacpp", f"a GGUF file, {model.weights}, which llama.cpp runs {where}"
+        stored = "" if model.repacking.on else ", its weights as stored"
+        return "llamacpp", f"a GGUF file, {model.weights}, which llama.cpp runs {where}{stored}"
     choice = _choose(model)
     if choice.switch is None:
         return choice.kind, choice.reason

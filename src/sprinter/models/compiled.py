@@ -32,7 +32,7 @@ from sprinter.models.attention import own_attention_kernel
 from sprinter.models.kernels import own_products
 from sprinter.models.marks import digest, hash_file
 
-__all__ = ["Compiled", "Recipe", "cache_dir", "find_compiled", "forget_compiled"]
+__all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
 
 _log = logging.getLogger("sprinter")
 _HERE = Path(__file__).parent
@@ -115,7 +115,7 @@ def _key(recipe: Recipe) -> str:
         "parts": [digest(model), digest(recipe.unit)],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "cpu": _cpu(),
+        "cpu": cpu_flags(),
         "threads": torch.get_num_threads(),
         "sources": [hash_file(path) for path in _SOURCES],
     }
@@ -137,7 +137,7 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _cpu() -> str:
+def cpu_flags() -> str:
     """What the compiler may use of this processor."""
     path = Path("/proc/cpuinfo")
     if not path.exists():

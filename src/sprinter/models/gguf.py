@@ -12,7 +12,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from sprinter.errors import UserError
-from sprinter.models.llama_library import last_words, library
+from sprinter.models.gguf_head import gguf_head
+from sprinter.models.llama_library import gguf_package, installed, last_words, library, loading
+from sprinter.models.llama_repack import Repacking, repacking
 
 __all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel"]
 
@@ -37,6 +39,7 @@ class GgufModel:
         eos_ids: token ids that end a text.
         device: where its runners want tokens and put their results: the CPU, wherever llama.cpp computes.
         on_gpu: whether llama.cpp computes on a GPU.
+        repacking: whether its weights are repacked for this CPU, and why.
         dtype: of logits and hidden states.
         weights: how its weights are stored, e.g. "F16", "Q8_0".
         cache_dtype: how its runners store keys and values: halves, unless the weights are in full precision.
@@ -49,14 +52,16 @@ class GgufModel:
         device: "auto" (a GPU if this build of llama.cpp uses one), "cpu", or "cuda" or "mps" to insist on one.
 
     Raises:
-        UserError: the file is damaged or no model that can be rewound, or there is no such device.
+        UserError: the file is damaged or no model that can be rewound, there is no such device, or llama.cpp dies on
+            this machine.
     """
 
     def __init__(self, path: Path, device: str = "auto") -> None:
-        self._llama = llama = library()
         self.path = path
+        self.repacking = _repacking(path)  # before any of its code runs in this process
+        self._llama = llama = library()
         self.on_gpu = _uses_gpu(llama, device)
-        self.handle = _load(llama, path, self.on_gpu)
+        self.handle = _load(llama, path, self.on_gpu, bool(self.repacking.on))
         weakref.finalize(self, llama.llama_model_free, self.handle)
         self._vocab = llama.llama_model_get_vocab(self.handle)
         self._check_kind()
@@ -136,11 +141,20 @@ def _uses_gpu(llama: Any, device: str) -> bool:
     return offload and device != "cpu"
 
 
-def _load(llama: Any, path: Path, on_gpu: bool) -> Any:
-    params = llama.llama_model_default_params()
-    params.n_gpu_layers = -1 if on_gpu else 0
+def _repacking(path: Path) -> Repacking:
+    installed()
+    gguf_package()
+    try:
+        types = gguf_head(path).types
+    except UserError as error:  # llama.cpp is to say what is wrong with it
+        return Repacking(False, str(error))
+    return repacking(types)
+
+
+def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
     last_words("")
-    handle = llama.llama_model_load_from_file(str(path).encode(), params)
+    with loading(on_gpu, repack) as params:
+        handle = llama.llama_model_load_from_file(str(path).encode(), params)
     if not handle:
         raise UserError(f"llama.cpp cannot load {path}: {last_words('it does not say why')[:300]}")
     return handle

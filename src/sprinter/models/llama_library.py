@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["gguf_package", "last_words", "library"]
+__all__ = ["gguf_package", "installed", "last_words", "library", "loading"]
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _NEWEST = "llama_ftype_name"
@@ -18,9 +20,8 @@ _errors: deque[str] = deque(maxlen=8)
 _kept: list[Any] = []  # the callback: C calls it as long as the process lives
 
 
-@cache
-def library() -> Any:
-    """The module ``llama_cpp.llama_cpp``, its backend started; from now on it writes nothing to the terminal.
+def installed() -> Any:
+    """The module ``llama_cpp.llama_cpp``; none of llama.cpp's own code has run yet.
 
     Raises:
         UserError: it is not installed, too old, or its shared library cannot be loaded.
@@ -30,6 +31,17 @@ def library() -> Any:
         raise UserError(
             f"the installed llama-cpp-python is too old (it has no {_NEWEST}): pip install -U 'sprinter-llm[gguf]'"
         )
+    return llama
+
+
+@cache
+def library() -> Any:
+    """The same, its backend started; from now on it writes nothing to the terminal.
+
+    Raises:
+        UserError: as ``installed``.
+    """
+    llama = installed()
     callback = llama.llama_log_callback(_listen)
     _kept.append(callback)
     llama.llama_log_set(callback, ctypes.c_void_p(0))
@@ -44,6 +56,29 @@ def gguf_package() -> Any:
         UserError: it is not installed.
     """
     return _imported("gguf", "gguf")
+
+
+@contextmanager
+def loading(on_gpu: bool, repack: bool) -> Iterator[Any]:
+    """The parameters with which models are loaded; meanwhile llama-cpp-python's own classes begin with them too.
+
+    Args:
+        on_gpu: put all layers on a GPU.
+        repack: copy weights into layouts that this CPU has instructions for; see ``llama_repack``.
+    """
+    llama = library()
+    defaults = llama.llama_model_default_params
+
+    def params() -> Any:
+        made = defaults()
+        made.n_gpu_layers, made.use_extra_bufts = -1 if on_gpu else 0, repack
+        return made
+
+    llama.llama_model_default_params = params
+    try:
+        yield params()
+    finally:
+        llama.llama_model_default_params = defaults
 
 
 def last_words(otherwise: str) -> str:

@@ -20,7 +20,7 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
 from sprinter.models.gguf import GgufModel
-from sprinter.models.llama_library import library
+from sprinter.models.llama_library import loading
 
 __all__ = ["Lookup", "Plain"]
 
@@ -40,15 +40,16 @@ class Plain:
         target = pair.models.target
         if not isinstance(target.model, GgufModel):
             raise UserError(f"{self.name} runs GGUF files, and the target {target.id} is none: give one")
-        library()  # its errors first, and a quiet log
         llama_cpp = import_module("llama_cpp")
         threads = torch.get_num_threads()
         cache = 0 if target.model.cache_dtype == torch.float32 else 1  # GGML_TYPE_F32, GGML_TYPE_F16
-        self._llama = llama_cpp.Llama(
-            str(target.model.path), n_ctx=pair.models.context, n_threads=threads, n_threads_batch=threads,
-            n_gpu_layers=-1 if target.model.on_gpu else 0, type_k=cache, type_v=cache,
-            flash_attn=target.model.on_gpu, draft_model=self._drafter(), verbose=False,
-        )  # fmt: skip
+        on_gpu = target.model.on_gpu
+        with loading(on_gpu, bool(target.model.repacking.on)):  # it takes no such argument
+            self._llama = llama_cpp.Llama(
+                str(target.model.path), n_ctx=pair.models.context, n_threads=threads, n_threads_batch=threads,
+                n_gpu_layers=-1 if on_gpu else 0, type_k=cache, type_v=cache, flash_attn=on_gpu,
+                draft_model=self._drafter(), verbose=False,
+            )  # fmt: skip
         self._eos_ids = target.eos_ids
 
     def lossless(self, sampling: Sampling) -> bool | None:
