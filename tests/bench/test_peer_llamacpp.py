@@ -10,6 +10,7 @@ from sprinter.bench.arm import Arm, Ask
 from sprinter.bench.arms.parse import parse_arm
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
+from sprinter.models.llama_repack import Repacking
 
 SPECS = ["llamacpp:plain", "llamacpp:lookup(tokens=4)"]
 IDS = tuple(range(5, 25)) * 2
@@ -42,6 +43,18 @@ def test_greedy_texts_are_ours(pair: sprinter.Pair, spec: str) -> None:
     arm.close()
     with pytest.raises(SprinterError, match="was not started"):
         arm.answer(Ask(IDS, 4, Sampling(), 0))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_weights_are_repacked_where_ours_are(
+    pair: sprinter.Pair, spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for on in (False, True):
+        monkeypatch.setattr(pair.models.target.model, "repacking", Repacking(on, "so"))
+        arm = parse_arm(spec)
+        arm.start(pair)
+        assert arm._llama.model_params.use_extra_bufts is on  # type: ignore[attr-defined]
+        arm.close()
 
 
 @pytest.mark.parametrize("spec", SPECS)
