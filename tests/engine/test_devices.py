@@ -18,7 +18,9 @@ from sprinter.engine import run
 from sprinter.engine.captured import CapturedDraftSteps
 from sprinter.engine.driver import Models, RowDriver
 from sprinter.engine.steps import Drafted, DraftRow
+from sprinter.errors import UserError
 from sprinter.laws import Sampling
+from sprinter.models import memory
 from sprinter.models.runner import make_runner
 from sprinter.random import AddressedDraws
 
@@ -93,6 +95,21 @@ def test_a_drafts_laws_go_to_the_targets_device(tiny_pair: sprinter.Pair, method
     assert answer.laws.device.type == "meta"
     assert (answer.raw is not None) == ("fuzzy" in method)
     assert answer.raw is None or answer.raw.device.type == "meta"
+
+
+def test_caches_must_fit_on_the_device_of_each_model(
+    tiny_pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tiny_pair.models.draft is not None
+    here: Any = tiny_pair.models.draft.model
+    there = copy.deepcopy(here).to("meta")
+    row = memory.cache_bytes(here, 10)
+    for full in ("cpu", "meta"):
+        rooms = {"cpu": 100 * row, "meta": 100 * row, full: 4 * row}
+        monkeypatch.setattr(memory, "free_bytes", lambda device, rooms=rooms: rooms[device.type])
+        memory.check_memory([here, there], 3, 10)
+        with pytest.raises(UserError, match="use a batch of 3 or less"):
+            memory.check_memory([here, there], 4, 10)
 
 
 @pytest.mark.gpu

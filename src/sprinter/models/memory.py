@@ -58,16 +58,24 @@ def check_memory(
     Args:
         models: those that each row needs a cache in.
         batch, max_len: rows and their length.
-        budget_bytes: what the caches may take; None: nine tenths of what is free now on the models' device.
+        budget_bytes: what the caches may take; None: nine tenths of what is free now on each model's device.
 
     Raises:
         UserError: names the largest batch that fits.
     """
-    if budget_bytes is None:
-        free = free_bytes(torch.device(models[0].device))
-        if free is None:
-            return
-        budget_bytes = int(_SHARE * free)
+    if budget_bytes is not None:
+        _check_budget(models, batch, max_len, budget_bytes)
+        return
+    for device in dict.fromkeys(torch.device(model.device) for model in models):
+        free = free_bytes(device)
+        if free is not None:
+            there = [model for model in models if torch.device(model.device) == device]
+            _check_budget(there, batch, max_len, int(_SHARE * free))
+
+
+def _check_budget(
+    models: list[PreTrainedModel | GgufModel], batch: int, max_len: int, budget_bytes: int
+) -> None:
     fits = largest_batch(models, max_len, budget_bytes)
     if batch <= fits:
         return
