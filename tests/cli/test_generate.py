@@ -164,6 +164,16 @@ def test_ctrl_c_keeps_what_is_there(
         assert err.startswith("stopped early: ") and err.count("\n") == 1
 
 
+def test_stop_tokens_are_given_by_option(run: Run, places: Places) -> None:
+    plain = generated(run, "ab", *places.pair, "-n", "12")["token_ids"]
+    ends = [plain[4], plain[7]]
+    value = generated(run, "ab", *places.pair, "-n", "12", *(f"--stop-token-id={id}" for id in ends))
+    assert value["token_ids"] == plain[: min(map(plain.index, ends)) + 1]
+    assert (value["finish_reason"], len(value["text"])) == ("stop", len(value["token_ids"]) - 1)
+    status, _, err = run("generate", "ab", *places.pair, "--stop-token-id", "999")
+    assert status == 2 and "stop token id 999 is out of range" in err
+
+
 @pytest.mark.parametrize("stop", [(), ("ab",), ("abc", "b"), ("aab", "x")])
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_holdback_never_shows_a_stop_string(stop: tuple[str, ...], size: int) -> None:

@@ -137,7 +137,10 @@ class Origin(StrEnum):
 
 @dataclass(slots=True)
 class Token:
-    """One token of the output. ``drift`` is TV(π, p) at its position, None until the target has scored it."""
+    """One token of the output. ``drift`` is TV(π, p) at its position, None until the target has scored it.
+
+    ``text`` is what became certain with this token: the tokens' texts join to the text of the generation.
+    """
 
     id: int
     origin: Origin

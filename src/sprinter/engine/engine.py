@@ -76,6 +76,7 @@ class Engine:
         min_p: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
+        stop_token_ids: int | Sequence[int] | None = (),
         meter: Literal["running", "complete"] = "running",
         ahead: int | Literal["auto"] = 1,
         rules: RuleState | None = None,
@@ -87,7 +88,7 @@ class Engine:
         """
         request = Request.make(
             self._pair.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p,
-            seed, stop, meter, ahead, rules,
+            seed, stop, meter, ahead, rules, stop_token_ids,
         )  # fmt: skip
         return self._batch.add(Run(self._pair._parts, prompt, request))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,7 +26,8 @@ class Request:
         max_new_tokens: exact limit of new tokens.
         sampling: temperature and truncation, applied to both models alike.
         seed: the same seed gives the same text.
-        stop: strings that end the text; they are cut off.
+        stop: strings that end the text, also those of special tokens; cut off with all that follows.
+        stop_token_ids: tokens that end the text beside EOS; without text, as EOS is.
         meter: "running" scores trusted tokens at the next target call; "complete" adds closing passes, counted apart.
         ahead: draft tokens an answer of the driver; changes speed only. None: as many as pays.
         rules: state of the rules to go on from, the ``rules`` of an earlier generation; None begins anew.
@@ -40,6 +41,7 @@ class Request:
     meter: Literal["running", "complete"] = "running"
     ahead: int | None = 1
     rules: RuleState | None = None
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
@@ -62,8 +64,11 @@ class Request:
         meter: Literal["running", "complete"],
         ahead: int | Literal["auto"],
         rules: RuleState | None = None,
+        stop_token_ids: int | Sequence[int] | None = (),
     ) -> Request:
         """From the keywords of the public calls."""
+        ids = () if stop_token_ids is None else stop_token_ids
+        ends = tuple(whole("stop_token_ids", id) for id in (ids if isinstance(ids, Iterable) else (ids,)))
         words = (stop,) if isinstance(stop, str) else tuple(stop or ())
         sampling = Sampling(temperature, whole("top_k", top_k), top_p, min_p)
         new, seed = whole("max_new_tokens", max_new_tokens), whole("seed", seed)
@@ -72,7 +77,7 @@ class Request:
         steps = None if ahead == AUTO else whole("ahead", ahead)
         chosen = parse_method(method)
         RuleState.begin(chosen.trust, chosen.stop, rules)  # refused before any work
-        return cls(chosen, new, sampling, seed, words, meter, steps, rules)
+        return cls(chosen, new, sampling, seed, words, meter, steps, rules, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +85,9 @@ class Generation:
     """A finished text with the provenance of every token.
 
     Attributes:
-        text: without the prompt, the EOS token and the stop string.
-        tokens: every token with id, text, origin, round and drift.
+        text: without the prompt, special tokens, the EOS or stop token that ended it, and the stop string.
+        tokens: every new token, those that ``text`` leaves out too, with id, text, origin, round and drift. Their
+            texts join to ``text``.
         stats: counts, drift, times, FLOPs.
         method: the method's full name; ``finish_reason``: "eos", "stop", "length", or "cancelled".
         accept_lengths: tokens that each round added.

@@ -118,6 +118,7 @@ class Pair:
         min_p: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
+        stop_token_ids: int | Sequence[int] | None = (),
         meter: MeterMode = "running",
         ahead: int | Literal["auto"] = 1,
         rules: RuleState | None = None,
@@ -130,7 +131,8 @@ class Pair:
             max_new_tokens: exact limit.
             temperature, top_k, top_p, min_p: sampling, for both models alike; temperature 0 is greedy.
             seed: the same seed gives the same text.
-            stop: strings that end the text; they are cut off.
+            stop: strings that end the text, also those of special tokens ("<|im_end|>"); cut off with all that follows.
+            stop_token_ids: tokens that end the text beside EOS. Like EOS they are among the tokens, and have no text.
             meter: "complete" adds closing passes so that every trusted token is scored.
             ahead: draft tokens an answer of the driver; the text does not depend on it. "auto": as many as pays, by
                 what a look and a step cost and how long runs are.
@@ -142,7 +144,7 @@ class Pair:
         """
         stream = self.stream(
             prompt, method=method, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, seed=seed, stop=stop, meter=meter, ahead=ahead, rules=rules,
+            min_p=min_p, seed=seed, stop=stop, stop_token_ids=stop_token_ids, meter=meter, ahead=ahead, rules=rules,
         )  # fmt: skip
         return stream.finish()
 
@@ -158,6 +160,7 @@ class Pair:
         min_p: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
+        stop_token_ids: int | Sequence[int] | None = (),
         meter: MeterMode = "running",
         ahead: int | Literal["auto"] = 1,
         rules: RuleState | None = None,
@@ -165,7 +168,7 @@ class Pair:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
         request = Request.make(
             self.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p, seed,
-            stop, meter, ahead, rules,
+            stop, meter, ahead, rules, stop_token_ids,
         )  # fmt: skip
         return Stream(Run(self._parts, prompt, request))
 
@@ -181,6 +184,7 @@ class Pair:
         min_p: float | Sequence[float] = 0.0,
         seed: int | Sequence[int] = 0,
         stop: str | Sequence[str] | Sequence[Sequence[str]] | None = (),
+        stop_token_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = (),
         meter: MeterMode | Sequence[MeterMode] = "running",
         ahead: int | Literal["auto"] | Sequence[int | Literal["auto"]] = 1,
         rules: RuleState | Sequence[RuleState | None] | None = None,
@@ -194,7 +198,7 @@ class Pair:
         the times in the stats mean. Settings as of ``generate``: one value for all, or a list with one a prompt.
 
         Args:
-            stop: strings that end a text, for all; or a list of such lists, one a prompt.
+            stop, stop_token_ids: what ends a text, for all; or a list of such lists, one a prompt.
             rows: texts that are under way at the same time; None: all, up to 32.
             policy: when the target's pass is run.
             memory_bytes: what the caches may take; None: nine tenths of the free memory.
@@ -205,13 +209,12 @@ class Pair:
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")
         count = len(prompts)
-        same_stop = stop is None or isinstance(stop, str) or all(isinstance(word, str) for word in stop)
         columns = [
             _spread("method", method, count), _spread("max_new_tokens", max_new_tokens, count),
             _spread("temperature", temperature, count), _spread("top_k", top_k, count),
             _spread("top_p", top_p, count), _spread("min_p", min_p, count), _spread("seed", seed, count),
-            [stop] * count if same_stop else _spread("stop", stop, count), _spread("meter", meter, count),
-            _spread("ahead", ahead, count), _spread("rules", rules, count),
+            _spread_lists("stop", stop, count), _spread("meter", meter, count), _spread("ahead", ahead, count),
+            _spread("rules", rules, count), _spread_lists("stop_token_ids", stop_token_ids, count),
         ]  # fmt: skip
         requests = [
             Request.make(self.default_method if one[0] is None else one[0], *one[1:])
@@ -229,3 +232,10 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
             f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
         )
     return list(value)
+
+
+def _spread_lists(name: str, value: Any, count: int) -> list[Any]:
+    """One list a prompt, where a flat list is one for all."""
+    if isinstance(value, list | tuple) and any(isinstance(each, list | tuple | None) for each in value):
+        return _spread(name, value, count)
+    return [value] * count

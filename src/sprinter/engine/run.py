@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 
-from transformers import PreTrainedTokenizerBase
-
 from sprinter.decode.draft import Record, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
-from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
+from sprinter.engine.ending import Ending, Spelling, Writer, special_ids
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.prompt import encode
@@ -32,10 +30,12 @@ class Parts:
 
     Attributes:
         heads: by kind, made for the draft of ``models``.
+        special: tokens that are flagged as special.
     """
 
     def __init__(self, models: LoadedPair, heads: Mapping[str, Head]) -> None:
         self.models, self.heads = models, heads
+        self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         self.targets = RunnerPool(models.target)
         self.drafts = RunnerPool(models.draft) if models.draft else None
         self.costs = Costs(
@@ -80,7 +80,9 @@ class Run:
         self.record = Record()
         self._ids = encode(prompt, parts.models)
         self._check()
-        ending = Ending(len(self._ids), parts.models.target.eos_ids, request.stop, self.tokenizer)
+        eos_ids, stops = parts.models.target.eos_ids, request.stop_token_ids
+        self._spelling = _spelling(parts, request.stop, (*eos_ids, *stops))
+        ending = Ending(len(self._ids), eos_ids, self._spelling, stops)
         self._limits = Limits(request.max_new_tokens, ending)
         self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
         self.rows = request.method.drafter.drafts
@@ -88,10 +90,9 @@ class Run:
         self.needs_target = request.method.needs_target or request.meter == "complete"
         self.needs_draft = request.method.drafter.uses_model
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The pair's."""
-        return self._parts.models.tokenizer
+    def writer(self) -> Writer | None:
+        """Writes the text of this request; None if no text is made."""
+        return None if self._spelling is None else Writer(self._spelling)
 
     def jobs(self, models: Models, numbers: Sequence[int], prompt_piece: int | None = None) -> Jobs:
         """The whole request, as jobs for some rows of the models; ends when the text does."""
@@ -134,11 +135,11 @@ class Run:
 
     def generation(self) -> Generation:
         """The result so far, each token with its text; what comes later does not change it."""
-        tokens, tokenizer = [replace(token) for token in self.record.tokens], self.tokenizer
-        stats, text = replace(self.record.count()), ""
-        if tokenizer is not None:
-            render(tokens, Detokenizer(tokenizer), last=True)
-            text = cut_at_stop("".join(token.text for token in tokens), self.request.stop)
+        tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
+        stats = replace(self.record.count())
+        if writer is not None:
+            render(tokens, writer, last=True)
+        text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.request.method.name, self.record.finish or "cancelled", len(self._ids),
             list(self.record.accept_lengths), self.record.rules,
@@ -163,12 +164,24 @@ class Run:
                     raise UserError(
                         f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
                     )
+        vocab = parts.models.vocab_size
+        if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
+            raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         check_request(parts.models, len(self._ids), self.request.max_new_tokens)
 
 
-def render(tokens: Sequence[Token], detokenizer: Detokenizer, last: bool) -> None:
-    """Fill in ``text`` of each token; ``last`` gives an unfinished character to the last one."""
+def render(tokens: Sequence[Token], writer: Writer, last: bool) -> None:
+    """Fill in ``text`` of each token; ``last`` gives what is left at the end of the text to the last one."""
     for token in tokens:
-        token.text = detokenizer.push(token.id)
+        token.text = writer.push(token.id)
     if last and tokens:
-        tokens[-1].text += detokenizer.flush()
+        tokens[-1].text += writer.finish()
+
+
+def _spelling(parts: Parts, stop: Sequence[str], ends: Sequence[int]) -> Spelling | None:
+    """How a request's tokens are written; None without a tokenizer. ``ends``: tokens that end the text."""
+    if parts.models.tokenizer is not None:
+        return Spelling(parts.models.tokenizer, parts.special.union(ends), tuple(stop))
+    if stop:
+        raise UserError("stop strings need a tokenizer, and this pair has none: give stop=[]")
+    return None
