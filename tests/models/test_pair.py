@@ -91,7 +91,7 @@ def test_end_tokens_come_from_the_generation_config_first(saved: Path) -> None:
     assert pair_module._eos_ids(model, tokenizer) == (3, 5)
     model.generation_config.eos_token_id = None
     model.config.eos_token_id = 7
-    assert pair_module._eos_ids(model, tokenizer) == (7,)
+    assert pair_module._eos_ids(model, tokenizer) == (7, 0)
     model.config.eos_token_id = None
     assert pair_module._eos_ids(model, tokenizer) == (0,)
     tokenizer.eos_token = None
@@ -99,6 +99,19 @@ def test_end_tokens_come_from_the_generation_config_first(saved: Path) -> None:
 
 
 # --- where it comes from ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("listed", "expected"), [(None, (7, 0)), (7, (7,)), ([7, 9], (7, 9)), ([9], (9,))])
+def test_every_eos_of_a_directory(
+    broken: Path, listed: int | list[int] | None, expected: tuple[int, ...]
+) -> None:
+    """A generation config rules; without one the config's (end of a document) and the tokenizer's (end of a turn)."""
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "eos_token_id": 7}))
+    (broken / "generation_config.json").unlink(missing_ok=True)
+    if listed is not None:
+        (broken / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    assert load_models(broken).target.eos_ids == expected
 
 
 def test_missing_and_wrong_directories(saved: Path, tmp_path: Path) -> None:

@@ -259,13 +259,25 @@ def _context(config: Any) -> int:
 
 
 def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """As ``generate`` takes them: the generation config's, else the config's, else the tokenizer's."""
+    """All that the generation config lists; where the checkpoint has none, what its config and the tokenizer name.
+
+    A chat model without a generation config often names the end of a document in its config, and the end of a turn as
+    its tokenizer's EOS: both end a text.
+    """
+    config: Any = model.config
     generation: Any = getattr(model, "generation_config", None)
-    for holder in (generation, model.config, speaker):
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            return tuple(int(i) for i in ids) if isinstance(ids, list | tuple) else (int(ids),)
-    return ()
+    own, named = _ids_of(generation), _ids_of(config)
+    # transformers makes one of the config where the checkpoint has none.
+    if own and (own != named or not getattr(generation, "_from_model_config", False)):
+        return own
+    return tuple(dict.fromkeys((*named, *_ids_of(config.get_text_config(decoder=True)), *_ids_of(speaker))))
+
+
+def _ids_of(holder: Any) -> tuple[int, ...]:
+    ids = getattr(holder, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(int(id) for id in ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
 def _speaker(
