@@ -20,6 +20,7 @@ from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
+from sprinter.models.bars import bars_on_terminals
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 
 __all__ = ["Pair", "Stream", "load_pair"]
@@ -27,10 +28,11 @@ __all__ = ["Pair", "Stream", "load_pair"]
 MeterMode = Literal["running", "complete"]
 
 
+@bars_on_terminals()
 def load_pair(
     target: str | Path | PreTrainedModel | None = None,
-    *,
     draft: str | Path | PreTrainedModel | None = None,
+    *,
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head] = (),
     runner: str = "auto",
@@ -46,7 +48,8 @@ def load_pair(
         heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.
         runner: "auto" (llama.cpp runs GGUF files, PyTorch the rest), "torch" (GGUF files are refused) or "llamacpp"
             (other models are converted once and kept in the cache; dtype "float32", "float16" or "q8_0").
-        options: device, dtype, device_map, tokenizer, revision, draft_revision, trust_remote_code; see ``load_models``.
+        options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
+            draft_revision, trust_remote_code, compile; see ``load_models``.
 
     Raises:
         UserError: a directory that is missing or wrong, vocabularies that differ, a gate made for another draft, ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture
 from sprinter.models.forward import head_sizes
@@ -21,8 +23,8 @@ from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import check_rows, check_same_vocabulary
 
 __all__ = [
-    "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite", "check_request",
-    "load_models",
+    "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite",
+    "check_request", "dtype_name", "load_models",
 ]  # fmt: skip
 
 _DTYPES = {
@@ -31,6 +33,7 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _NO_LIMIT = 1 << 20
 """Context of a model that names none (ALiBi): a bound that no request of ours reaches."""
@@ -106,15 +109,29 @@ class LoadedPair:
         """The most tokens that both models can hold, prompt included."""
         return min(model.context for model in (self.target, self.draft) if model is not None)
 
+    @property
+    def endless(self) -> bool:
+        """Whether no model names a context that a text could end at."""
+        return self.context == _NO_LIMIT
 
+
+def dtype_name(dtype: str | torch.dtype) -> str:
+    """A dtype by its full name: torch.bfloat16, "bf16" and "bfloat16" are "bfloat16". Other words stay."""
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)
+
+
+@bars_on_terminals()
 def load_models(
     target: Source,
     draft: Source | None = None,
     *,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     device_map: str | dict[str, Any] | None = None,
+    attn_implementation: str | None = None,
+    quantization_config: Any = None,
     revision: str | None = None,
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
@@ -131,9 +148,11 @@ def load_models(
         draft: likewise; None means the target alone.
         tokenizer: where it is not the target's own.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
-        dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row) or one of
-            "float32", "bfloat16", "float16", "float64".
+        dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row), a torch.dtype, or one
+            of "float32", "bfloat16", "float16", "float64"; "fp32", "bf16", "fp16" and "half" are understood.
         device_map: given to transformers instead of ``device``, to spread large models.
+        attn_implementation, quantization_config: given to transformers for both models; refused for models that it
+            does not load, GGUF files and models in memory.
         revision: branch, tag or commit of the target on the hub.
         draft_revision: likewise for the draft.
         trust_remote_code: run model code that comes with a checkpoint.
@@ -144,11 +163,19 @@ def load_models(
         UserError: one line that says what is wrong and how to mend it.
     """
     where = _device(device)  # a GGUF file is told the name, which says more
+    if quantization_config is not None and device_map is None:
+        device_map = {"": where}  # quantised weights cannot be moved afterwards
     if device_map is not None and find_spec("accelerate") is None:
-        raise UserError("device_map needs the accelerate package: pip install accelerate, or use device=")
-    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device)
+        what = "device_map" if quantization_config is None else "quantization_config"
+        raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
+    told = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
+    extra = {name: value for name, value in told.items() if value is not None}
+    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra)
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
+    for origin in (target_origin, draft_origin):
+        if origin is not None:
+            _check_extra(origin, extra)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
     loaded = _load(target_origin, "target", options, speaker)
     if draft_origin is None:
@@ -166,6 +193,17 @@ class _Options:
     trust_remote_code: bool
     compile: bool | None
     device_name: str
+    extra: Mapping[str, Any]
+
+
+def _check_extra(origin: Origin, extra: Mapping[str, Any]) -> None:
+    """Refuse options for transformers' loading where it loads nothing."""
+    kind = "a GGUF file, which llama.cpp runs" if origin.gguf is not None else "in memory already"
+    if extra and not (isinstance(origin.at, Path) and origin.gguf is None):
+        name = next(iter(extra))
+        raise UserError(
+            f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
+        )
 
 
 def _device(name: str) -> torch.device:
@@ -182,7 +220,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
+    name = dtype_name(dtype)
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if name not in _DTYPES:
@@ -235,6 +274,7 @@ def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTr
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
             **place,
+            **options.extra,
         )
     except Exception as error:
         raise load_error(error, name, which) from error
