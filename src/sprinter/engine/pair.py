@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from sprinter.decode.methods import Method
 from sprinter.decode.state import RuleState
 from sprinter.engine.convert import for_runner
-from sprinter.engine.engine import generate_all
+from sprinter.engine.engine import generate_all, of_prompt
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
 from sprinter.engine.run import Parts, Run
@@ -114,7 +115,7 @@ class Pair:
         prompt: str | Sequence[int],
         *,
         method: str | Method | None = None,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = 64,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -124,14 +125,14 @@ class Pair:
         stop_token_ids: int | Sequence[int] | None = (),
         meter: MeterMode = "running",
         ahead: int | Literal["auto"] = 1,
-        rules: RuleState | None = None,
+        rules: RuleState | Mapping[str, Any] | None = None,
     ) -> Generation:
         """Generate one text.
 
         Args:
             prompt: text, or token ids.
             method: a spec such as "sprinter(tau=0.6)" or a Method; None takes ``default_method``.
-            max_new_tokens: exact limit.
+            max_new_tokens: exact limit; None: to the end of the models' context.
             temperature, top_k, top_p, min_p: sampling, for both models alike; temperature 0 is greedy.
             seed: the same seed gives the same text.
             stop: strings that end the text, also those of special tokens ("<|im_end|>"); cut off with all that follows.
@@ -140,7 +141,7 @@ class Pair:
             ahead: draft tokens an answer of the driver; the text does not depend on it. "auto": as many as pays, by
                 what a look and a step cost and how long runs are.
             rules: the ``rules`` of an earlier generation by the same method, so that AdaEDL's λ or the heuristic's γ
-                are carried over; None begins anew.
+                are carried over; or what its record tells of them (``to_dict``); None begins anew.
 
         Raises:
             UserError: what is wrong with the request and how to mend it.
@@ -156,7 +157,7 @@ class Pair:
         prompt: str | Sequence[int],
         *,
         method: str | Method | None = None,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = 64,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -166,7 +167,7 @@ class Pair:
         stop_token_ids: int | Sequence[int] | None = (),
         meter: MeterMode = "running",
         ahead: int | Literal["auto"] = 1,
-        rules: RuleState | None = None,
+        rules: RuleState | Mapping[str, Any] | None = None,
     ) -> Stream:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
         request = Request.make(
@@ -180,7 +181,7 @@ class Pair:
         prompts: Sequence[str | Sequence[int]],
         *,
         method: str | Method | Sequence[str | Method | None] | None = None,
-        max_new_tokens: int | Sequence[int] = 64,
+        max_new_tokens: int | Sequence[int | None] | None = 64,
         temperature: float | Sequence[float] = 1.0,
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
@@ -190,7 +191,7 @@ class Pair:
         stop_token_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = (),
         meter: MeterMode | Sequence[MeterMode] = "running",
         ahead: int | Literal["auto"] | Sequence[int | Literal["auto"]] = 1,
-        rules: RuleState | Sequence[RuleState | None] | None = None,
+        rules: RuleState | Mapping[str, Any] | Sequence[RuleState | Mapping[str, Any] | None] | None = None,
         rows: int | None = None,
         policy: Policy = Policy(),
         memory_bytes: int | None = None,
@@ -202,12 +203,14 @@ class Pair:
 
         Args:
             stop, stop_token_ids: what ends a text, for all; or a list of such lists, one a prompt.
+            max_new_tokens: exact limit; None: to the end of the models' context, which all rows then hold.
             rows: texts that are under way at the same time; None: all, up to 32.
             policy: when the target's pass is run.
             memory_bytes: what the caches may take; None: nine tenths of the free memory.
 
         Raises:
-            UserError: what is wrong with a request and how to mend it; rows that do not fit into memory.
+            UserError: what is wrong with a request and how to mend it, begun with "prompt 3: " for the one at index 3;
+                rows that do not fit into memory.
         """
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")
@@ -219,10 +222,11 @@ class Pair:
             _spread_lists("stop", stop, count), _spread("meter", meter, count), _spread("ahead", ahead, count),
             _spread("rules", rules, count), _spread_lists("stop_token_ids", stop_token_ids, count),
         ]  # fmt: skip
-        requests = [
-            Request.make(self.default_method if one[0] is None else one[0], *one[1:])
-            for one in zip(*columns, strict=True)
-        ]
+        alike = all(value is column[0] for column in columns for value in column)
+        requests = []
+        for i, (which, *rest) in enumerate(zip(*columns, strict=True)):
+            with nullcontext() if alike else of_prompt(i):  # what is wrong with all is no one prompt's
+                requests.append(Request.make(self.default_method if which is None else which, *rest))
         return generate_all(self, prompts, requests, rows, policy, memory_bytes)
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 from sprinter.decode.draft import Record, Token
 from sprinter.decode.loop import Limits, decode
@@ -15,6 +17,7 @@ from sprinter.engine.ending import Ending, Spelling, Writer, special_ids
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.prompt import encode
+from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
 from sprinter.models.choose import runner_kind
@@ -42,6 +45,11 @@ class Parts:
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
         )
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What results are recorded with."""
+        return models_record(self.models, self.heads)
 
     def without_text(self) -> Parts:
         """The same models, heads and caches for requests whose ids alone are wanted: no text is made."""
@@ -71,22 +79,30 @@ class Run:
         length: the most tokens that a row must hold.
         needs_target, needs_draft: whether the model may be asked.
 
+    Args:
+        longest: tokens that a row holds, for a request that names no ``max_new_tokens``; None: the pair's context.
+
     Raises:
         UserError: what is wrong with the request and how to mend it.
     """
 
-    def __init__(self, parts: Parts, prompt: str | Sequence[int], request: Request) -> None:
-        self._parts, self.request = parts, request
+    def __init__(
+        self, parts: Parts, prompt: str | Sequence[int], request: Request, longest: int | None = None
+    ) -> None:
+        self._parts = parts
         self.record = Record()
+        self._prompt = prompt if isinstance(prompt, str) else None
         self._ids = encode(prompt, parts.models)
-        self._check()
+        new = self._room(longest) if request.max_new_tokens is None else request.max_new_tokens
+        self.request = request = replace(request, max_new_tokens=new)
+        self._check(new)
         eos_ids, stops = parts.models.target.eos_ids, request.stop_token_ids
         self._spelling = _spelling(parts, request.stop, (*eos_ids, *stops))
         ending = Ending(len(self._ids), eos_ids, self._spelling, stops)
-        self._limits = Limits(request.max_new_tokens, ending)
+        self._limits = Limits(new, ending)
         self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
         self.rows = request.method.drafter.drafts
-        self.length = len(self._ids) + request.max_new_tokens
+        self.length = len(self._ids) + new
         self.needs_target = request.method.needs_target or request.meter == "complete"
         self.needs_draft = request.method.drafter.uses_model
 
@@ -142,10 +158,19 @@ class Run:
         text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.request.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths), self.record.rules,
+            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt, list(self._ids),
+            self._parts.described,
         )  # fmt: skip
 
-    def _check(self) -> None:
+    def _room(self, longest: int | None) -> int:
+        """New tokens up to the end of a row; at least one, which is refused if it has no place."""
+        if longest is None and self._parts.models.endless:
+            raise UserError(
+                "the models of this pair name no context that a text could end at: give max_new_tokens"
+            )
+        return max(1, (longest or self._parts.models.context) - len(self._ids))
+
+    def _check(self, new: int) -> None:
         parts, method = self._parts, self.request.method
         if method.drafter.uses_model and parts.models.draft is None:
             raise UserError(
@@ -167,7 +192,7 @@ class Run:
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
-        check_request(parts.models, len(self._ids), self.request.max_new_tokens)
+        check_request(parts.models, len(self._ids), new)
 
 
 def render(tokens: Sequence[Token], writer: Writer, last: bool) -> None:
