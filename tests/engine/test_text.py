@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import sprinter
-from sprinter.engine.ending import Detokenizer, Ending, Spelling, Writer, special_ids
+from sprinter.engine.ending import Detokenizer, Ending, Spelling, Writer, cut_at_stop, special_ids
 from sprinter.errors import UserError
 
 PROMPT = "The first king of"
@@ -101,6 +101,36 @@ def test_text_is_cut_before_the_first_stop_string_and_no_piece_shows_it(
         assert expected.startswith(so_far)
     assert so_far + writer.finish() == expected
     assert writer.found == (ended is not None)
+
+
+@pytest.mark.parametrize("stop", [(), ("ab",), ("abc", "b"), ("aab", "x")])
+def test_no_piece_shows_a_stop_string(stop: tuple[str, ...]) -> None:
+    text = "aaxaabcabcb"
+    text = text[
+        : next((end for end in range(len(text)) if any(word in text[:end] for word in stop)), len(text))
+    ]
+    whole, shown = cut_at_stop(text, stop), ""
+    given_out, writer = pieces(TOKENIZER.convert_tokens_to_ids(list(text)), stop)
+    for piece in given_out:
+        shown += piece
+        assert whole.startswith(shown)
+    assert shown + writer.finish() == whole
+
+
+def test_characters_of_single_byte_tokens_join_too() -> None:
+    """As sentencepiece spells rare characters: bytes in a row are text only if all of them together are."""
+    text = "é字🙂字" * 6 + " a字"
+    vocab = {f"<0x{i:02X}>": i for i in range(256)} | {"▁a": 256, "<unk>": 257}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    ids = [*text[:-3].encode(), 256, *text[-1].encode()]
+    detokenizer = Detokenizer(tokenizer)
+    given_out = [detokenizer.push(id) for id in ids]
+    assert not any("\ufffd" in piece for piece in given_out)
+    assert "".join(given_out) + detokenizer.flush() == text == tokenizer.decode(ids)
 
 
 @given(IDS, st.lists(st.integers(0, 5), max_size=30), st.text("ab字s", min_size=1, max_size=3))

@@ -89,7 +89,7 @@ def generate(
         target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
     )  # fmt: skip
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
-    page = _page(json, request.stop)
+    page = _page(json)
     status = 0
     try:
         page.begin(text)
@@ -128,7 +128,7 @@ def _check_models(request: Request | None, draft: str | None, gate: str | None) 
         raise UserError(f"method {name} needs a gate: give --gate too, or another method such as speculative")
 
 
-def _page(json: bool, stop: tuple[str, ...]) -> Page:
+def _page(json: bool) -> Page:
     if json:
         return JsonPage()
-    return TerminalPage(stop) if sys.stdout.isatty() else PlainPage(stop)
+    return TerminalPage() if sys.stdout.isatty() else PlainPage()
