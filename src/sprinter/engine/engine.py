@@ -57,8 +57,11 @@ class Engine:
         longest = min(pair.models.context, _LONGEST) if max_len is None else max_len
         if not 1 <= longest <= pair.models.context:
             raise UserError(f"max_len={max_len} is out of range: give 1 to {pair.models.context} tokens")
-        self._pair, self._longest = pair, longest
+        self._pair, self._rows, self._longest = pair, rows, longest
         self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
+
+    def __repr__(self) -> str:
+        return f"Engine({self._rows} rows of {self._longest} tokens, {self.unfinished} requests unfinished)"
 
     @property
     def unfinished(self) -> int:

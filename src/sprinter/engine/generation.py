@@ -11,11 +11,14 @@ from sprinter.decode.draft import Stats, Token
 from sprinter.decode.methods import Method, full_spec, parse_method
 from sprinter.decode.state import RuleState
 from sprinter.engine.ahead import AUTO
+from sprinter.engine.html import to_html
 from sprinter.engine.record import versions
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
 __all__ = ["Generation", "Request"]
+
+_SHOWN = 60  # characters of a text that its repr shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,14 @@ class Generation:
     prompt: str | None = None
     prompt_ids: list[int] = field(default_factory=list)
     models: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        return f"Generation({text!r}, {self.method}, {self.finish_reason}: {self.stats.summary})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: each token in the colour of its origin, with a legend and what it cost."""
+        return to_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``.

@@ -85,6 +85,12 @@ class Pair:
         self.gate = self.heads.get("gate")
         self._parts = Parts(models, self.heads)
 
+    def __repr__(self) -> str:
+        target, draft = self.models.target, self.models.draft
+        heads = ", ".join(self.heads) or None
+        where = f"{target.weights} on {target.model.device}"
+        return f"Pair(target={target.id!r}, draft={draft and draft.id!r}, heads={heads}, {where})"
+
     def _add(self, head: Head) -> None:
         if not isinstance(head, Head):
             raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")

@@ -46,6 +46,10 @@ class Stream:
         self._steps = run.steps()
         self._reader = Reader(run)
 
+    def __repr__(self) -> str:
+        record = self._run.record
+        return f"Stream({self._run.request.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
+
     def __iter__(self) -> Stream:
         return self
 

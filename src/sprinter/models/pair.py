@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +54,7 @@ class LoadedModel:
         compile: whether its runners capture short passes; see ``make_runner``.
     """
 
-    model: PreTrainedModel | GgufModel
+    model: PreTrainedModel | GgufModel = field(repr=False)  # a page, of a large one
     id: str
     revision: str | None
     context: int
@@ -96,7 +96,7 @@ class LoadedPair:
 
     target: LoadedModel
     draft: LoadedModel | None
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
 
     @property
     def vocab_size(self) -> int:
