@@ -109,7 +109,7 @@ class Rows:
         eos, records = self.pair.models.target.eos_ids, [Record() for _ in prompts]
         draws = [AddressedDraws(seed) for seed in seeds]
         loops = [
-            decode(prompt, method, Limits(new_tokens, Ending(len(prompt), eos, (), None)), one, record, True)
+            decode(prompt, method, Limits(new_tokens, Ending(len(prompt), eos)), one, record, True)
             for prompt, one, record in zip(prompts, draws, records, strict=True)
         ]
         asks = {row: ask for row, loop in enumerate(loops) if (ask := next(loop, None)) is not None}

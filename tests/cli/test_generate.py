@@ -13,9 +13,8 @@ import pytest
 from tests.cli.tiny import Places, Run
 
 from sprinter.cli import main
-from sprinter.cli.pages import Holdback, JsonPage, PlainPage, TerminalPage, statistics_line
+from sprinter.cli.pages import JsonPage, PlainPage, TerminalPage, statistics_line
 from sprinter.decode.draft import Stats
-from sprinter.engine.ending import cut_at_stop
 from sprinter.heads.artifact import save_head
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head, HeadConfig
@@ -135,7 +134,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "dumb")
-    TerminalPage(()).begin("a\x1b[2Jb\x07c\td")
+    TerminalPage().begin("a\x1b[2Jb\x07c\td")
     shown = terminal.getvalue()
     assert "\x1b[2J" not in shown and "\x07" not in shown and "a\ufffd[2Jb\ufffdc" in shown
 
@@ -164,18 +163,14 @@ def test_ctrl_c_keeps_what_is_there(
         assert err.startswith("stopped early: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("stop", [(), ("ab",), ("abc", "b"), ("aab", "x")])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_holdback_never_shows_a_stop_string(stop: tuple[str, ...], size: int) -> None:
-    text = "aaxaabcabcb"
-    ends = range(size, len(text) + size, size)
-    text = text[: next((end for end in ends if any(word in text[:end] for word in stop)), len(text))]
-    whole, held, shown = cut_at_stop(text, stop), Holdback(stop), ""
-    for at in range(0, len(text), size):
-        shown += "".join(piece for piece, _ in held.push(text[at : at + size], "target"))
-        assert whole.startswith(shown)
-    shown += "".join(piece for piece, _ in held.rest(whole))
-    assert shown == whole
+def test_stop_tokens_are_given_by_option(run: Run, places: Places) -> None:
+    plain = generated(run, "ab", *places.pair, "-n", "12")["token_ids"]
+    ends = [plain[4], plain[7]]
+    value = generated(run, "ab", *places.pair, "-n", "12", *(f"--stop-token-id={id}" for id in ends))
+    assert value["token_ids"] == plain[: min(map(plain.index, ends)) + 1]
+    assert (value["finish_reason"], len(value["text"])) == ("stop", len(value["token_ids"]) - 1)
+    status, _, err = run("generate", "ab", *places.pair, "--stop-token-id", "999")
+    assert status == 2 and "stop token id 999 is out of range" in err
 
 
 def test_statistics_fit_a_line_of_a_terminal() -> None:

@@ -352,6 +352,24 @@ def test_methods_need_their_parts(tiny_pair: sprinter.Pair) -> None:
     assert len(alone.generate(PROMPT, max_new_tokens=5).tokens) == 5
 
 
+def test_a_draft_is_the_second_argument() -> None:
+    paths = sprinter.builtin_paths()
+    pair = sprinter.load_pair(paths["target"], paths["draft"], gate=paths["gate"])
+    assert pair.models.draft is not None and pair.gate is not None
+    with pytest.raises(UserError, match="without a target"):
+        sprinter.load_pair(None, paths["draft"])
+
+
+def test_other_attention_gives_the_same_text(builtin_pair: sprinter.Pair) -> None:
+    paths = sprinter.builtin_paths()
+    eager = sprinter.load_pair(paths["target"], paths["draft"], attn_implementation="eager")
+    texts = [
+        pair.generate("A small town in", method="speculative", temperature=0, max_new_tokens=16).text
+        for pair in (builtin_pair, eager)
+    ]
+    assert texts[0] == texts[1]
+
+
 def test_a_target_that_only_meters_costs_no_time(tiny_pair: sprinter.Pair) -> None:
     """The prompt's own pass through a target that is never called belongs to the closing passes."""
     out = tiny_pair.generate(list(range(1, 20)), method="draft-only", max_new_tokens=8, meter="complete")

@@ -91,7 +91,7 @@ def test_end_tokens_come_from_the_generation_config_first(saved: Path) -> None:
     assert pair_module._eos_ids(model, tokenizer) == (3, 5)
     model.generation_config.eos_token_id = None
     model.config.eos_token_id = 7
-    assert pair_module._eos_ids(model, tokenizer) == (7,)
+    assert pair_module._eos_ids(model, tokenizer) == (7, 0)
     model.config.eos_token_id = None
     assert pair_module._eos_ids(model, tokenizer) == (0,)
     tokenizer.eos_token = None
@@ -99,6 +99,88 @@ def test_end_tokens_come_from_the_generation_config_first(saved: Path) -> None:
 
 
 # --- where it comes from ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", "bf16"])
+def test_a_dtype_may_be_given_as_torch_has_it(saved: Path, dtype: torch.dtype | str) -> None:
+    assert load_models(saved / "target", dtype=dtype).target.weights == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, "int8", "torch.float99"])
+def test_other_dtypes_are_refused(saved: Path, dtype: torch.dtype | str) -> None:
+    assert "use auto, float32, bfloat16" in refusal(saved / "target", dtype=dtype)
+
+
+def test_attention_is_chosen_by_option(saved: Path) -> None:
+    models = load_models(saved / "target", saved / "draft", attn_implementation="eager")
+    assert models.draft is not None
+    for model in (models.target.model, models.draft.model):
+        assert model.config._attn_implementation == "eager"
+    assert "cannot be loaded" in refusal(saved / "target", attn_implementation="nonsense")
+
+
+def test_quantisation_is_given_to_transformers(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights are put in their place while they are read: quantised ones cannot be moved."""
+    given: dict[str, object] = {}
+    load = pair_module.AutoModelForCausalLM.from_pretrained
+
+    def note(directory: Path, **options: object) -> object:
+        given.update(options)
+        return load(
+            directory, **{key: options[key] for key in ("dtype", "use_safetensors", "output_loading_info")}
+        )
+
+    config = object()
+    monkeypatch.setattr(pair_module, "find_spec", lambda name: None)
+    assert "quantization_config needs the accelerate package" in refusal(
+        saved / "target", quantization_config=config
+    )
+    monkeypatch.setattr(pair_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(pair_module.AutoModelForCausalLM, "from_pretrained", note)
+    load_models(saved / "target", device="cpu", quantization_config=config)
+    assert given["quantization_config"] is config
+    assert given["device_map"] == {"": torch.device("cpu")}
+
+
+@pytest.mark.parametrize("option", ["attn_implementation", "quantization_config"])
+def test_options_of_a_loading_that_does_not_happen_are_refused(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_module, "find_spec", lambda name: object())
+    file = tmp_path / "model.gguf"
+    file.touch()
+    assert f"{option}= is for models that transformers loads, and {file} is a GGUF file" in refusal(
+        file, **{option: "eager"}
+    )
+    assert "is in memory already" in refusal(fresh("gpt2"), tokenizer=word_tokenizer(), **{option: "eager"})
+
+
+def test_a_model_that_torch_compiled_is_refused() -> None:
+    assert "give the model itself, and compile=True" in refusal(torch.compile(fresh("gpt2"), backend="eager"))
+    assert "the draft is a model that torch.compile made" in refusal(
+        fresh("gpt2"), torch.compile(fresh("gpt2"), backend="eager")
+    )
+    assert "the target (int) is no model" in refusal(5)
+
+
+def test_no_bars_where_nobody_watches(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_models(saved / "target")
+    assert capsys.readouterr().err == ""
+    pair_module.AutoModelForCausalLM.from_pretrained(saved / "target")
+    assert "Loading weights" in capsys.readouterr().err, "the user's own loading is left alone"
+
+
+@pytest.mark.parametrize(("listed", "expected"), [(None, (7, 0)), (7, (7,)), ([7, 9], (7, 9)), ([9], (9,))])
+def test_every_eos_of_a_directory(
+    broken: Path, listed: int | list[int] | None, expected: tuple[int, ...]
+) -> None:
+    """A generation config rules; without one the config's (end of a document) and the tokenizer's (end of a turn)."""
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "eos_token_id": 7}))
+    (broken / "generation_config.json").unlink(missing_ok=True)
+    if listed is not None:
+        (broken / "generation_config.json").write_text(json.dumps({"eos_token_id": listed}))
+    assert load_models(broken).target.eos_ids == expected
 
 
 def test_missing_and_wrong_directories(saved: Path, tmp_path: Path) -> None:

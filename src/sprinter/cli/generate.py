@@ -61,6 +61,10 @@ def generate(
         list[str] | None,
         typer.Option(help="End the text before this string; may be repeated.", show_default=False),
     ] = None,
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option(help="End the text at this token, beside EOS; may be repeated.", show_default=False),
+    ] = None,
     meter: Annotated[
         Literal["running", "complete"],
         typer.Option(help="complete scores every trusted token, at some extra passes."),
@@ -75,7 +79,8 @@ def generate(
     text = read_prompt(prompt)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "seed": seed, "stop": tuple(stop or ()), "meter": meter,
+        "seed": seed, "stop": tuple(stop or ()),
+        "stop_token_ids": tuple(stop_token_id or ()), "meter": meter,
     }  # fmt: skip
     request = _checked(method, options)
     if target is not None:
@@ -84,7 +89,7 @@ def generate(
         target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
     )  # fmt: skip
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
-    page = _page(json, request.stop)
+    page = _page(json)
     status = 0
     try:
         page.begin(text)
@@ -123,7 +128,7 @@ def _check_models(request: Request | None, draft: str | None, gate: str | None) 
         raise UserError(f"method {name} needs a gate: give --gate too, or another method such as speculative")
 
 
-def _page(json: bool, stop: tuple[str, ...]) -> Page:
+def _page(json: bool) -> Page:
     if json:
         return JsonPage()
-    return TerminalPage(stop) if sys.stdout.isatty() else PlainPage(stop)
+    return TerminalPage() if sys.stdout.isatty() else PlainPage()

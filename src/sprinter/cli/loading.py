@@ -33,9 +33,6 @@ def quiet_libraries() -> None:
     """No bars while weights are read, unless debugging; a terminal still shows the progress of a download."""
     if debugging():
         return
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-    from transformers.utils import logging
+    from sprinter.models.bars import set_bars
 
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    if sys.stderr.isatty():
-        enable_progress_bars()
+    set_bars(weights=False, downloads=sys.stderr.isatty())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
 
 __all__ = [
-    "Holdback", "JsonPage", "Page", "PlainPage", "TerminalPage", "console", "legend", "painted", "print_json",
+    "JsonPage", "Page", "PlainPage", "TerminalPage", "console", "legend", "painted", "print_json",
     "statistics_line",
 ]  # fmt: skip
 
@@ -47,61 +47,14 @@ class Page(Protocol):
         """After the last one."""
 
 
-class Holdback:
-    """Keeps back text that may be the begin of a stop string, so that a stop string never shows.
-
-    Args:
-        stop: the stop strings of the request.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
-        self._held: list[Piece] = []
-        self.given = 0  # characters given out
-
-    def push(self, text: str, origin: str) -> list[Piece]:
-        """What may be shown now."""
-        self._held.append((text, origin))
-        whole = "".join(held for held, _ in self._held)
-        found = [whole.find(word) for word in self._stop if word in whole]
-        return list(self._take(min(found) if found else len(whole) - self._unsure(whole)))
-
-    def rest(self, whole: str) -> list[Piece]:
-        """At the end: what is still missing of the whole text."""
-        pieces = list(self._take(len(whole) - self.given))
-        if missing := whole[self.given :]:
-            self.given = len(whole)
-            pieces.append((missing, ""))
-        return pieces
-
-    def _unsure(self, whole: str) -> int:
-        """Length of the longest end of the text that a stop string begins with."""
-        longest = min(len(whole), max((len(word) for word in self._stop), default=1) - 1)
-        sizes = range(longest, 0, -1)
-        return next((n for n in sizes if any(word.startswith(whole[-n:]) for word in self._stop)), 0)
-
-    def _take(self, count: int) -> Iterator[Piece]:
-        while self._held and count > 0:
-            text, origin = self._held.pop(0)
-            if len(text) > count:
-                self._held.insert(0, (text[count:], origin))
-            self.given += min(count, len(text))
-            yield text[:count], origin
-            count -= len(text)
-
-
 class TerminalPage:
-    """Colours each token by its origin, under a legend.
+    """Colours each token by its origin, under a legend."""
 
-    Args:
-        stop: the stop strings of the request.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
 
         self._console = Console(highlight=False)
-        self._holdback = Holdback(stop)
+        self._shown = 0  # characters of the text
 
     def begin(self, prompt: str) -> None:
         """The legend, then the end of the prompt."""
@@ -111,45 +64,41 @@ class TerminalPage:
 
     def add(self, token: Token) -> None:
         """The token in its colour."""
-        self._print(self._holdback.push(token.text, token.origin.value))
+        self._shown += len(token.text)
+        self._print([(token.text, token.origin.value)])
 
     def end(self, out: Generation) -> None:
         """The rest, and the statistics line."""
-        self._print([*self._holdback.rest(out.text), ("\n", "")])
+        self._print([(out.text[self._shown :], ""), ("\n", "")])
         _print_statistics(out)
 
     def _print(self, pieces: Sequence[Piece]) -> None:
-        if pieces:
-            self._console.print(painted(pieces), end="", soft_wrap=True)
-            self._console.file.flush()
+        self._console.print(painted(pieces), end="", soft_wrap=True)
+        self._console.file.flush()
 
 
 class PlainPage:
-    """The text alone on standard output, the statistics line on standard error.
+    """The text alone on standard output, the statistics line on standard error."""
 
-    Args:
-        stop: the stop strings of the request.
-    """
-
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._holdback = Holdback(stop)
+    def __init__(self) -> None:
+        self._shown = 0  # characters of the text
 
     def begin(self, prompt: str) -> None:
         """Nothing."""
 
     def add(self, token: Token) -> None:
         """The token's text, at once."""
-        self._write(self._holdback.push(token.text, token.origin.value))
+        self._shown += len(token.text)
+        self._write(token.text)
 
     def end(self, out: Generation) -> None:
         """The rest and a line break."""
-        self._write([*self._holdback.rest(out.text), ("\n", "")])
+        self._write(out.text[self._shown :] + "\n")
         _print_statistics(out)
 
-    def _write(self, pieces: Sequence[Piece]) -> None:
-        if pieces:
-            sys.stdout.write("".join(text for text, _ in pieces))
-            sys.stdout.flush()
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 class JsonPage:
@@ -201,14 +150,7 @@ def _print_statistics(out: Generation) -> None:
 
 def statistics_line(stats: Stats) -> str:
     """Speed, target calls and drift in one line."""
-    plural = "" if stats.new_tokens == 1 else "s"
-    calls = stats.target_calls / stats.new_tokens if stats.new_tokens else 0.0
-    drift = "drift not measured"
-    if stats.mean_drift is not None:
-        drift = f"drift {stats.mean_drift:.3f} (coverage {stats.drift_coverage:.0%})"
-    label = "lossless" if stats.lossless else "lossy"
-    count = f"{stats.new_tokens} token{plural}, {stats.tokens_per_s:.1f}/s"
-    return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
+    return stats.summary
 
 
 def console() -> Console:

@@ -137,7 +137,10 @@ class Origin(StrEnum):
 
 @dataclass(slots=True)
 class Token:
-    """One token of the output. ``drift`` is TV(π, p) at its position, None until the target has scored it."""
+    """One token of the output. ``drift`` is TV(π, p) at its position, None until the target has scored it.
+
+    ``text`` is what became certain with this token: the tokens' texts join to the text of the generation.
+    """
 
     id: int
     origin: Origin
@@ -191,6 +194,21 @@ class Stats:
         """Wall time outside the models and the gate: the loop, the draws, the caller."""
         timed = self.prefill_s + self.draft_s + self.gate_s + self.target_s + self.closing_s
         return max(0.0, self.wall_s - timed)
+
+    @property
+    def summary(self) -> str:
+        """Speed, target calls and drift in one line."""
+        plural = "" if self.new_tokens == 1 else "s"
+        calls = self.target_calls / self.new_tokens if self.new_tokens else 0.0
+        drift = "drift not measured"
+        if self.mean_drift is not None:
+            drift = f"drift {self.mean_drift:.3f} (coverage {self.drift_coverage:.0%})"
+        label = "lossless" if self.lossless else "lossy"
+        count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
+        return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
+
+    def __repr__(self) -> str:
+        return f"Stats({self.summary})"
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.errors import UserError
 
 __all__ = [
-    "ACCEPT", "METHODS", "STOP", "TRUST", "Method", "build_rule", "method_table", "parse_call", "parse_method",
-    "preset",
+    "ACCEPT", "METHODS", "STOP", "TRUST", "Method", "build_rule", "full_spec", "method_table", "parse_call",
+    "parse_method", "preset",
 ]  # fmt: skip
 
 
@@ -29,9 +29,29 @@ def spell(rule: object) -> str:
         for name in registry.names():
             if registry.get(name) is type(rule):
                 values = [(f.name, getattr(rule, f.name)) for f in dataclasses.fields(rule)]  # type: ignore[arg-type]
-                inside = ", ".join(f"{key}={value}" for key, value in values if value is not None)
+                inside = ", ".join(
+                    f"{key}={spell(value) if dataclasses.is_dataclass(value) else value}"
+                    for key, value in values
+                    if value is not None
+                )
                 return f"{name}({inside})" if inside else name
     return repr(rule)
+
+
+def full_spec(method: Method) -> str:
+    """A spec that parses to the very same rules; the method's repr, which parses to nothing, where there is none."""
+    rules = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
+    composed = ",".join(f"{part}={rule}" for part, rule in {**rules, "cap": method.cap}.items()).replace(
+        " ", ""
+    )
+    for spec in (method.name, composed):
+        try:
+            parsed = parse_method(spec)
+        except UserError:
+            continue
+        if dataclasses.replace(parsed, name=method.name, paper=method.paper) == method:
+            return spec
+    return repr(method)
 
 
 def method_table() -> list[dict[str, Any]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from sprinter.decode.stop import StopRule
 from sprinter.decode.trust import State, TrustRule
@@ -28,13 +32,26 @@ class RuleState:
     trust_state: State
     stop_state: State
 
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers alone, for JSON; ``begin`` takes them too."""
+        return {
+            "trust": [part.tolist() for part in self.trust_state],
+            "stop": [part.tolist() for part in self.stop_state],
+        }
+
     @classmethod
-    def begin(cls, trust: TrustRule, stop: StopRule, earlier: RuleState | None = None) -> RuleState:
+    def begin(
+        cls, trust: TrustRule, stop: StopRule, earlier: RuleState | Mapping[str, Any] | None = None
+    ) -> RuleState:
         """The state to begin a text with: the rules' own, or what an earlier text left.
 
         Raises:
             UserError: ``earlier`` is the state of other rules.
         """
+        if isinstance(earlier, Mapping):
+            return cls(
+                trust, stop, _read(earlier, "trust", trust.start()), _read(earlier, "stop", stop.start())
+            )
         if earlier is None:
             return cls(trust, stop, trust.start(), stop.start())
         if not isinstance(earlier, RuleState):
@@ -47,3 +64,16 @@ class RuleState:
                 f"trust={trust}, stop={stop}: give the .rules of a generation by the same method, or none"
             )
         return earlier
+
+
+def _read(told: Mapping[str, Any], which: str, like: State) -> State:
+    """A state of the kind of ``like``, from the numbers of ``to_dict``."""
+    try:
+        parts = [torch.tensor(value, dtype=part.dtype) for value, part in zip(told[which], like, strict=True)]
+    except (KeyError, TypeError, ValueError):
+        parts = []
+    if [part.shape for part in parts] != [part.shape for part in like]:
+        raise UserError(
+            f"rules={dict(told)} is no state of the {which} rule: give what an earlier record holds"
+        )
+    return tuple(parts)

@@ -33,7 +33,7 @@ class Event:
 
     Attributes:
         id: the request's.
-        tokens: new final tokens, with their text.
+        tokens: new final tokens, each with the text that became certain with it, as in ``Stream``.
         generation: the whole result, if the request has ended; ``finish_reason`` "error" if it failed.
         error: why it failed: logits of its rows that are not finite, or what one of its rules raised.
     """

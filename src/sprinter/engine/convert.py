@@ -17,7 +17,7 @@ from sprinter.models import gguf_vocabulary, gguf_write
 from sprinter.models.compiled import cache_dir
 from sprinter.models.gguf_write import write_gguf
 from sprinter.models.llama_library import installed
-from sprinter.models.pair import load_models
+from sprinter.models.pair import dtype_name, load_models
 from sprinter.models.source import Origin, Source, find
 
 __all__ = ["RUNNERS", "convert_gguf", "for_runner"]
@@ -76,11 +76,16 @@ def for_runner(
         raise UserError(f"there is no runner {runner!r}: use {', '.join(RUNNERS)}")
     if runner == "auto":
         return target, draft, dict(options)
-    dtype = options.get("dtype", "auto")
+    dtype = dtype_name(options.get("dtype", "auto"))
     if runner == "llamacpp":
         installed()  # what is missing is told before anything is fetched or converted
         if dtype not in _DTYPES:
             raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
+        for name in ("attn_implementation", "quantization_config"):
+            if options.get(name) is not None:
+                raise UserError(
+                    f"{name}= is for models that transformers runs: leave it out, or use runner torch"
+                )
     found = [find(target, "target", options.get("revision"))]
     found += [] if draft is None else [find(draft, "draft", options.get("draft_revision"))]
     if runner == "torch":

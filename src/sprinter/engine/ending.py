@@ -1,54 +1,91 @@
-"""Where a text ends, and turning tokens into text."""
+"""Where a text ends, and turning tokens into text.
+
+The text of a generation leaves out the prompt, the EOS token or stop token that ended it, special tokens, and the stop
+string with all that follows; the tokens hold all of these but the prompt. The ``text`` of a token is what became
+certain with it, so that the tokens' texts, streamed or not, join to the text of the generation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 
-__all__ = ["Detokenizer", "Ending", "cut_at_stop"]
+__all__ = ["Detokenizer", "Ending", "Spelling", "Writer", "cut_at_stop", "special_ids"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How the tokens of a request are written.
+
+    Attributes:
+        silent: tokens without text: special ones, and those that end a text.
+        stop: strings that end a text; they are also looked for where silent tokens are written out.
+
+    Raises:
+        UserError: a stop string that is empty or not text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    silent: frozenset[int]
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if any(not isinstance(word, str) or not word for word in self.stop):
+            raise UserError("a stop string is empty or not text: give non-empty strings")
+
+    def written(self, id: int) -> str:
+        """A silent token as it would be written, ``<|im_end|>`` for example; "" of any other."""
+        return str(self.tokenizer.decode([id])) if id in self.silent else ""
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Tokens that are flagged as special."""
+    return frozenset(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
 class Ending:
     """Gives the reason why a text ends after its last token: "eos", "stop", or None.
 
+    A text that is asked about goes on from one that was asked about before by a token, as the loop's does; its end may
+    have been given up meanwhile. So one token is read a call, whatever the text's length.
+
     Args:
         prompt_len: tokens of the prompt; only what follows counts.
         eos_ids: end-of-sequence tokens.
-        stop: strings that end the text wherever they appear, also across tokens and in mid-draft.
+        spelling: holds the strings that end the text wherever they appear, also across tokens and in mid-draft.
+        stop_ids: tokens that end the text beside EOS.
     """
 
     def __init__(
         self,
         prompt_len: int,
-        eos_ids: Sequence[int],
-        stop: Sequence[str],
-        tokenizer: PreTrainedTokenizerBase | None,
+        eos_ids: Collection[int],
+        spelling: Spelling | None = None,
+        stop_ids: Collection[int] = (),
     ) -> None:
-        if stop and tokenizer is None:
-            raise UserError("stop strings need a tokenizer, and this pair has none: give stop=[]")
-        if any(not isinstance(word, str) or not word for word in stop):
-            raise UserError("a stop string is empty or not text: give non-empty strings")
-        self._prompt_len, self._eos, self._stop, self._tokenizer = (
-            prompt_len,
-            frozenset(eos_ids),
-            tuple(stop),
-            tokenizer,
-        )
-        # A token may be a part of a character, so a string of n bytes lies within n tokens; some slack is for context.
-        self._tail = max((len(word.encode()) for word in stop), default=0) + 4
+        self._prompt_len, self._eos, self._stop_ids = prompt_len, frozenset(eos_ids), frozenset(stop_ids)
+        # [i] has read i tokens of the text
+        self._writers = [Writer(spelling)] if spelling is not None and spelling.stop else []
 
     def __call__(self, text: Sequence[int]) -> str | None:
         if text[-1] in self._eos:
             return "eos"
-        if self._stop and self._tokenizer is not None:
-            start = max(self._prompt_len, len(text) - self._tail)
-            tail = self._tokenizer.decode(list(text[start:]), skip_special_tokens=True)
-            if any(word in tail for word in self._stop):
-                return "stop"
-        return None
+        if text[-1] in self._stop_ids:
+            return "stop"
+        return "stop" if self._writers and self._read(text).found else None
+
+    def _read(self, text: Sequence[int]) -> Writer:
+        del self._writers[len(text) - self._prompt_len :]
+        for id in text[self._prompt_len + len(self._writers) - 1 :]:
+            writer = self._writers[-1].copy()
+            writer.push(id)
+            self._writers.append(writer)
+        return self._writers[-1]
 
 
 def cut_at_stop(text: str, stop: Sequence[str]) -> str:
@@ -57,44 +94,134 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(places)] if places else text
 
 
+class Writer:
+    """The text of a generation as it becomes certain: what may be the beginning of a stop string is kept back.
+
+    A stop string counts where it stands in the text, and where it would stand if silent tokens were written out; the
+    text is cut before it. A token costs the same wherever it stands.
+
+    Attributes:
+        found: whether a stop string has ended the text; nothing is written after it.
+    """
+
+    __slots__ = ("_detokenizer", "_full", "_kept", "_shown", "_spelling", "found")
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
+        self._detokenizer = Detokenizer(spelling.tokenizer, spelling.silent)
+        self._kept = ""  # text that was not given out
+        # The end of the text with silent tokens written out, and for each character "1" if it is in the text, else "0".
+        self._full = self._shown = ""
+        self.found = False
+
+    def copy(self) -> Writer:
+        """Another one at the same place."""
+        other = copy(self)
+        other._detokenizer = copy(self._detokenizer)
+        return other
+
+    def push(self, id: int) -> str:
+        """The text that becomes certain with this token."""
+        if self.found:
+            return ""
+        text = self._detokenizer.push(id)
+        return self._search(text, self._spelling.written(id)) if self._spelling.stop else text
+
+    def finish(self) -> str:
+        """What is left at the end: what was kept back if no stop string came of it, and an unfinished character."""
+        rest = self._detokenizer.flush()
+        if self.found:
+            return rest
+        piece = self._search(rest, "")
+        kept, self._kept = self._kept, ""
+        return piece + kept
+
+    def _search(self, text: str, hidden: str) -> str:
+        stop = self._spelling.stop
+        self._kept += text
+        self._full += text + hidden
+        self._shown += "1" * len(text) + "0" * len(hidden)
+        at = len(cut_at_stop(self._full, stop))
+        cut = min(len(cut_at_stop(self._kept, stop)), len(self._kept) - self._shown.count("1", at))
+        if at < len(self._full) or cut < len(self._kept):
+            self.found = True
+            if cut < len(self._kept):  # else a character that is unfinished stands before the stop string
+                self._detokenizer.flush()
+            piece, self._kept = self._kept[:cut], ""
+            return piece
+        unsure = len(self._full) - _beginning(self._full, stop)
+        self._full, self._shown = (
+            self._full[len(self._full) - unsure :],
+            self._shown[len(self._shown) - unsure :],
+        )
+        cut = min(_beginning(self._kept, stop), len(self._kept) - self._shown.count("1"))
+        piece, self._kept = self._kept[:cut], self._kept[cut:]
+        return piece
+
+
+def _beginning(text: str, stop: Sequence[str]) -> int:
+    """Where a stop string may have begun that the text does not hold to its end; the text's length if nowhere."""
+    first = max(0, len(text) - max((len(word) for word in stop), default=1) + 1)
+    places = range(first, len(text))
+    return next((at for at in places if any(word.startswith(text[at:]) for word in stop)), len(text))
+
+
 _CONTEXT = 16
 """Tokens that are decoded anew with each one that comes, at most: one call a token, of bounded length."""
+_PATIENCE = 8
+"""Tokens after which bytes that make no character are given up; a character has four bytes at most."""
 
 
 class Detokenizer:
     """Text of tokens one by one, such that the pieces join to the whole; a piece is "" inside a character.
 
+    Text is what the tokens say: spaces are not cleaned up, as this would change text that was given out.
+
     Args:
         tokenizer: any transformers tokenizer.
+        silent: tokens without text; None: the special ones.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    __slots__ = ("_ids", "_known", "_read", "_silent", "_tokenizer")
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, silent: frozenset[int] | None = None) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._begin = self._read = 0  # ids[begin:read] is context whose text, ``known``, was given out
-        self._known = ""
+        self._silent = special_ids(tokenizer) if silent is None else silent
+        self._ids: tuple[int, ...] = ()  # context, then what is not given out whole
+        self._read = self._known = (
+            0  # so many of these tokens, and of the characters of their text, were given out
+        )
 
     def push(self, id: int) -> str:
         """The text that becomes certain with this token."""
-        self._ids.append(id)
-        whole = self._decode(self._begin)
-        if len(whole) <= len(self._known) or whole.endswith("\ufffd"):
+        if id in self._silent:
             return ""
-        piece = whole[len(self._known) :]
-        if len(self._ids) - self._begin > _CONTEXT:
-            self._begin = self._read
-            whole = self._decode(self._begin)
-        self._read, self._known = len(self._ids), whole
+        self._ids += (id,)
+        whole = self._decode()
+        sure = len(whole.rstrip("\ufffd"))  # what follows may become a character
+        if sure < len(whole) and len(self._ids) - self._read > _PATIENCE:
+            sure = len(whole) - 1
+        piece = whole[self._known : sure]
+        self._known = max(self._known, sure)
+        if sure == len(whole):
+            if len(self._ids) > _CONTEXT:
+                self._ids = self._ids[self._read :]
+                self._known = len(self._decode())
+            self._read = len(self._ids)
+        elif len(self._ids) - self._read > _PATIENCE:
+            self._ids, self._read = self._ids[-_PATIENCE // 2 :], 0
+            self._known = len(self._decode().removesuffix("\ufffd"))
         return piece
 
     def flush(self) -> str:
         """What is left at the end, an unfinished character included."""
-        piece = self._decode(self._begin)[len(self._known) :]
-        self._begin = self._read = len(self._ids)
-        self._known = ""
+        piece = self._decode()[self._known :]
+        self._ids, self._read, self._known = (), 0, 0
         return piece
 
-    def _decode(self, begin: int) -> str:
-        text = self._tokenizer.decode(self._ids[begin:], skip_special_tokens=True)
+    def _decode(self) -> str:
+        text = self._tokenizer.decode(
+            list(self._ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         assert isinstance(text, str)
         return text

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from sprinter.decode.methods import Method
 from sprinter.decode.state import RuleState
@@ -16,7 +17,7 @@ from sprinter.errors import BatchError, UserError
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
 
-__all__ = ["Engine", "generate_all"]
+__all__ = ["Engine", "generate_all", "of_prompt"]
 
 _LONGEST = 2048
 """Default length of a row, where the context is not shorter."""
@@ -56,9 +57,12 @@ class Engine:
         longest = min(pair.models.context, _LONGEST) if max_len is None else max_len
         if not 1 <= longest <= pair.models.context:
             raise UserError(f"max_len={max_len} is out of range: give 1 to {pair.models.context} tokens")
-        self._pair = pair
+        self._pair, self._rows, self._longest = pair, rows, longest
         self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
         self._results = _Results(self._batch)
+
+    def __repr__(self) -> str:
+        return f"Engine({self._rows} rows of {self._longest} tokens, {self.unfinished} requests unfinished)"
 
     @property
     def unfinished(self) -> int:
@@ -70,27 +74,29 @@ class Engine:
         prompt: str | Sequence[int],
         *,
         method: str | Method | None = None,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = 64,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
+        stop_token_ids: int | Sequence[int] | None = (),
         meter: Literal["running", "complete"] = "running",
         ahead: int | Literal["auto"] = 1,
-        rules: RuleState | None = None,
+        rules: RuleState | Mapping[str, Any] | None = None,
     ) -> int:
-        """Put a request in the queue; its number. Arguments as of ``Pair.generate``.
+        """Put a request in the queue; its number. Arguments as of ``Pair.generate``; ``max_new_tokens=None``
+        is to the end of the row.
 
         Raises:
             UserError: what is wrong with the request and how to mend it.
         """
         request = Request.make(
             self._pair.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p,
-            seed, stop, meter, ahead, rules,
+            seed, stop, meter, ahead, rules, stop_token_ids,
         )  # fmt: skip
-        return self._batch.add(Run(self._pair._parts, prompt, request))
+        return self._batch.add(Run(self._pair._parts, prompt, request, self._longest))
 
     def step(self) -> list[Event]:
         """Serve all requests a step further: at most one pass of each kind. What came of it, request by request.
@@ -141,7 +147,10 @@ def generate_all(
     memory_bytes: int | None,
 ) -> list[Generation]:
     """All texts, in the order of the prompts; see ``Pair.generate_batch``."""
-    runs = [Run(pair._parts, prompt, request) for prompt, request in zip(prompts, requests, strict=True)]
+    runs = []
+    for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+        with of_prompt(i):
+            runs.append(Run(pair._parts, prompt, request))
     if not runs:
         return []
     wanted = min(sum(run.rows for run in runs), max(_MOST_ROWS, *(run.rows for run in runs)))
@@ -156,8 +165,9 @@ def generate_all(
         tells=False,
     )
     try:
-        for run in runs:  # a batch numbers its requests from 0 on
-            batch.add(run)
+        for i, run in enumerate(runs):  # as a batch numbers its requests
+            with of_prompt(i):
+                batch.add(run)
         done = _Results(batch).all("prompt")
     finally:
         batch.close()
@@ -186,3 +196,12 @@ class _Results:
             partial = {id: results[id] for id in errors}
             raise BatchError(what, errors, done, partial) from next(iter(errors.values()))
         return results
+
+
+@contextmanager
+def of_prompt(i: int) -> Iterator[None]:
+    """Errors of one request among many say whose they are."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"prompt {i}: {error}") from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 from sprinter.decode.methods import Method
 from sprinter.decode.state import RuleState
 from sprinter.engine.convert import for_runner
-from sprinter.engine.engine import generate_all
+from sprinter.engine.engine import generate_all, of_prompt
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
 from sprinter.engine.run import Parts, Run
@@ -20,6 +21,7 @@ from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
+from sprinter.models.bars import bars_on_terminals
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 
 __all__ = ["Pair", "Stream", "load_pair"]
@@ -27,10 +29,11 @@ __all__ = ["Pair", "Stream", "load_pair"]
 MeterMode = Literal["running", "complete"]
 
 
+@bars_on_terminals()
 def load_pair(
     target: str | Path | PreTrainedModel | None = None,
-    *,
     draft: str | Path | PreTrainedModel | None = None,
+    *,
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head] = (),
     runner: str = "auto",
@@ -46,7 +49,8 @@ def load_pair(
         heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.
         runner: "auto" (llama.cpp runs GGUF files, PyTorch the rest), "torch" (GGUF files are refused) or "llamacpp"
             (other models are converted once and kept in the cache; dtype "float32", "float16" or "q8_0").
-        options: device, dtype, device_map, tokenizer, revision, draft_revision, trust_remote_code; see ``load_models``.
+        options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
+            draft_revision, trust_remote_code, compile; see ``load_models``.
 
     Raises:
         UserError: a directory that is missing or wrong, vocabularies that differ, a gate made for another draft, ...
@@ -81,6 +85,12 @@ class Pair:
         self.gate = self.heads.get("gate")
         self._parts = Parts(models, self.heads)
 
+    def __repr__(self) -> str:
+        target, draft = self.models.target, self.models.draft
+        heads = ", ".join(self.heads) or None
+        where = f"{target.weights} on {target.model.device}"
+        return f"Pair(target={target.id!r}, draft={draft and draft.id!r}, heads={heads}, {where})"
+
     def _add(self, head: Head) -> None:
         if not isinstance(head, Head):
             raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")
@@ -111,38 +121,40 @@ class Pair:
         prompt: str | Sequence[int],
         *,
         method: str | Method | None = None,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = 64,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
+        stop_token_ids: int | Sequence[int] | None = (),
         meter: MeterMode = "running",
         ahead: int | Literal["auto"] = 1,
-        rules: RuleState | None = None,
+        rules: RuleState | Mapping[str, Any] | None = None,
     ) -> Generation:
         """Generate one text.
 
         Args:
             prompt: text, or token ids.
             method: a spec such as "sprinter(tau=0.6)" or a Method; None takes ``default_method``.
-            max_new_tokens: exact limit.
+            max_new_tokens: exact limit; None: to the end of the models' context.
             temperature, top_k, top_p, min_p: sampling, for both models alike; temperature 0 is greedy.
             seed: the same seed gives the same text.
-            stop: strings that end the text; they are cut off.
+            stop: strings that end the text, also those of special tokens ("<|im_end|>"); cut off with all that follows.
+            stop_token_ids: tokens that end the text beside EOS. Like EOS they are among the tokens, and have no text.
             meter: "complete" adds closing passes so that every trusted token is scored.
             ahead: draft tokens an answer of the driver; the text does not depend on it. "auto": as many as pays, by
                 what a look and a step cost and how long runs are.
             rules: the ``rules`` of an earlier generation by the same method, so that AdaEDL's λ or the heuristic's γ
-                are carried over; None begins anew.
+                are carried over; or what its record tells of them (``to_dict``); None begins anew.
 
         Raises:
             UserError: what is wrong with the request and how to mend it.
         """
         with self.stream(
             prompt, method=method, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, seed=seed, stop=stop, meter=meter, ahead=ahead, rules=rules,
+            min_p=min_p, seed=seed, stop=stop, stop_token_ids=stop_token_ids, meter=meter, ahead=ahead, rules=rules,
         ) as stream:  # fmt: skip
             return stream.finish()
 
@@ -151,21 +163,22 @@ class Pair:
         prompt: str | Sequence[int],
         *,
         method: str | Method | None = None,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = 64,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = (),
+        stop_token_ids: int | Sequence[int] | None = (),
         meter: MeterMode = "running",
         ahead: int | Literal["auto"] = 1,
-        rules: RuleState | None = None,
+        rules: RuleState | Mapping[str, Any] | None = None,
     ) -> Stream:
         """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
         request = Request.make(
             self.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p, seed,
-            stop, meter, ahead, rules,
+            stop, meter, ahead, rules, stop_token_ids,
         )  # fmt: skip
         return Stream(Run(self._parts, prompt, request))
 
@@ -174,16 +187,17 @@ class Pair:
         prompts: Sequence[str | Sequence[int]],
         *,
         method: str | Method | Sequence[str | Method | None] | None = None,
-        max_new_tokens: int | Sequence[int] = 64,
+        max_new_tokens: int | Sequence[int | None] | None = 64,
         temperature: float | Sequence[float] = 1.0,
         top_k: int | Sequence[int] = 0,
         top_p: float | Sequence[float] = 1.0,
         min_p: float | Sequence[float] = 0.0,
         seed: int | Sequence[int] = 0,
         stop: str | Sequence[str] | Sequence[Sequence[str]] | None = (),
+        stop_token_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = (),
         meter: MeterMode | Sequence[MeterMode] = "running",
         ahead: int | Literal["auto"] | Sequence[int | Literal["auto"]] = 1,
-        rules: RuleState | Sequence[RuleState | None] | None = None,
+        rules: RuleState | Mapping[str, Any] | Sequence[RuleState | Mapping[str, Any] | None] | None = None,
         rows: int | None = None,
         policy: Policy = Policy(),
         memory_bytes: int | None = None,
@@ -194,29 +208,31 @@ class Pair:
         the times in the stats mean. Settings as of ``generate``: one value for all, or a list with one a prompt.
 
         Args:
-            stop: strings that end a text, for all; or a list of such lists, one a prompt.
+            stop, stop_token_ids: what ends a text, for all; or a list of such lists, one a prompt.
+            max_new_tokens: exact limit; None: to the end of the models' context, which all rows then hold.
             rows: texts that are under way at the same time; None: all, up to 32.
             policy: when the target's pass is run.
             memory_bytes: what the caches may take; None: nine tenths of the free memory.
 
         Raises:
-            UserError: what is wrong with a request and how to mend it; rows that do not fit into memory.
+            UserError: what is wrong with a request and how to mend it, begun with "prompt 3: " for the one at index 3;
+                rows that do not fit into memory.
         """
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")
         count = len(prompts)
-        same_stop = stop is None or isinstance(stop, str) or all(isinstance(word, str) for word in stop)
         columns = [
             _spread("method", method, count), _spread("max_new_tokens", max_new_tokens, count),
             _spread("temperature", temperature, count), _spread("top_k", top_k, count),
             _spread("top_p", top_p, count), _spread("min_p", min_p, count), _spread("seed", seed, count),
-            [stop] * count if same_stop else _spread("stop", stop, count), _spread("meter", meter, count),
-            _spread("ahead", ahead, count), _spread("rules", rules, count),
+            _spread_lists("stop", stop, count), _spread("meter", meter, count), _spread("ahead", ahead, count),
+            _spread("rules", rules, count), _spread_lists("stop_token_ids", stop_token_ids, count),
         ]  # fmt: skip
-        requests = [
-            Request.make(self.default_method if one[0] is None else one[0], *one[1:])
-            for one in zip(*columns, strict=True)
-        ]
+        alike = all(value is column[0] for column in columns for value in column)
+        requests = []
+        for i, (which, *rest) in enumerate(zip(*columns, strict=True)):
+            with nullcontext() if alike else of_prompt(i):  # what is wrong with all is no one prompt's
+                requests.append(Request.make(self.default_method if which is None else which, *rest))
         return generate_all(self, prompts, requests, rows, policy, memory_bytes)
 
 
@@ -229,3 +245,10 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
             f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
         )
     return list(value)
+
+
+def _spread_lists(name: str, value: Any, count: int) -> list[Any]:
+    """One list a prompt, where a flat list is one for all."""
+    if isinstance(value, list | tuple) and any(isinstance(each, list | tuple | None) for each in value):
+        return _spread(name, value, count)
+    return [value] * count

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-
-from transformers import PreTrainedTokenizerBase
+from functools import cached_property
+from typing import Any
 
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
-from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
+from sprinter.engine.ending import Ending, Spelling, Writer, special_ids
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.prompt import encode
+from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
 from sprinter.models.choose import runner_kind
@@ -31,16 +32,23 @@ class Parts:
 
     Attributes:
         heads: by kind, made for the draft of ``models``.
+        special: tokens that are flagged as special.
     """
 
     def __init__(self, models: LoadedPair, heads: Mapping[str, Head]) -> None:
         self.models, self.heads = models, heads
+        self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         self.targets = RunnerPool(models.target)
         self.drafts = RunnerPool(models.draft) if models.draft else None
         self.costs = Costs(
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
         )
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What results are recorded with."""
+        return models_record(self.models, self.heads)
 
     def without_text(self) -> Parts:
         """The same models, heads and caches for requests whose ids alone are wanted: no text is made."""
@@ -71,26 +79,34 @@ class Run:
         length: the most tokens that a row must hold.
         needs_target, needs_draft: whether the model may be asked.
 
+    Args:
+        longest: tokens that a row holds, for a request that names no ``max_new_tokens``; None: the pair's context.
+
     Raises:
         UserError: what is wrong with the request and how to mend it.
     """
 
-    def __init__(self, parts: Parts, prompt: str | Sequence[int], request: Request) -> None:
-        self._parts, self.request = parts, request
+    def __init__(
+        self, parts: Parts, prompt: str | Sequence[int], request: Request, longest: int | None = None
+    ) -> None:
+        self._parts = parts
         self.record = Record()
+        self._prompt = prompt if isinstance(prompt, str) else None
         self._ids = encode(prompt, parts.models)
-        self._check()
-        self._limits()
+        new = self._room(longest) if request.max_new_tokens is None else request.max_new_tokens
+        self._new, self.request = new, replace(request, max_new_tokens=new)
+        self._check(new)
+        ends = (*parts.models.target.eos_ids, *request.stop_token_ids)
+        self._spelling = _spelling(parts, request.stop, ends)
         self.record = self._new_record()
         self.rows = request.method.drafter.drafts
-        self.length = len(self._ids) + request.max_new_tokens
+        self.length = len(self._ids) + new
         self.needs_target = request.method.needs_target or request.meter == "complete"
         self.needs_draft = request.method.drafter.uses_model
 
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The pair's."""
-        return self._parts.models.tokenizer
+    def writer(self) -> Writer | None:
+        """Writes the text of this request; None if no text is made."""
+        return None if self._spelling is None else Writer(self._spelling)
 
     def take(self) -> Models:
         """Rows of its own, on loan."""
@@ -123,14 +139,15 @@ class Run:
 
     def generation(self) -> Generation:
         """The result so far, each token with its text; what comes later does not change it."""
-        tokens, tokenizer = [replace(token) for token in self.record.tokens], self.tokenizer
-        stats, text = replace(self.record.count()), ""
-        if tokenizer is not None:
-            render(tokens, Detokenizer(tokenizer), last=True)
-            text = cut_at_stop("".join(token.text for token in tokens), self.request.stop)
+        tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
+        stats = replace(self.record.count())
+        if writer is not None:
+            render(tokens, writer, last=True)
+        text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.request.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths), self.record.rules,
+            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt, list(self._ids),
+            self._parts.described,
         )  # fmt: skip
 
     def _new_record(self) -> Record:
@@ -141,11 +158,18 @@ class Run:
         return Record(stats=stats)
 
     def _limits(self) -> Limits:
-        models, request = self._parts.models, self.request
-        ending = Ending(len(self._ids), models.target.eos_ids, request.stop, self.tokenizer)
-        return Limits(request.max_new_tokens, ending)
+        eos_ids, stops = self._parts.models.target.eos_ids, self.request.stop_token_ids
+        return Limits(self._new, Ending(len(self._ids), eos_ids, self._spelling, stops))
 
-    def _check(self) -> None:
+    def _room(self, longest: int | None) -> int:
+        """New tokens up to the end of a row; at least one, which is refused if it has no place."""
+        if longest is None and self._parts.models.endless:
+            raise UserError(
+                "the models of this pair name no context that a text could end at: give max_new_tokens"
+            )
+        return max(1, (longest or self._parts.models.context) - len(self._ids))
+
+    def _check(self, new: int) -> None:
         parts, method = self._parts, self.request.method
         if method.drafter.uses_model and parts.models.draft is None:
             raise UserError(
@@ -164,12 +188,24 @@ class Run:
                     raise UserError(
                         f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
                     )
-        check_request(parts.models, len(self._ids), self.request.max_new_tokens)
+        vocab = parts.models.vocab_size
+        if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
+            raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
+        check_request(parts.models, len(self._ids), new)
 
 
-def render(tokens: Sequence[Token], detokenizer: Detokenizer, last: bool) -> None:
-    """Fill in ``text`` of each token; ``last`` gives an unfinished character to the last one."""
+def render(tokens: Sequence[Token], writer: Writer, last: bool) -> None:
+    """Fill in ``text`` of each token; ``last`` gives what is left at the end of the text to the last one."""
     for token in tokens:
-        token.text = detokenizer.push(token.id)
+        token.text = writer.push(token.id)
     if last and tokens:
-        tokens[-1].text += detokenizer.flush()
+        tokens[-1].text += writer.finish()
+
+
+def _spelling(parts: Parts, stop: Sequence[str], ends: Sequence[int]) -> Spelling | None:
+    """How a request's tokens are written; None without a tokenizer. ``ends``: tokens that end the text."""
+    if parts.models.tokenizer is not None:
+        return Spelling(parts.models.tokenizer, parts.special.union(ends), tuple(stop))
+    if stop:
+        raise UserError("stop strings need a tokenizer, and this pair has none: give stop=[]")
+    return None

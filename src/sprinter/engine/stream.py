@@ -7,7 +7,6 @@ import weakref
 
 from sprinter.decode.draft import Token
 from sprinter.engine.driver import Models
-from sprinter.engine.ending import Detokenizer
 from sprinter.engine.generation import Generation
 from sprinter.engine.run import Run, render
 from sprinter.engine.work import Work
@@ -20,7 +19,7 @@ class Reader:
 
     def __init__(self, run: Run) -> None:
         self._run, self._given = run, 0
-        self._detokenizer = Detokenizer(run.tokenizer) if run.tokenizer else None
+        self._writer = run.writer()
 
     @property
     def left(self) -> int:
@@ -33,13 +32,16 @@ class Reader:
         end = len(record.tokens) if at_most is None else self._given + at_most
         tokens = record.tokens[self._given : end]
         self._given += len(tokens)
-        if tokens and self._detokenizer is not None:
-            render(tokens, self._detokenizer, last=record.finish is not None and not self.left)
+        if tokens and self._writer is not None:
+            render(tokens, self._writer, last=record.finish is not None and not self.left)
         return tokens
 
 
 class Stream:
     """Iterator over tokens as they become final. Closing it early is safe; ``generation`` is the result so far.
+
+    The ``text`` of a token is what became certain with it: "" inside a character and where a stop string may have
+    begun. The pieces of a whole stream join to ``generation.text``; of one that was closed early, to a beginning of it.
 
     A trusted token comes out at once; its ``drift`` is filled in when the target has scored it.
 
@@ -52,6 +54,10 @@ class Stream:
         self._models: Models | None = None
         self._work: Work | None = None
         self._closed = False
+
+    def __repr__(self) -> str:
+        record = self._run.record
+        return f"Stream({self._run.request.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
 
     def __iter__(self) -> Stream:
         return self

@@ -77,14 +77,17 @@ def load_head(source: str | os.PathLike[str]) -> Head:
         UserError: missing or wrong directory, not a gate, damaged weights, hub out of reach.
     """
     directory = Path(source).expanduser()
+    revision = None
     if not directory.is_dir():
         directory = _from_hub(str(source))
+        revision = directory.name
     fields = _read_config(directory)
     try:
         known = {key: fields[key] for key in HeadConfig.__dataclass_fields__ if key in fields}
         config = HeadConfig(**known)
         tensors = load_file(directory / "model.safetensors")
         head = _assemble(config, fields.get("calibration"), tensors)
+        head.id, head.revision = str(source), revision
         head.facts = {key: value for key, value in fields.items() if key not in (*known, *_OWN)}
         return head
     except UserError:

@@ -92,6 +92,7 @@ class Head(nn.Module):
 
     Attributes:
         facts: what its maker wrote into the artifact beside the head's own fields (how it was trained).
+        id, revision: directory or hub id that it was read from, and the commit there; None of one made in memory.
     """
 
     def __init__(self, config: HeadConfig, network: Network, calibration: Calibration | None = None) -> None:
@@ -103,6 +104,8 @@ class Head(nn.Module):
             )
         self.config = config
         self.facts: Mapping[str, Any] = {}
+        self.id: str | None = None
+        self.revision: str | None = None
         self.network = network.float().requires_grad_(False)
         self.calibration = Calibration() if calibration is None else calibration
         self.train(False)

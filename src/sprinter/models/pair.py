@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.forward import head_sizes
@@ -22,8 +24,8 @@ from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 
 __all__ = [
-    "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite", "check_request",
-    "load_models",
+    "LoadedModel", "LoadedPair", "Source", "builtin_heads", "builtin_paths", "check_finite",
+    "check_request", "dtype_name", "load_models",
 ]  # fmt: skip
 
 _DTYPES = {
@@ -33,6 +35,7 @@ _DTYPES = {
     "float64": torch.float64,
 }
 _log = logging.getLogger("sprinter")
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _NO_LIMIT = 1 << 20
 """Context of a model that names none (ALiBi): a bound that no request of ours reaches."""
@@ -53,7 +56,7 @@ class LoadedModel:
         compile: whether its runners capture short passes; see ``make_runner``.
     """
 
-    model: PreTrainedModel | GgufModel
+    model: PreTrainedModel | GgufModel = field(repr=False)  # a page, of a large one
     id: str
     revision: str | None
     context: int
@@ -98,7 +101,7 @@ class LoadedPair:
 
     target: LoadedModel
     draft: LoadedModel | None
-    tokenizer: PreTrainedTokenizerBase | None
+    tokenizer: PreTrainedTokenizerBase | None = field(repr=False)
     tokens: int | None = None
 
     @property
@@ -113,15 +116,29 @@ class LoadedPair:
         """The most tokens that both models can hold, prompt included."""
         return min(model.context for model in (self.target, self.draft) if model is not None)
 
+    @property
+    def endless(self) -> bool:
+        """Whether no model names a context that a text could end at."""
+        return self.context == _NO_LIMIT
 
+
+def dtype_name(dtype: str | torch.dtype) -> str:
+    """A dtype by its full name: torch.bfloat16, "bf16" and "bfloat16" are "bfloat16". Other words stay."""
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)
+
+
+@bars_on_terminals()
 def load_models(
     target: Source,
     draft: Source | None = None,
     *,
     tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
     device: str = "auto",
-    dtype: str = "auto",
+    dtype: str | torch.dtype = "auto",
     device_map: str | dict[str, Any] | None = None,
+    attn_implementation: str | None = None,
+    quantization_config: Any = None,
     revision: str | None = None,
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
@@ -139,9 +156,11 @@ def load_models(
         tokenizer: where it is not the target's own: directory, hub id, GGUF file or tokenizer. The models' own must
             agree with it, but for last tokens that not all of them have, which are then never written.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
-        dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row) or one of
-            "float32", "bfloat16", "float16", "float64".
+        dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row), a torch.dtype, or one
+            of "float32", "bfloat16", "float16", "float64"; "fp32", "bf16", "fp16" and "half" are understood.
         device_map: given to transformers instead of ``device``, to spread large models.
+        attn_implementation, quantization_config: given to transformers for both models; refused for models that it
+            does not load, GGUF files and models in memory.
         revision: branch, tag or commit of the target on the hub.
         draft_revision: likewise for the draft.
         trust_remote_code: run model code that comes with a checkpoint.
@@ -152,11 +171,19 @@ def load_models(
         UserError: one line that says what is wrong and how to mend it.
     """
     where = _device(device)  # a GGUF file is told the name, which says more
+    if quantization_config is not None and device_map is None:
+        device_map = {"": where}  # quantised weights cannot be moved afterwards
     if device_map is not None and find_spec("accelerate") is None:
-        raise UserError("device_map needs the accelerate package: pip install accelerate, or use device=")
-    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device)
+        what = "device_map" if quantization_config is None else "quantization_config"
+        raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
+    told = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
+    extra = {name: value for name, value in told.items() if value is not None}
+    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra)
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
+    for origin in (target_origin, draft_origin):
+        if origin is not None:
+            _check_extra(origin, extra)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
     loaded = _load(target_origin, "target", options, speaker)
     drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
@@ -184,6 +211,17 @@ class _Options:
     trust_remote_code: bool
     compile: bool | None
     device_name: str
+    extra: Mapping[str, Any]
+
+
+def _check_extra(origin: Origin, extra: Mapping[str, Any]) -> None:
+    """Refuse options for transformers' loading where it loads nothing."""
+    kind = "a GGUF file, which llama.cpp runs" if origin.gguf is not None else "in memory already"
+    if extra and not (isinstance(origin.at, Path) and origin.gguf is None):
+        name = next(iter(extra))
+        raise UserError(
+            f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
+        )
 
 
 def _device(name: str) -> torch.device:
@@ -200,7 +238,8 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype | str:
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
+    name = dtype_name(dtype)
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if name not in _DTYPES:
@@ -253,6 +292,7 @@ def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTr
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,
             **place,
+            **options.extra,
         )
     except Exception as error:
         raise load_error(error, name, which) from error
@@ -289,13 +329,25 @@ def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
 
 
 def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """As ``generate`` takes them: the generation config's, else the config's, else the tokenizer's."""
+    """All that the generation config lists; where the checkpoint has none, what its config and the tokenizer name.
+
+    A chat model without a generation config often names the end of a document in its config, and the end of a turn as
+    its tokenizer's EOS: both end a text.
+    """
+    config: Any = model.config
     generation: Any = getattr(model, "generation_config", None)
-    for holder in (generation, model.config, speaker):
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            return tuple(int(i) for i in ids) if isinstance(ids, list | tuple) else (int(ids),)
-    return ()
+    own, named = _ids_of(generation), _ids_of(config)
+    # transformers makes one of the config where the checkpoint has none.
+    if own and (own != named or not getattr(generation, "_from_model_config", False)):
+        return own
+    return tuple(dict.fromkeys((*named, *_ids_of(config.get_text_config(decoder=True)), *_ids_of(speaker))))
+
+
+def _ids_of(holder: Any) -> tuple[int, ...]:
+    ids = getattr(holder, "eos_token_id", None)
+    if ids is None:
+        return ()
+    return tuple(int(id) for id in ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
 def _speaker(

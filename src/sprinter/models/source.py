@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download, snapshot_download
+from torch import nn
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
@@ -82,8 +83,18 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
     Raises:
         UserError: one line that says what is wrong and how to mend it.
     """
+    if isinstance(source, nn.Module) and hasattr(source, "_orig_mod"):
+        raise UserError(
+            f"the {which} is a model that torch.compile made, whose passes cannot be captured: give the model itself, "
+            "and compile=True"
+        )
     if isinstance(source, PreTrainedModel):
         return Origin(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
+    if not isinstance(source, str | Path):
+        raise UserError(
+            f"the {which} ({type(source).__name__}) is no model: give a directory, a hub id, a GGUF file or a loaded "
+            "causal language model of transformers"
+        )
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and not path.is_dir():
         return _find_gguf(path, str(source), which, revision)

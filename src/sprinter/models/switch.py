@@ -89,6 +89,16 @@ class SwitchRunner(Rows):
         for row in to_rows:
             self._lengths[row] = self._lengths[from_row]
 
+    def wipe(self, row: int) -> None:
+        """Wipe both caches; the far one, which reads a row's beginning without a word about it, forgets all of the row."""
+        self._check_rows([row])
+        self._trim()
+        lengths = self._far.lengths
+        lengths[row] = 0
+        self._far.rewind(lengths)
+        for runner in (self._near, self._far):
+            runner.wipe(row)
+
     def _trim(self) -> None:
         """Neither cache holds more of a row than the row has."""
         for runner in (self._near, self._far):

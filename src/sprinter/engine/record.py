@@ -1,0 +1,56 @@
+"""What a result is recorded with, so that it can be made again: models, heads and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+
+import sprinter
+from sprinter.heads.head import Head
+from sprinter.models.choose import runner_kind
+from sprinter.models.pair import LoadedModel, LoadedPair
+
+__all__ = ["models_record", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on."""
+    return {
+        "sprinter": sprinter.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
+    """What ``load_pair`` made the pair of: target, draft, gate, other heads, tokenizer; None for what it has not.
+
+    An id is a directory, a file or a hub id; of a gate or tokenizer that was given in memory it is None.
+    """
+    others = [head for kind, head in heads.items() if kind != "gate"]
+    name = getattr(models.tokenizer, "name_or_path", None)
+    return {
+        "target": _model(models.target),
+        "draft": None if models.draft is None else _model(models.draft),
+        "gate": _head(heads["gate"]) if "gate" in heads else None,
+        "heads": [_head(head) for head in others],
+        "tokenizer": None if models.tokenizer is None else {"id": name or None},
+    }
+
+
+def _model(model: LoadedModel) -> dict[str, Any]:
+    return {
+        "id": model.id,
+        "revision": model.revision,
+        "dtype": model.weights,
+        "device": str(model.model.device),
+        "runner": runner_kind(model.model)[0],
+        "compile": model.compile,
+    }
+
+
+def _head(head: Head) -> dict[str, Any]:
+    return {"kind": head.config.kind, "id": head.id, "revision": head.revision}

@@ -1,0 +1,39 @@
+"""Progress bars of other libraries: on terminals alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from transformers.utils import logging
+
+__all__ = ["bars_on_terminals", "set_bars"]
+
+
+def set_bars(weights: bool, downloads: bool) -> None:
+    """Whether transformers draws bars while weights are read, and the hub while files are fetched."""
+    if weights:
+        logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+    else:
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    # The hub's own switch comes second, as transformers moves it too.
+    if downloads:
+        enable_progress_bars()
+    else:
+        disable_progress_bars()
+
+
+@contextmanager
+def bars_on_terminals() -> Iterator[None]:
+    """No bars within, unless standard error is a terminal; afterwards all is as the user has set it."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        yield
+        return
+    before = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    set_bars(weights=False, downloads=False)
+    try:
+        yield
+    finally:
+        set_bars(*before)

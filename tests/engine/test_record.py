@@ -1,0 +1,135 @@
+"""What a result says of itself: enough to make the same tokens again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import sprinter
+from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.stop import Svip, Untrusted
+from sprinter.decode.trust import Gate
+from sprinter.errors import UserError
+
+PROMPT = [3, 7, 1, 12, 5]
+
+
+def again(record: dict[str, Any], pair: sprinter.Pair) -> dict[str, Any]:
+    """The same generation, from its record as JSON alone."""
+    told = json.loads(json.dumps(record, allow_nan=False))
+    return pair.generate(told["prompt"]["token_ids"], **told["request"]).to_dict()
+
+
+# The name of a method that was composed in Python is not its spec, which stands in the request.
+SAME = (
+    "text",
+    "token_ids",
+    "origins",
+    "rounds",
+    "finish_reason",
+    "prompt_tokens",
+    "request",
+    "models",
+    "version",
+)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "sprinter(tau=0.4)", "temperature": 0.7, "seed": -3, "meter": "complete"},
+        {"method": "autoregressive", "top_k": 5, "top_p": 0.9, "min_p": 0.01, "seed": 2**70},
+        {"method": "svip(h=0.2, cap=7)", "ahead": "auto", "stop": [" and", "<|x|>"], "stop_token_ids": [12]},
+        {"method": Method(trust=Gate(0.3), stop=Untrusted(2), cap=None), "max_new_tokens": 31},
+        {"method": Method(stop=Svip(h=0.25, c=0.1)), "temperature": 0},
+    ],
+)  # fmt: skip
+def test_a_result_is_made_again_from_its_own_record(options: dict[str, Any]) -> None:
+    first = sprinter.load_pair().generate("The first king of", **{"max_new_tokens": 24, **options}).to_dict()
+    models = json.loads(json.dumps(first))["models"]
+    pair = sprinter.load_pair(
+        models["target"]["id"], models["draft"]["id"], gate=models["gate"]["id"],
+        heads=[head["id"] for head in models["heads"]], dtype=models["target"]["dtype"],
+        device=models["target"]["device"], compile=models["target"]["compile"],
+    )  # fmt: skip
+    second = again(first, pair)
+    assert {key: second[key] for key in SAME} == {key: first[key] for key in SAME}
+    assert first["prompt"]["text"] == "The first king of"
+
+
+def test_rules_that_are_carried_over_are_in_the_record(tiny_pair: sprinter.Pair) -> None:
+    warm = tiny_pair.generate(PROMPT, method="heuristic", max_new_tokens=30)
+    first = tiny_pair.generate(PROMPT, method="heuristic", rules=warm.rules, max_new_tokens=20).to_dict()
+    fresh = tiny_pair.generate(PROMPT, method="heuristic", max_new_tokens=20).to_dict()
+    assert first["rounds"] != fresh["rounds"], "the state must tell, or this test shows nothing"
+    second = again(first, tiny_pair)
+    assert (second["token_ids"], second["rounds"]) == (first["token_ids"], first["rounds"])
+    with pytest.raises(UserError, match="no state of the stop rule"):
+        tiny_pair.generate(PROMPT, method="heuristic", rules={"trust": [], "stop": [1, 2, 3]})
+
+
+def test_the_record_names_models_and_versions(builtin_pair: sprinter.Pair) -> None:
+    record = builtin_pair.generate("A", max_new_tokens=2).to_dict()
+    paths = sprinter.builtin_paths()
+    assert {which: record["models"][which]["id"] for which in paths} == {
+        which: str(path) for which, path in paths.items()
+    }
+    assert record["models"]["draft"] == {
+        "id": str(paths["draft"]), "revision": None, "dtype": "float32", "runner": "row", "compile": None,
+        "device": str(builtin_pair.models.target.model.device),
+    }  # fmt: skip
+    assert record["version"] == {
+        "sprinter": sprinter.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", [row["spec"] for row in sprinter.methods()])
+def test_every_method_has_a_spec_in_the_record(tiny_pair: sprinter.Pair, spec: str) -> None:
+    from sprinter.decode.methods import full_spec
+
+    method = parse_method(spec)
+    assert parse_method(full_spec(method)) == method
+    bare = Method(**{part: getattr(method, part) for part in ("trust", "stop", "accept", "cap", "drafter")})
+    other = parse_method(full_spec(bare))
+    assert all(
+        getattr(other, part) == getattr(bare, part) for part in ("trust", "stop", "accept", "cap", "drafter")
+    )
+
+
+def test_none_is_to_the_end_of_the_context(tiny_pair: sprinter.Pair) -> None:
+    out = tiny_pair.generate(PROMPT, max_new_tokens=None)
+    assert len(out.tokens) == 96 - len(PROMPT) == out.to_dict()["request"]["max_new_tokens"]
+    (other,) = tiny_pair.generate_batch([PROMPT], max_new_tokens=None)
+    assert [token.id for token in other.tokens] == [token.id for token in out.tokens]
+    with sprinter.Engine(tiny_pair, rows=1, max_len=40) as engine:
+        id = engine.add(PROMPT, max_new_tokens=None)
+        served = engine.finish()[id]
+    assert len(served.tokens) == 40 - len(PROMPT) == served.to_dict()["request"]["max_new_tokens"]
+    with pytest.raises(UserError, match="shorten the prompt"):
+        tiny_pair.generate(list(range(1, 20)) * 6, max_new_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([PROMPT, PROMPT, [99]], {}, "prompt 2: token id 99"),
+        ([PROMPT, []], {"seed": 3}, "prompt 1: the prompt is empty"),
+        ([PROMPT] * 3, {"temperature": [1.0, -1.0, 0.0]}, "prompt 1: temperature=-1.0"),
+        ([PROMPT] * 2, {"method": [None, "speculativ"]}, "prompt 1: unknown method"),
+        ([PROMPT, PROMPT * 10], {"max_new_tokens": 60}, "prompt 1: 50 prompt tokens and 60"),
+        ([PROMPT] * 2, {"method": ["speculative", "spectr(drafts=3)"], "rows": 2}, "prompt 1: method spectr"),
+        ([PROMPT] * 2, {"temperature": -1.0}, "temperature=-1.0"),
+    ],
+)
+def test_a_bad_prompt_of_a_batch_is_named(
+    tiny_pair: sprinter.Pair, prompts: list[list[int]], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny_pair.generate_batch(prompts, **{"max_new_tokens": 8, **options})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
