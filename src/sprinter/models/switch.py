@@ -90,7 +90,7 @@ class SwitchRunner(Rows):
             self._lengths[row] = self._lengths[from_row]
 
     def wipe(self, row: int) -> None:
-        """Wipe both caches; the far one, which reads a row's beginning without a word about it, forgets all of the row."""
+        """Wipe both caches; the far one, which reads a row's beginning unasked, forgets all of the row."""
         self._check_rows([row])
         self._trim()
         lengths = self._far.lengths
