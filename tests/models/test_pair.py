@@ -163,7 +163,12 @@ def test_a_model_that_torch_compiled_is_refused() -> None:
     assert "the target (int) is no model" in refusal(5)
 
 
-def test_no_bars_where_nobody_watches(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bars_where_nobody_watches(
+    saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "transformers.utils.logging._tqdm_active", True
+    )  # the command line may have been here
     load_models(saved / "target")
     assert capsys.readouterr().err == ""
     pair_module.AutoModelForCausalLM.from_pretrained(saved / "target")
