@@ -6,7 +6,6 @@ own law besides. All in float32, so laws of texts agree to 1e-5 and not to 1e-9.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,18 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.joint_laws import FEATURES, PROMPT, SPECS, WIDTH, Text, distance, head, law_of_texts
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, tiny_llama
 from tests.models.tiny import uncached
 from torch import Tensor
 
-from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
-from sprinter.decode.loop import Limits, decode
 from sprinter.decode.methods import METHODS, Method, parse_method
-from sprinter.engine.driver import Models, RowDriver
-from sprinter.heads.head import Head, HeadConfig
-from sprinter.heads.networks import Linear
-from sprinter.laws import Sampling
+from sprinter.engine.driver import Models
 from sprinter.models import gguf_write
 from sprinter.models.gguf import EOS_KEY, GgufModel
 from sprinter.models.runner import make_runner
@@ -33,27 +28,7 @@ from sprinter.models.runner import make_runner
 gguf = pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 
-Text = tuple[int, ...]
-WIDTH, LENGTH, CLOSE = 32, 3, 1e-5
-PROMPT = (0, 1, 0, 1, 0)  # prompt lookup finds something in it
-FEATURES = {"gate": "hidden", "disco": "hidden", "specdec++": "hidden_x"}
-SPECS = {
-    "sprinter": "sprinter(tau=0.5, cap=2)",
-    "heuristic": "heuristic(start=2)",
-    "fuzzy": "fuzzy(threshold=0.02, gamma=2)",
-    "opt": "opt(epsilon=0.1, gamma=2)",
-    "uno": "uno(epsilon=0.1, gamma=2)",
-    **{name: f"{name}(drafts=2, gamma=2)" for name in ("batch", "specinfer", "spectr")},
-}
-"""Settings at which short texts show what a method does; other methods at their defaults."""
-
-
-def head(kind: str) -> Head:
-    """A linear head that tells prefixes apart."""
-    network = Linear(WIDTH)
-    with torch.no_grad():
-        network.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(len(kind)))
-    return Head(HeadConfig(WIDTH, "draft", "target", kind=kind, features=(FEATURES[kind],)), network)
+LENGTH, CLOSE = 3, 1e-5
 
 
 class Pair:
@@ -102,42 +77,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pair]:
 
 
 def law_through_llamacpp(pair: Pair, method: Method, ahead: int) -> dict[Text, float]:
-    """The law of the new tokens: the engine's driver on llama.cpp's rows, once for each path of draws."""
-    law: defaultdict[Text, float] = defaultdict(float)
-    rows, draws = method.drafter.drafts, EnumeratedDraws()
+    rows = method.drafter.drafts
     target, draft = (make_runner(file, batch=rows, max_len=len(PROMPT) + LENGTH) for file in pair.files)
     assert target.name == draft.name == "llamacpp"
-    models = Models(target, draft, pair.vocab)
-    while True:
-        record = Record()
-        driver = RowDriver(
-            models, range(rows), pair.heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead
-        )
-        loop = decode(PROMPT, method, Limits(LENGTH), draws, record)
-        question = next(loop, None)
-        while question is not None:
-            try:
-                question = loop.send(answered(models, driver.answer(question)))
-            except StopIteration:
-                question = None
-        law[tuple(token.id for token in record.tokens)] += draws.weight
-        if not draws.next_path():
-            return dict(law)
-
-
-def answered(models: Models, jobs: Any) -> Any:
-    """The answer, once its jobs are done."""
-    done = None
-    while True:
-        try:
-            job = jobs.send(done)
-        except StopIteration as end:
-            return end.value
-        (done,) = models.run([job])
-
-
-def distance(found: dict[Text, float], wanted: dict[Text, float]) -> float:
-    return max(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys())
+    return law_of_texts(
+        Models(target, draft, pair.vocab), pair.heads, method, LENGTH, ahead, EnumeratedDraws()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.names()))

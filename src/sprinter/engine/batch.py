@@ -49,14 +49,14 @@ class _Live:
     """A request that has rows.
 
     Attributes:
-        since: the engine's step in which it began to wait for its next job. began: when it got its rows, in seconds.
+        began: when it got its rows, in seconds. passed_over: steps in which the target's pass was due for it and not run.
     """
 
     id: int
     work: Work
     reader: Reader | None
-    since: int
     began: float
+    passed_over: int = 0
 
 
 class Batch:
@@ -103,7 +103,7 @@ class Batch:
         self._waiting: dict[int, Run] = {}
         self._live: dict[int, _Live] = {}
         self.told: list[Event] = []
-        self._next_id = self._steps = 0
+        self._next_id = 0
         self._tells, self._closed = tells, False
 
     @property
@@ -152,7 +152,6 @@ class Batch:
         lost, and the next step goes on.
         """
         began = time.perf_counter()
-        self._steps += 1
         try:
             self._admit()
             for one in self._live.values():
@@ -163,11 +162,14 @@ class Batch:
                 self._do(reads, began)
             self._do(self._at(lambda job: isinstance(job, DraftJob)), began)
             waiting = self._at(lambda job: isinstance(job, TargetJob))
-            oldest = max((self._steps - one.since for one in waiting), default=0)
+            longest = max((one.passed_over for one in waiting), default=0)
             under_way = sum(not one.work.over for one in self._live.values())
             # One that was asked for in this very step may come along.
-            if waiting and self._policy.calls(len(waiting), under_way, oldest):
+            if waiting and self._policy.calls(len(waiting), under_way, longest):
                 self._do(waiting, began)
+            else:
+                for one in waiting:
+                    one.passed_over += 1
         finally:
             now = time.perf_counter()
             for one in self._live.values():
@@ -210,7 +212,7 @@ class Batch:
                     return
                 work = Work(run, self._models, free[: run.rows], self._policy.prompt_piece)
                 reader = Reader(run) if self._tells else None
-                self._live[id] = _Live(id, work, reader, self._steps, time.perf_counter())
+                self._live[id] = _Live(id, work, reader, time.perf_counter())
             del self._waiting[id]
 
     def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
@@ -229,7 +231,7 @@ class Batch:
     def _go_on(self, one: _Live, done: Done | None, began: float) -> None:
         """Tell a request what was done for it, up to its next job."""
         one.work.go_on(done)
-        one.since = self._steps
+        one.passed_over = 0
         if one.work.over:
             one.work.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
 

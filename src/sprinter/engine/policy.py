@@ -17,12 +17,13 @@ class Policy:
 
     Attributes:
         share: so many of the rows under way wait for the target, in [0, 1]: 1 is all of them, 0 does not wait at all.
-        age: one has waited for so many steps of the engine; None: however long it takes.
+        age: one of them was passed over in so many steps of the engine: 0 does not wait at all. None: however long it
+            takes, and others that keep their rows busy may make it wait for ever.
         prompt_piece: most tokens of a prompt that a row reads in a step, so that a long one does not hold up others.
     """
 
     share: float = 0.5
-    age: int | None = None
+    age: int | None = 16
     prompt_piece: int = 128
 
     def __post_init__(self) -> None:
@@ -31,11 +32,11 @@ class Policy:
         if self.age is not None:
             at_least("age", self.age, 0)
 
-    def calls(self, waiting: int, live: int, oldest: int) -> bool:
+    def calls(self, waiting: int, live: int, longest: int) -> bool:
         """Whether to run the pass now.
 
         Args:
             waiting: requests that wait for the target, at least one; live: requests that have rows.
-            oldest: steps that one of them has waited.
+            longest: steps in which one of them was passed over.
         """
-        return waiting >= self.share * live or (self.age is not None and oldest >= self.age)
+        return waiting >= self.share * live or (self.age is not None and longest >= self.age)

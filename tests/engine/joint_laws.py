@@ -1,0 +1,76 @@
+"""Joint laws through the engine: every random draw enumerated, over any runner."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+
+from sprinter.decode.draft import Record
+from sprinter.decode.enumerate import EnumeratedDraws
+from sprinter.decode.loop import Limits, decode
+from sprinter.decode.methods import Method
+from sprinter.engine.driver import Models, RowDriver
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Linear
+from sprinter.laws import Sampling
+
+Text = tuple[int, ...]
+WIDTH = 32
+PROMPT = (0, 1, 0, 1, 0)  # prompt lookup finds something in it
+FEATURES = {"gate": "hidden", "disco": "hidden", "specdec++": "hidden_x"}
+SPECS = {
+    "sprinter": "sprinter(tau=0.5, cap=2)",
+    "heuristic": "heuristic(start=2)",
+    "fuzzy": "fuzzy(threshold=0.02, gamma=2)",
+    "opt": "opt(epsilon=0.1, gamma=2)",
+    "uno": "uno(epsilon=0.1, gamma=2)",
+    **{name: f"{name}(drafts=2, gamma=2)" for name in ("batch", "specinfer", "spectr")},
+}
+"""Settings at which short texts show what a method does; other methods at their defaults."""
+
+
+def head(kind: str) -> Head:
+    """A linear head that tells prefixes apart."""
+    network = Linear(WIDTH)
+    with torch.no_grad():
+        network.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(len(kind)))
+    return Head(HeadConfig(WIDTH, "draft", "target", kind=kind, features=(FEATURES[kind],)), network)
+
+
+def law_of_texts(
+    models: Models, heads: dict[str, Head], method: Method, length: int, ahead: int, draws: EnumeratedDraws
+) -> dict[Text, float]:
+    """The law of the new tokens: the engine's driver on the rows of ``models``, once for each path of draws."""
+    law: defaultdict[Text, float] = defaultdict(float)
+    while True:
+        record = Record()
+        driver = RowDriver(
+            models, range(method.drafter.drafts), heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead
+        )  # fmt: skip
+        loop = decode(PROMPT, method, Limits(length), draws, record)
+        question = next(loop, None)
+        while question is not None:
+            try:
+                question = loop.send(answered(models, driver.answer(question)))
+            except StopIteration:
+                question = None
+        law[tuple(token.id for token in record.tokens)] += draws.weight
+        if not draws.next_path():
+            return dict(law)
+
+
+def answered(models: Models, jobs: Any) -> Any:
+    """The answer, once its jobs are done."""
+    done = None
+    while True:
+        try:
+            job = jobs.send(done)
+        except StopIteration as end:
+            return end.value
+        (done,) = models.run([job])
+
+
+def distance(found: dict[Text, float], wanted: dict[Text, float]) -> float:
+    return max(abs(found.get(text, 0.0) - wanted.get(text, 0.0)) for text in found.keys() | wanted.keys())

@@ -1,0 +1,136 @@
+"""Joint laws through the torch runners: every random draw of the real engine on tiny pairs in float64, enumerated.
+
+The reference is the same loop on laws of uncached passes; lossless methods must write the target's own law besides.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.disturbed import runner_maker
+from tests.engine.joint_laws import FEATURES, PROMPT, SPECS, WIDTH, Text, distance, head, law_of_texts
+from tests.models.tiny import uncached
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
+from sprinter.decode.methods import METHODS, Method, parse_method
+from sprinter.engine import captured
+from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
+from sprinter.engine.driver import Models
+from sprinter.heads.head import Head
+from sprinter.random import AddressedDraws, Purpose
+
+CLOSE = 1e-9
+SEVERAL = ("batch", "specinfer", "spectr")
+
+
+class Draws(EnumeratedDraws, AddressedDraws):
+    """Enumerated draws for captured steps too, which take an address and draw by themselves."""
+
+    def address(self, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        return 0
+
+    def race(self, law: Tensor, *_: Any) -> Tensor:
+        return torch.tensor([self.token(one, 0, 0, Purpose.DRAFT) for one in law])
+
+
+class Pair:
+    """A target and a draft in float64; their laws as a ``MarkovPair`` has them."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab, self.heads = vocab, {kind: head(kind) for kind in FEATURES}
+        self.models = [self._model(seed, layers) for seed, layers in ((5, 2), (6, 1))]
+        self._read = cache(self._read_once)
+
+    def p(self, prefix: Text) -> Tensor:
+        """Target's law."""
+        return self._read(0, prefix)[0]
+
+    def q(self, prefix: Text) -> Tensor:
+        """Draft's law."""
+        return self._read(1, prefix)[0]
+
+    def score(self, kind: str, text: Text) -> float:
+        """A head's score of the state after the text."""
+        with torch.inference_mode():
+            return float(self.heads[kind](self._read(1, text)[1]))
+
+    def _model(self, seed: int, layers: int) -> LlamaForCausalLM:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            config = LlamaConfig(
+                vocab_size=self.vocab, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=layers,
+                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4,
+                tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+            )  # fmt: skip
+            return LlamaForCausalLM(config).double().eval()
+
+    def _read_once(self, which: int, text: Text) -> tuple[Tensor, Tensor]:
+        logits, hidden = uncached(self.models[which], list(text))
+        return torch.softmax(logits[-1], -1), hidden[-1]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Any:
+    """By size of the vocabulary."""
+    return cache(Pair)
+
+
+def law_through(
+    kind: str, pair: Pair, method: Method, length: int, ahead: int, patch: pytest.MonkeyPatch
+) -> dict[Text, float]:
+    draws, make = Draws(), runner_maker(kind)
+    patch.setattr(captured, "race", draws.race)
+    runners = [
+        make(model, batch=method.drafter.drafts, max_len=len(PROMPT) + length)  # type: ignore[arg-type]
+        for model in pair.models
+    ]
+    assert {runner.name for runner in runners} == {kind}
+    models = Models(runners[0], runners[1], pair.vocab, CapturedDraftSteps, CapturedTargetPasses)
+    heads: dict[str, Head] = pair.heads
+    return law_of_texts(models, heads, method, length, ahead, draws)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.names()))
+@pytest.mark.parametrize(("kind", "ahead"), [("row", 1), ("captured", 3), ("crop", 2)])
+def test_the_joint_law_of_every_method(
+    pairs: Any, kind: str, ahead: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name in SEVERAL and kind == "crop":
+        pytest.skip("a crop runner has one row")
+    # A second round after several drafts: rows that were not followed must hold what the followed one holds.
+    method = parse_method(f"{name}(drafts=2, gamma=1)" if name in SEVERAL else SPECS.get(name, name))
+    pair = pairs(2)
+    found = law_through(kind, pair, method, 3, ahead, monkeypatch)
+    assert sum(found.values()) == pytest.approx(1, abs=CLOSE)
+    assert distance(found, joint_law(method, pair, 3, prompt=PROMPT, ahead=ahead)) < CLOSE
+    if method.lossless():
+        assert distance(found, target_joint_law(pair, 3, prompt=PROMPT)) < CLOSE
+
+
+def test_captured_units_were_enumerated(pairs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draft steps and target passes both ran in units, not the eager way round."""
+    calls: list[str] = []
+    for unit in (captured.DraftUnit, captured.TargetUnit):
+        original = unit.forward
+
+        def forward(self: Any, *args: Any, original: Any = original) -> Any:
+            calls.append(self.name)
+            return original(self, *args)
+
+        monkeypatch.setattr(unit, "forward", forward)
+    law_through("captured", pairs(2), parse_method("sprinter(tau=0.5, cap=2)"), 3, 1, monkeypatch)
+    assert set(calls) == {"draft", "target"}
+
+
+def test_the_laws_would_tell_a_slip(pairs: Any) -> None:
+    """Target and draft are far apart, and so are the laws after texts that differ in one token."""
+    pair = pairs(2)
+    assert float((pair.p(PROMPT) - pair.q(PROMPT)).abs().max()) > 0.03
+    for law in (pair.p, pair.q):
+        assert float((law(PROMPT) - law((*PROMPT[:-1], 1))).abs().max()) > 0.03
+        assert float((law(PROMPT) - law(PROMPT[1:])).abs().max()) > 0.001
