@@ -49,7 +49,7 @@ class _Live:
     """A request that has rows.
 
     Attributes:
-        began: when it got its rows, in seconds. passed_over: steps in which the target's pass was due for it and not run.
+        began: when it got its rows, in seconds. passed_over: steps in which it could have had the target's pass.
     """
 
     id: int
