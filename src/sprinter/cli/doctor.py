@@ -276,7 +276,7 @@ def _pass_kind(model: Any) -> str:
 
 def _code() -> Found:
     """Where compiled code lies, and how much of it."""
-    from sprinter.models.compiled import cache_dir
+    from sprinter.models.cachedir import cache_dir
 
     size = sum(path.stat().st_size for path in cache_dir().glob("*.pt2"))
     return "ok", f"compiled code: {cache_dir()}, {size / 2**20:.0f} MiB"

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.heads.head import weights_fingerprint
 from sprinter.models import gguf_vocabulary, gguf_write
-from sprinter.models.compiled import cache_dir
+from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.gguf_write import write_gguf
 from sprinter.models.llama_library import installed
 from sprinter.models.pair import dtype_name, load_models
@@ -104,7 +104,11 @@ def for_runner(
 
 
 def _kept_gguf(origin: Origin, stored: str) -> Path:
-    """The file of a model in the cache directory, written if it is not there yet."""
+    """The file of a model in the cache directory, written if it is not there yet.
+
+    Raises:
+        UserError: it is a model in memory; the cache is not this user's own.
+    """
     if origin.gguf is not None:
         return origin.gguf
     if isinstance(origin.at, PreTrainedModel):
@@ -114,18 +118,17 @@ def _kept_gguf(origin: Origin, stored: str) -> Path:
         )
     cache = cache_dir()
     path = cache / f"{Path(origin.name).name}-{stored}-{_key(origin.at)}.gguf"
-    if path.is_file():
-        return path
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot make the folder '{cache}' ({error.strerror}): set SPRINTER_CACHE to another"
-        ) from error
-    with FileLock(cache / "converting.lock"):  # another process may be at it
-        if not path.is_file():
-            _log.warning("converting %s for llama.cpp (%s), once", origin.name, stored)
-            convert_gguf(origin.at, path, stored)
+    if not path.is_file():
+        make_cache_dir()
+        with FileLock(cache / "converting.lock"):  # another process may be at it
+            for stale in cache.glob("*.gguf.part"):  # of a conversion that was killed
+                stale.unlink()
+            if not path.is_file():
+                _log.warning("converting %s for llama.cpp (%s), once", origin.name, stored)
+                convert_gguf(origin.at, path, stored)
+                path.chmod(0o600)
+    for kept in (cache, path):
+        check_own(kept)
     return path
 
 

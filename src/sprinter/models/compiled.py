@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
 from typing import Any
 
@@ -29,6 +29,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.attention import own_attention_kernel
+from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.kernels import own_products
 from sprinter.models.marks import digest, hash_file
 
@@ -67,37 +68,35 @@ class Recipe:
     export: Callable[[], torch.export.ExportedProgram]
 
 
-def cache_dir() -> Path:
-    """Where compiled code lies: ``SPRINTER_CACHE``, else the user's cache directory."""
-    if own := os.environ.get("SPRINTER_CACHE"):
-        return Path(own)
-    root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(root) if root else Path.home() / ".cache") / "sprinter"
-
-
 def find_compiled(recipe: Recipe, may_compile: bool) -> Compiled | None:
     """The compiled code; None if it is not on the disk and may not be made now.
 
     Raises:
-        UserError: there is no C++ compiler.
+        UserError: there is no C++ compiler; the model cannot be compiled; the cache is not this user's own; with
+            ``may_compile`` also code that cannot be loaded.
     """
-    kind = f"{recipe.name}-{_hash(_config(recipe.model))[:8]}"
-    if not may_compile and not any(cache_dir().glob(f"{kind}-*.pt2")):
+    kind, cache = f"{recipe.name}-{_hash(_config(recipe.model))[:8]}", cache_dir()
+    if not may_compile and not any(cache.glob(f"{kind}-*.pt2")):
         return None  # before all weights are read for nothing
+    make_cache_dir()
     stem = f"{kind}-{_key(recipe)}"
-    loaded = _find(stem)
+    loaded = _find(stem, may_compile)
     if loaded is not None or not may_compile:
         return loaded
-    cache_dir().mkdir(parents=True, exist_ok=True)
     # One process at a time: the compiler's own files are shared, and the next one may find what it wants.
-    with FileLock(cache_dir() / "compiling.lock"):
-        loaded = _find(stem) or _load(_compile(recipe, stem))
+    with FileLock(cache / "compiling.lock"):
+        for stale in cache.glob("tmp*.part"):  # of a compilation that was killed
+            shutil.rmtree(stale)
+        loaded = _find(stem, True)
+        if loaded is None:
+            made = _compile(recipe, stem, lambda: stem == f"{kind}-{_key(recipe)}")
+            loaded = _load(made, True)
     assert loaded is not None, "what was just written cannot be read back"
     return loaded
 
 
-def _find(stem: str) -> Compiled | None:
-    loaded = (_load(path) for path in sorted(cache_dir().glob(f"{stem}.*.pt2")))
+def _find(stem: str, must: bool) -> Compiled | None:
+    loaded = (_load(path, must) for path in sorted(cache_dir().glob(f"{stem}.*.pt2")))
     return next((code for code in loaded if code is not None), None)
 
 
@@ -156,13 +155,17 @@ _WORDS = {
 """Of a recipe's name, for people."""
 
 
-def _compile(recipe: Recipe, stem: str) -> Path:
-    """Write ``stem.HASH.pt2``, the hash being that of the file itself, whole or not at all."""
+def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
+    """Write ``stem.HASH.pt2``, the hash being that of the file itself, whole or not at all.
+
+    ``still``: whether the recipe is still the one that ``stem`` names.
+    """
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
         raise UserError("compile=True needs a C++ compiler: install g++ (or set CXX), or use compile=False")
     what, _, shape = recipe.name.partition("-")
     _log.warning("compiling %s (%s), once; about a minute", _WORDS.get(what, what), _WORDS.get(shape, shape))
-    with TemporaryDirectory(suffix=".part", dir=cache_dir()) as folder:
+    name = type(recipe.model).__name__
+    with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
         part = Path(folder) / "code.pt2"
         try:
             with torch.no_grad(), _quiet():
@@ -174,8 +177,10 @@ def _compile(recipe: Recipe, stem: str) -> Path:
                     )
         except Exception as error:  # Whatever a model does that cannot be exported or compiled.
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            name = type(recipe.model).__name__
             raise UserError(f"{name} cannot be compiled ({why[:200]}): use compile=False") from error
+        if not still():
+            raise UserError(f"{name} changed while it was compiled: ask again when its weights are at rest")
+        part.chmod(0o600)
         path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2"
         part.replace(path)
     return path
@@ -196,18 +201,34 @@ def _options(model: PreTrainedModel) -> dict[str, Any]:
     return {"freezing": True, "assert_indirect_indexing": False, **products}
 
 
-def _load(path: Path) -> Compiled | None:
-    """None, and one line said, if the file is damaged: damaged machine code must not be run."""
+def _load(path: Path, must: bool) -> Compiled | None:
+    """None, and one line said, if the file is damaged: damaged machine code must not be run, and is deleted.
+
+    Sound code may fail to load (the runtime unpacks it into the temporary directory): it stays where it is.
+
+    Raises:
+        UserError: others may have written the file; it cannot be loaded, and ``must`` be.
+    """
+    check_own(path)
     try:
         if path.suffixes[-2] != f".{hash_file(path)[:16]}":
-            raise ValueError("it is not what was written")
+            _log.warning(
+                "the compiled code in %s cannot be used (it is not what was written): it is made anew when needed",
+                path,
+            )
+            path.unlink(missing_ok=True)
+            return None
         with _quiet():
             from torch._inductor import aoti_load_package
 
             loaded = aoti_load_package(str(path), run_single_threaded=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        _log.warning("the compiled code in %s cannot be used (%s): it is made anew when needed", path, error)
-        path.unlink(missing_ok=True)
+    except (OSError, RuntimeError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = f"the compiled code in {path} cannot be loaded ({why[:200]})"
+        mend = f"see that {gettempdir()} has room and may hold programs, or set TMPDIR to another folder"
+        if must:
+            raise UserError(f"{line}: {mend}, or use compile=False") from error
+        _log.warning("%s, passes run step by step: %s", line, mend)
         return None
     lock, run = Lock(), loaded.loader.boxed_run
 

@@ -1,0 +1,55 @@
+"""The cache directory. What lies there is run, so it is taken only from this user's own hands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sprinter.errors import UserError
+
+__all__ = ["cache_dir", "check_own", "make_cache_dir"]
+
+
+def cache_dir() -> Path:
+    """Where compiled code and converted models lie: ``SPRINTER_CACHE``, else the user's cache directory."""
+    if own := os.environ.get("SPRINTER_CACHE"):
+        return Path(own)
+    root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(root) if root else Path.home() / ".cache") / "sprinter"
+
+
+def make_cache_dir() -> Path:
+    """The cache directory, made for this user alone (mode 0700) if it is not there.
+
+    Raises:
+        UserError: it cannot be made, or see ``check_own``.
+    """
+    cache = cache_dir()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the folder '{cache}' ({error.strerror}): set SPRINTER_CACHE to another"
+        ) from error
+    check_own(cache)
+    return cache
+
+
+def check_own(path: Path) -> None:
+    """Refuse a file or directory of the cache that another user could have written. On POSIX systems alone.
+
+    Raises:
+        UserError: it belongs to another user, or its group or others may write it.
+    """
+    if not hasattr(os, "geteuid"):
+        return
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise UserError(
+            f"'{path}' belongs to another user and is not trusted: remove it, or set SPRINTER_CACHE to one of yours"
+        )
+    if found.st_mode & 0o022:
+        raise UserError(
+            f"'{path}' can be written by other users and is not trusted: remove it, or, if you know that nobody else "
+            f"wrote there, chmod -R go-w '{path}'"
+        )
