@@ -36,6 +36,11 @@ class Sampling:
 
     Order, as in transformers: temperature, top-k, top-p, min-p, then renormalise.
 
+    Ties: tokens are ranked by their logits, the larger first, of equal ones (+0 and −0 are equal) the smaller id; so
+    top-k and top-p keep the first tokens of one ranking. A set reaches ``top_p``, in the law's precision, if its
+    probability does up to rounding, 1e-6 (1e-9 in float64): 0.6 of ten equal tokens are six. Sums are exact, so that
+    neither their order nor the way that a step is run decides.
+
     Attributes:
         temperature: divides the logits; 0 means greedy (a one-hot law at the first largest logit).
         top_k: keep the k largest; 0 keeps all.
@@ -57,6 +62,8 @@ class Sampling:
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
         if 0.0 < self.temperature < 1e-30:
             raise UserError(f"temperature={self.temperature} is too small to divide by: give 0 (greedy)")
+        if self.temperature > 1e30:
+            raise UserError(f"temperature={self.temperature} is too large to divide by: give 1e30 or less")
         if not isinstance(self.top_k, int) or self.top_k < 0:
             raise UserError(
                 f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)"
@@ -86,16 +93,17 @@ def raw_law(logits: Tensor) -> Tensor:
 
 def process(logits: Tensor, sampling: Sampling) -> Tensor:
     """The law that is drawn from. ``[..., V]`` -> ``[..., V]``, float32 (float64 stays float64)."""
+    full = _full(logits)
     if sampling.greedy:
-        return one_hot(_full(logits))
-    scores = _full(logits)
-    if sampling.temperature != 1.0:
-        scores = scores / sampling.temperature
-    if 0 < sampling.top_k < scores.shape[-1]:
-        scores = _keep_top_k(scores, sampling.top_k)
-    if sampling.top_p < 1.0:
-        scores = _keep_top_p(scores, sampling.top_p)
-    law = torch.softmax(scores, -1)
+        return one_hot(full)
+    if 0 < sampling.top_k < full.shape[-1]:
+        full = _keep_top_k(full, sampling.top_k)
+    law, top_p = (
+        torch.softmax(full / sampling.temperature, -1),
+        torch.tensor(sampling.top_p, dtype=full.dtype),
+    )
+    if top_p < 1.0:
+        law = torch.softmax(_keep_top_p(full, law, top_p) / sampling.temperature, -1)
     if sampling.min_p > 0.0:
         law = law.masked_fill(law < sampling.min_p * law.amax(-1, keepdim=True), 0.0)
         law = law / law.sum(-1, keepdim=True)
@@ -110,19 +118,34 @@ _FEW = 256
 """Most laws hold top_p in fewer tokens: these are ranked first, and all only where that does not do."""
 
 
-def _keep_top_k(scores: Tensor, k: int) -> Tensor:
-    return scores.masked_fill(~_largest(scores, k, scores.topk(k, -1).values[..., -1:]), -torch.inf)
+_WHOLE = 2.0**50
+_SLACK = {torch.float32: 1e-6, torch.float64: 1e-9}
+"""What rounding may take from a sum of probabilities: see ``Sampling``."""
 
 
-def _keep_top_p(scores: Tensor, top_p: float) -> Tensor:
-    law = torch.softmax(scores, -1)
-    ranked = law.topk(min(_FEW, law.shape[-1]), -1).values
-    if ranked.shape[-1] < law.shape[-1] and not bool((ranked.sum(-1) >= top_p).all()):
-        ranked = law.sort(dim=-1, descending=True).values
-    kept = (ranked.cumsum(-1) - ranked < top_p).sum(
-        -1, keepdim=True
-    )  # the mass before a token is less than top_p
-    return scores.masked_fill(~_largest(law, kept, ranked.gather(-1, kept - 1)), -torch.inf)
+def _parts(law: Tensor) -> Tensor:
+    """Probabilities in whole parts of 2^-50, as float64: sums of them are exact, in any order."""
+    return (law.double() * _WHOLE).floor()
+
+
+def _goal(top_p: Tensor, law: Tensor) -> Tensor:
+    """How many parts reach ``top_p``; one at least, which the first token has."""
+    return ((top_p.double() - _SLACK[law.dtype]) * _WHOLE).clamp(min=1.0)
+
+
+def _keep_top_k(full: Tensor, k: int) -> Tensor:
+    return full.masked_fill(~_largest(full, k, full.topk(k, -1).values[..., -1:]), -torch.inf)
+
+
+def _keep_top_p(full: Tensor, law: Tensor, top_p: Tensor) -> Tensor:
+    goal = _goal(top_p, law)
+    ranked, ids = full.topk(min(_FEW, full.shape[-1]), -1)
+    parts = _parts(law.gather(-1, ids))
+    if ranked.shape[-1] < full.shape[-1] and not bool((parts.sum(-1) >= goal).all()):
+        ranked, ids = full.sort(dim=-1, descending=True)
+        parts = _parts(law.gather(-1, ids))
+    kept = (parts.cumsum(-1) - parts < goal).sum(-1, keepdim=True)  # the mass before a token is too little
+    return full.masked_fill(~_largest(full, kept, ranked.gather(-1, kept - 1)), -torch.inf)
 
 
 def _largest(values: Tensor, n: int | Tensor, least: Tensor) -> Tensor:
@@ -140,46 +163,49 @@ def process_rows(logits: Tensor, temperature: Tensor, cuts: tuple[Tensor, Tensor
     Args:
         logits: ``[rows, V]``.
         temperature: ``[rows]``; 0 means greedy.
-        cuts: top_k, top_p and min_p, each ``[rows]``, with the meaning of ``Sampling``; None where nobody cuts.
+        cuts: top_k, top_p and min_p, each ``[rows]``; like the temperature best in float64, from which they are
+            rounded as ``process`` rounds them; with the meaning of ``Sampling``; None where nobody cuts.
     """
-    full, greedy = _full(logits), temperature[:, None] == 0
-    scores = full / torch.where(greedy, 1.0, temperature[:, None])
+    kept = full = _full(logits)
+    greedy = temperature[:, None] == 0
+    divisor = torch.where(greedy, 1.0, temperature[:, None].to(full.dtype))
     if cuts is not None:
-        top_k, top_p, _ = (cut[:, None] for cut in cuts)
-        top_k = torch.where((top_k > 0) & (top_k < scores.shape[-1]), top_k, scores.shape[-1])
-        scores = torch.where(_first_k(scores, top_k), scores, -torch.inf)
-        law = torch.softmax(scores, -1)
-        scores = torch.where((top_p >= 1) | _first_p(law, top_p), scores, -torch.inf)
-    law = torch.softmax(scores, -1)
+        top_k, top_p = cuts[0][:, None], cuts[1][:, None].to(full.dtype)
+        top_k = torch.where((top_k > 0) & (top_k < full.shape[-1]), top_k, full.shape[-1])
+        kept = torch.where(_first_k(full, top_k), full, -torch.inf)
+        law = torch.softmax(kept / divisor, -1)
+        kept = torch.where((top_p >= 1) | _first_p(kept, law, top_p), kept, -torch.inf)
+    law = torch.softmax(kept / divisor, -1)
     if cuts is not None:
-        min_p = cuts[2][:, None]
+        min_p = cuts[2][:, None].to(full.dtype)
         cut = torch.where(law < min_p * law.amax(-1, keepdim=True), 0.0, law)
         law = torch.where(min_p > 0, cut / cut.sum(-1, keepdim=True), law)
     ids = torch.arange(full.shape[-1], device=full.device)
     return torch.where(greedy, (ids == full.argmax(-1, keepdim=True)).to(law.dtype), law)
 
 
-def _first_k(scores: Tensor, k: Tensor) -> Tensor:
-    order = _ordered(scores)
+def _first_k(full: Tensor, k: Tensor) -> Tensor:
+    order = _ordered(full)
     # Counted in floating point, which compilers make into vectors; exact up to 2^24 tokens.
     least = _cut(order, lambda above: torch.where(above, 1.0, 0.0).sum(-1, keepdim=True) >= k)
     return _largest(order, k, least)
 
 
-def _first_p(law: Tensor, top_p: Tensor) -> Tensor:
-    order = _ordered(law)
-    least = _cut(order, lambda above: torch.where(above, law, 0.0).sum(-1, keepdim=True) >= top_p)
+def _first_p(full: Tensor, law: Tensor, top_p: Tensor) -> Tensor:
+    order, parts, goal = _ordered(full), _parts(law), _goal(top_p, law)
+    least = _cut(order, lambda above: torch.where(above, parts, 0.0).sum(-1, keepdim=True) >= goal)
     above, tied = order > least, order == least
-    mass = torch.where(above, law, 0.0).sum(-1, keepdim=True)
-    value = torch.where(tied, law, 0.0).amax(-1, keepdim=True)
-    return above | (tied & (mass + (tied.cumsum(-1) - 1) * value < top_p))
+    mass = torch.where(above, parts, 0.0).sum(-1, keepdim=True)
+    each = torch.where(tied, parts, 0.0).amax(-1, keepdim=True)
+    return above | (tied & (mass + (tied.cumsum(-1) - 1) * each < goal))
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """Integers in the same order as floating-point values."""
+    """Integers in the same order as floating-point values: +0 and −0 are one."""
     kind = torch.int32 if values.dtype == torch.float32 else torch.int64
-    bits = values.view(kind)
-    return torch.where(bits < 0, bits ^ torch.iinfo(kind).max, bits)
+    bits, last = values.view(kind), torch.iinfo(kind)
+    bits = torch.where(bits == last.min, 0, bits)
+    return torch.where(bits < 0, bits ^ last.max, bits)
 
 
 def _cut(order: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:

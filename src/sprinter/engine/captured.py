@@ -84,7 +84,7 @@ class DraftUnit(Unit):
         law = process_rows(logits, temperature, (top_k, top_p, min_p) if self._cuts else None)
         assert isinstance(self.high, Tensor) and isinstance(self.low, Tensor)
         token = race(law, key_low, key_high, (self.high, self.low))
-        step = DraftStep(hidden, raw, place, token, temperature=temperature)
+        step = DraftStep(hidden, raw, place.float(), token, temperature=temperature.float())
         columns = [
             logits.amax(-1), *_readings(raw, token), *_readings(law, token),
             *(head.score(read_features(head.features, step)) for head in self._in_order()),
@@ -286,7 +286,7 @@ def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
 
 def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
     made = torch.from_numpy(
-        np.array(values, dtype=(np.int64, np.float32)[kind])
+        np.array(values, dtype=(np.int64, np.float64)[kind])
     )  # half of what torch.tensor takes
     return made if runner.device.type == "cpu" else made.to(runner.device)
 
