@@ -1,6 +1,7 @@
 """Captured steps give what eager steps give: the same tokens, laws, signals and scores."""
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from sprinter.engine.steps import (
     TargetRow,
 )  # fmt: skip
 from sprinter.errors import SprinterError
-from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.head import Gate, Head, HeadConfig
 from sprinter.laws import Sampling
 from sprinter.models.runner import make_runner
 from sprinter.random import AddressedDraws
@@ -165,7 +166,7 @@ def compiled_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sprinter
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("method", ["autoregressive", "speculative(gamma=4)", "sprinter"])
 def test_fifty_seeds_give_the_same_texts_compiled_and_eager(
     compiled_pair: sprinter.Pair, method: str
@@ -180,3 +181,18 @@ def test_fifty_seeds_give_the_same_texts_compiled_and_eager(
         )
         assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
         assert one.stats.mean_drift == pytest.approx(other.stats.mean_drift, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_compiled_pairs_over_one_draft_have_each_their_own_gate(compiled_pair: sprinter.Pair) -> None:
+    told = []
+    for bias in (50.0, -50.0):
+        gate = deepcopy(compiled_pair.gate)
+        assert isinstance(gate, Gate)
+        gate.bias.data.fill_(bias)
+        out = sprinter.Pair(compiled_pair.models, gate).generate(
+            "The river", method="sprinter", max_new_tokens=8
+        )
+        told.append({token.origin for token in out.tokens})
+    assert "trusted" in told[0] and "trusted" not in told[1]

@@ -46,7 +46,7 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(6, 2, 10, 14), (2, 2, 64, 64), (4, 1, 32, 80)])

@@ -45,7 +45,7 @@ def recipe() -> Recipe:
 
 def recipe_of(export: Callable[[nn.Module], Any]) -> Recipe:
     model = fresh("gpt2")
-    return Recipe("pass-one", model, nn.Identity(), {}, lambda: export(model))
+    return Recipe("pass-any", model, nn.Identity(), {}, lambda: export(model))
 
 
 def code_of(recipe: Recipe, may_compile: bool = True) -> Compiled | None:
@@ -53,9 +53,12 @@ def code_of(recipe: Recipe, may_compile: bool = True) -> Compiled | None:
 
 
 @posix
-def test_what_is_written_is_this_users_alone(cache: Path, recipe: Recipe) -> None:
+def test_what_is_written_is_this_users_alone(
+    cache: Path, recipe: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
     assert code_of(recipe, may_compile=False) is None and not cache.exists()
     code = code_of(recipe)
+    assert "compiling passes (any number of tokens), once" in caplog.text
     assert code is not None and code([]) == ["code"]
     (path,) = cache.glob("*.pt2")
     assert [at.stat().st_mode & 0o777 for at in (cache, path)] == [0o700, 0o600]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.models.eager_units import captured
 from tests.models.test_runners import Told
-from tests.models.tiny import fresh, tiny
+from tests.models.tiny import fresh, tiny, uncached
 
 from sprinter.errors import UserError
 from sprinter.models import memory
@@ -22,6 +22,8 @@ from sprinter.models.compiled import _key as compiled_key
 from sprinter.models.kernels import own_products
 from sprinter.models.runner import make_runner
 from sprinter.models.trace import own_attention
+
+pytestmark = pytest.mark.timeout(1800)  # to compile takes minutes where others use the cores as well
 
 KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral", "opt"]
 
@@ -78,36 +80,66 @@ def test_passes_over_some_rows(kind: str) -> None:
     assert runner._units.calls["pass"] > 5  # type: ignore[attr-defined]
 
 
-def test_compiled_code_equals_the_uncached_pass_and_is_read_back(
-    own_cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    _programs("llama", 3)
-    assert "compiling passes (any number of tokens), once" in caplog.text
+@pytest.fixture(scope="module")
+def compiled_pass(own_cache: Path) -> Path:
+    """The one unit that the quick tests compile: passes of ``tiny("llama")`` over any number of tokens."""
+    told = Told(make_runner(tiny("llama"), batch=3, max_len=40, compile=True), "llama", seed=3)
+    for _ in range(40):
+        told.anything(reads=False)
+    told.rewind([0] * 3)
+    told.extend([1] * 3)
     (path,) = own_cache.glob("pass-any*.pt2")
     assert not list(own_cache.glob("*.part"))
+    return path
+
+
+def _twin(batch: int = 2) -> CapturedRunner:
+    """A runner of a model with the weights of ``tiny("llama")``, which uses what lies on the disk."""
     twin = fresh("llama")
     twin.load_state_dict(tiny("llama").state_dict())
-    units = CompiledUnits(twin, {"": None}, may_compile=False)
-    caplog.clear()
+    return CapturedRunner(twin, batch, 40, {"": None}, CompiledUnits(twin, {"": None}, may_compile=False))
+
+
+def test_compiled_code_is_read_back(compiled_pass: Path, caplog: pytest.LogCaptureFixture) -> None:
     with torch.inference_mode():
-        runner = CapturedRunner(twin, 2, 40, {"": None}, units)
-        assert runner.run(PASS, torch.ones(2, 3, dtype=torch.long), None) is not None
+        assert _twin().run(PASS, torch.ones(2, 3, dtype=torch.long), None) is not None
     assert not caplog.records
-    # Damaged code is not run: one line, and it is gone.
-    path.write_bytes(path.read_bytes()[:-100] + bytes(100))
-    other = fresh("llama")
-    other.load_state_dict(tiny("llama").state_dict())
-    runner = CapturedRunner(other, 2, 40, {"": None}, CompiledUnits(other, {"": None}, may_compile=False))
+
+
+def test_compiled_code_of_weights_that_are_gone_is_not_run(compiled_pass: Path) -> None:
+    runner, tokens = _twin(), torch.tensor([[3, 9, 11]] * 2)
+    assert runner.run(PASS, tokens, None) is not None
+    runner.model.load_state_dict(fresh("llama").state_dict())
+    runner.rewind([0, 0])
+    assert runner.run(PASS, tokens, None) is None
+    logits = runner.extend(tokens).logits
+    assert logits is not None
+    torch.testing.assert_close(logits[0], uncached(fresh("llama"), [3, 9, 11])[0], rtol=1e-4, atol=1e-4)
+    runner.model.load_state_dict(tiny("llama").state_dict())
+    runner.rewind([0, 0])
+    made = runner.run(PASS, tokens, None)
+    assert made is not None
+    torch.testing.assert_close(made[0][0], uncached(tiny("llama"), [3, 9, 11])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_damaged_code_is_not_run(
+    own_cache: Path, compiled_pass: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line, and it is gone."""
+    sound = compiled_pass.read_bytes()
+    compiled_pass.write_bytes(sound[:-100] + bytes(100))
+    runner = _twin()
     assert runner.run(PASS, torch.ones(2, 2, dtype=torch.long), None) is None
     (line,) = caplog.records
     assert line.levelno == logging.WARNING and "it is not what was written" in line.getMessage()
-    assert not path.exists()
+    assert not compiled_pass.exists()
     runner.extend(torch.ones(2, 2, dtype=torch.long))  # eagerly
     assert runner.lengths == [2, 2]
+    compiled_pass.write_bytes(sound)
+    assert _twin().run(PASS, torch.ones(2, 2, dtype=torch.long), None) is not None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "gpt_neox", "llama-eager", "gemma2", "mistral"])
 def test_compiled_code_of_all_architectures_and_both_shapes(kind: str) -> None:
     _programs(kind, 1, 3)
@@ -223,7 +255,6 @@ def test_ten_thousand_rounds_do_not_grow() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("n", [1, 2])
 def test_bfloat16_compiles_in_both_shapes(n: int) -> None:
     model = fresh("llama").bfloat16()

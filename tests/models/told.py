@@ -69,8 +69,8 @@ class Told:
         for row in to_rows:
             self.rows[row] = list(self.rows[from_row])
 
-    def anything(self) -> None:
-        """One random operation."""
+    def anything(self, reads: bool = True) -> None:
+        """One random operation; ``reads``: passes without logits too."""
         batch, rng, room = (
             self.runner.batch,
             self.random,
@@ -86,7 +86,7 @@ class Told:
             self.extend([n] * batch)
         else:
             counts = [min(rng.choice([0, 1, 3, 8]), free) for free in room]
-            self.extend(counts, max(1, *counts) + rng.choice([0, 2]), logits=rng.random() < 0.8)
+            self.extend(counts, max(1, *counts) + rng.choice([0, 2]), logits=rng.random() < 0.8 or not reads)
 
     def ragged(self) -> None:
         """Three rows of 30 tokens with idle rows, copies and rewinds; the first is full at the end."""

@@ -43,7 +43,7 @@ class Watch:
     not counted: these show in the elements themselves, of which all are looked at up to 4096, of a longer tensor one in
     61: a few elements may escape, a row or a column of a matrix with as many may not.
 
-    A look costs a few draft steps, so it is taken when a text begins, not at each pass.
+    A look costs about a fifth of an eager pass, so it is taken when a text begins, not at each pass.
 
     Args:
         contents: compiled code holds the weights; False: a CUDA graph holds the places where they lie.
