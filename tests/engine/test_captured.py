@@ -23,7 +23,8 @@ from sprinter.engine.steps import (
     TargetRow,
 )  # fmt: skip
 from sprinter.errors import SprinterError
-from sprinter.heads.head import Gate, Head, HeadConfig
+from sprinter.heads.head import Head, HeadConfig
+from sprinter.heads.networks import Perceptron
 from sprinter.laws import Sampling
 from sprinter.models.runner import make_runner
 from sprinter.random import AddressedDraws
@@ -189,8 +190,8 @@ def test_compiled_pairs_over_one_draft_have_each_their_own_gate(compiled_pair: s
     told = []
     for bias in (50.0, -50.0):
         gate = deepcopy(compiled_pair.gate)
-        assert isinstance(gate, Gate)
-        gate.bias.data.fill_(bias)
+        assert gate is not None and isinstance(gate.network, Perceptron)
+        gate.network.out.bias.data.fill_(bias)
         out = sprinter.Pair(compiled_pair.models, gate).generate(
             "The river", method="sprinter", max_new_tokens=8
         )
