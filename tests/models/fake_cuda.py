@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
+from weakref import ref
 
 import pytest
 import torch
@@ -14,27 +15,63 @@ from sprinter.models import graphs
 
 
 class FakeGraph:
-    """Stands for ``torch.cuda.CUDAGraph``."""
+    """Stands for ``torch.cuda.CUDAGraph``. Like that it holds none of the memory that it reads.
+
+    Attributes:
+        settings: what every capture was asked for. pools: memory pools that were made. device: the current one.
+    """
 
     open: FakeGraph | None = None
+    settings: ClassVar[list[dict[str, Any]]] = []
+    pools: ClassVar[list[object]] = []
+    device: ClassVar[torch.device | None] = None
 
     def __init__(self) -> None:
-        self.call: Callable[[], Sequence[Tensor]] | None = None
+        self.run: Callable[..., Sequence[Tensor]] | None = None
+        self.args: Any = ()
         self.made: Sequence[Tensor] = ()
 
     def replay(self) -> None:
-        assert self.call is not None
-        for made, again in zip(self.made, self.call(), strict=True):
+        assert FakeGraph.device is not None, "replayed on whatever device is the current one"
+        assert self.run is not None
+        for made, again in zip(self.made, self.run(*_held(self.args)), strict=True):
             made.copy_(again)
 
 
+def _weak(args: Any) -> Any:
+    return ref(args) if isinstance(args, Tensor) else [_weak(one) for one in args]
+
+
+def _held(args: Any) -> Any:
+    if isinstance(args, list):
+        return [_held(one) for one in args]
+    assert args() is not None, "the graph reads memory that was freed"
+    return args()
+
+
 @contextmanager
-def _graph(graph: FakeGraph) -> Iterator[None]:
+def _graph(graph: FakeGraph, **settings: Any) -> Iterator[None]:
+    assert FakeGraph.device is not None, "captured on whatever device is the current one"
+    FakeGraph.settings.append(settings)
     FakeGraph.open = graph
     try:
         yield
     finally:
         FakeGraph.open = None
+
+
+@contextmanager
+def _device(device: torch.device) -> Iterator[None]:
+    before, FakeGraph.device = FakeGraph.device, device
+    try:
+        yield
+    finally:
+        FakeGraph.device = before
+
+
+def _pool() -> object:
+    FakeGraph.pools.append(object())
+    return FakeGraph.pools[-1]
 
 
 class _Stream:
@@ -60,7 +97,7 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> None:
             if FakeGraph.open is not None:
                 # A capture computes nothing: its results hold rubbish until the first replay.
                 made = [torch.full_like(x, -7) for x in made]
-                FakeGraph.open.call, FakeGraph.open.made = (lambda: run(*args)), made
+                FakeGraph.open.run, FakeGraph.open.args, FakeGraph.open.made = run, _weak(args), made
             return made
 
         return call
@@ -71,3 +108,7 @@ def fake_cuda(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch.cuda, "Stream", _Stream)
     patch.setattr(torch.cuda, "stream", _stream)
     patch.setattr(torch.cuda, "current_stream", _Stream)
+    patch.setattr(torch.cuda, "device", _device)
+    patch.setattr(torch.cuda, "graph_pool_handle", _pool)
+    patch.setattr(FakeGraph, "settings", [])
+    patch.setattr(FakeGraph, "pools", [])
