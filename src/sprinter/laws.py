@@ -27,6 +27,7 @@ __all__ = [
     "raw_law",
     "residual",
     "tv_distance",
+    "wide",
 ]
 
 
@@ -108,6 +109,11 @@ def process(logits: Tensor, sampling: Sampling) -> Tensor:
         law = law.masked_fill(law < sampling.min_p * law.amax(-1, keepdim=True), 0.0)
         law = law / law.sum(-1, keepdim=True)
     return law
+
+
+def wide(law: Tensor) -> Tensor:
+    """In float64; on the CPU where its device has none. ``x.to(law)`` brings what comes of it back."""
+    return law.cpu().double() if law.device.type == "mps" else law.double()
 
 
 def _full(logits: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ class EagerTargetPasses:
                 return [faults[i] for i in range(len(rows))]
             laws, raws = _row_laws(logits[fine] if faults else logits, [rows[i] for i in fine])
             if logits.device.type != "cpu":
-                torch.accelerator.synchronize()
+                torch.accelerator.synchronize(logits.device)
         seconds = (time.perf_counter() - began) / len(rows)
         scored = (Scored(law, raw, seconds) for law, raw in zip(laws, raws, strict=True))
         return [faults[i] if i in faults else next(scored) for i in range(len(rows))]

@@ -84,4 +84,4 @@ class EngineArm:
 def settle(device: torch.device) -> None:
     """Wait until the device has done its work."""
     if device.type != "cpu":
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize(device)

@@ -13,7 +13,7 @@ from sprinter.decode.accept.base import AcceptRule, chances
 from sprinter.decode.checks import between
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
-from sprinter.laws import residual
+from sprinter.laws import residual, wide
 
 __all__ = ["Mentored"]
 
@@ -60,15 +60,16 @@ class Mentored(AcceptRule):
         """Both from one search."""
         if self.lossless:
             return chances(p, q), residual(p, q)
-        b, slope = self._solve(p, q)
-        excess = (p * slope - q).clamp(min=0).double()
+        exact_p, exact_q = wide(p), wide(q)
+        b, slope = self._solve(exact_p, exact_q)
+        excess = (exact_p * slope - exact_q).clamp(min=0)
         total = excess.sum(-1, keepdim=True)
-        r = torch.where(total > 0, excess / total, p.double())
-        return b.to(p.dtype), r.to(p.dtype)
+        r = torch.where(total > 0, excess / total, exact_p)
+        return b.to(p), r.to(p)
 
     def _solve(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """b ``[..., V]`` and μ = 1/λ ``[..., 1]``, float64."""
-        sums = _Sums.of(p.double(), q.double())
+        """Of laws in float64: b ``[..., V]`` and μ = 1/λ ``[..., 1]``."""
+        sums = _Sums.of(p, q)
         zero, one = torch.zeros_like(sums.kl_all), torch.ones_like(sums.kl_all)
         slack = sums.kl(sums.refused_at_zero(zero), zero) <= self.kl  # [..., 1]
         everything = sums.kl_all <= self.kl

@@ -12,7 +12,7 @@ from torch import Tensor
 from sprinter.decode.accept.base import Judge
 from sprinter.decode.draft import Chain, Verdict
 from sprinter.decode.registry import ACCEPT
-from sprinter.laws import residual
+from sprinter.laws import residual, wide
 from sprinter.random import Draws, Purpose
 
 __all__ = ["Batch", "SeveralRule", "SpecInfer", "SpecTr"]
@@ -112,16 +112,15 @@ class SpecTr(SeveralRule):
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
         """k-SEQ with k candidates."""
         k = len(candidates)
-        rho, beta = _solve_rho(p.double(), q.double(), k)
+        exact_p, exact_q = wide(p), wide(q)
+        rho, beta = _solve_rho(exact_p, exact_q, k)
         for index, x in enumerate(candidates):
             if keep(index, min(1.0, float(p[x]) / (rho * float(q[x])))):
                 return index, p
-        taken = torch.minimum(q.double(), p.double() / rho) * (
-            (1 - (1 - beta) ** k) / beta if beta > 0 else 0.0
-        )
-        left = (p.double() - taken).clamp(min=0)
+        refused = (1 - (1 - beta) ** k) / beta if beta > 0 else 0.0
+        left = (exact_p - torch.minimum(exact_q, exact_p / rho) * refused).clamp(min=0)
         total = left.sum()
-        return None, (left / total if total > 0 else p.double()).to(p.dtype)
+        return None, left.div(total).to(p) if total > 0 else p
 
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
         """All rows with the accepted token."""
