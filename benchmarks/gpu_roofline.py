@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 import sprinter
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.models.memory import token_bytes
 from sprinter.models.runner import make_runner
 
 PROFILED = 5  # passes under the profiler
@@ -52,10 +53,7 @@ def weight_bytes(model: PreTrainedModel) -> int:
 
 def cache_bytes(model: PreTrainedModel, tokens: int) -> int:
     """Bytes of the keys and values of so many tokens."""
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * int(config.num_hidden_layers) * int(heads) * int(width) * tokens * model.dtype.itemsize
+    return token_bytes(model) * tokens
 
 
 class Passes:

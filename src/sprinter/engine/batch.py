@@ -22,7 +22,6 @@ from sprinter.engine.stream import Reader
 from sprinter.engine.work import Work
 from sprinter.errors import UserError
 from sprinter.models.choose import runner_kind
-from sprinter.models.memory import check_memory
 
 __all__ = ["Batch", "Event"]
 
@@ -67,7 +66,7 @@ class Batch:
         rows: rows that both models have.
         max_len: the most tokens, prompt and text together, that a row can hold.
         policy: when the target's pass is run.
-        memory_bytes: what the caches may take; None: nine tenths of what is free.
+        memory_bytes: what the caches may take; None: nine tenths of what is free, or would be without idle caches.
         needs_target, needs_draft: whether any request may ask the model: no cache is made for one that is never asked.
         tells: whether events tell of tokens as they come; else of finished requests alone.
 
@@ -98,7 +97,7 @@ class Batch:
             if rows > 1 and kind == "crop":
                 name = type(model).__name__
                 raise UserError(f"{name} decodes one row at a time ({reason}): use rows=1")
-        check_memory(models, rows, parts.targets.size(max_len), memory_bytes)
+        parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes)
         self._models = parts.take(max_len, rows, needs_target, needs_draft)
         self._waiting: dict[int, Run] = {}
         self._live: dict[int, _Live] = {}

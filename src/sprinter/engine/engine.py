@@ -39,7 +39,7 @@ class Engine:
         pair: what to generate with.
         rows: rows of the caches, made once; so many requests are under way at most.
         policy: when the target's pass is run.
-        max_len: tokens that a row holds, prompt included; None: the pair's context, at most 2,048.
+        max_len: tokens that a row holds, prompt included; None: the larger context of the two models, at most 2,048.
         memory_bytes: what the caches may take; None: nine tenths of the free memory.
 
     Raises:
@@ -54,9 +54,10 @@ class Engine:
         max_len: int | None = None,
         memory_bytes: int | None = None,
     ) -> None:
-        longest = min(pair.models.context, _LONGEST) if max_len is None else max_len
-        if not 1 <= longest <= pair.models.context:
-            raise UserError(f"max_len={max_len} is out of range: give 1 to {pair.models.context} tokens")
+        most = pair.models.longest
+        longest = min(most, _LONGEST) if max_len is None else max_len
+        if not 1 <= longest <= most:
+            raise UserError(f"max_len={max_len} is out of range: give 1 to {most} tokens")
         self._pair, self._rows, self._longest = pair, rows, longest
         self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
         self._results = _Results(self._batch)

@@ -19,7 +19,7 @@ class RunnerPool:
     """Runners over one model. Streams and threads that run at the same time get different ones."""
 
     def __init__(self, model: LoadedModel) -> None:
-        self._model = model
+        self.model = model
         self._free: deque[Runner] = deque(maxlen=_KEPT)
         self._lock = Lock()
 
@@ -31,12 +31,22 @@ class RunnerPool:
                     self._free.remove(runner)
                     return runner
         return make_runner(
-            self._model.model, batch=rows, max_len=self.size(max_len), compile=self._model.compile
+            self.model.model, batch=rows, max_len=self.size(max_len), compile=self.model.compile
         )
+
+    def holds(self, max_len: int, rows: int) -> bool:
+        """Whether such a runner waits here: to take it needs no more memory."""
+        with self._lock:
+            return any(runner.max_len >= max_len and runner.batch == rows for runner in self._free)
+
+    def clear(self) -> None:
+        """Drop the runners that wait here."""
+        with self._lock:
+            self._free.clear()
 
     def size(self, max_len: int) -> int:
         """The length that rows of a new runner have which hold ``max_len`` tokens."""
-        return min(-(-max_len // _GRAIN) * _GRAIN, self._model.context)
+        return min(-(-max_len // _GRAIN) * _GRAIN, self.model.context)
 
     def give_back(self, runner: Runner | None) -> None:
         """Return a runner in whatever state it is; of many the one that lay longest is dropped."""

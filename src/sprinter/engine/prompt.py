@@ -47,13 +47,13 @@ def _from_text(prompt: str, pair: LoadedPair) -> list[int]:
     if pair.tokenizer is None:
         raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
     # Encoding megabytes takes long: a prompt far beyond the context is refused by its first part.
-    part = prompt[: _CHARS_PER_TOKEN * pair.context]
+    part = prompt[: _CHARS_PER_TOKEN * pair.longest]
     ids = list(pair.tokenizer(part, verbose=False)["input_ids"])
     if len(part) == len(prompt):
         return ids
-    if len(ids) > pair.context:
+    if len(ids) > pair.longest:
         raise UserError(
             f"the prompt has {len(prompt)} characters, and the first {len(part)} of them alone exceed the context of "
-            f"the pair, {pair.context} tokens: shorten the prompt"
+            f"the pair, {pair.longest} tokens: shorten the prompt"
         )
     return list(pair.tokenizer(prompt, verbose=False)["input_ids"])

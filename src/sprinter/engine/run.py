@@ -21,6 +21,7 @@ from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.flops import forward_flops
+from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair, check_request
 from sprinter.random import AddressedDraws
 
@@ -62,6 +63,33 @@ class Parts:
         draft = self.drafts.take(max_len, rows) if self.drafts and needs_draft else None
         return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
 
+    def check_memory(
+        self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, memory_bytes: int | None
+    ) -> None:
+        """Refuse rows whose caches do not fit into ``memory_bytes``; None: into what is free, the caches that wait for
+        a request included. These are used, or dropped where they are of no use and take the room.
+
+        Raises:
+            UserError: names the largest number of rows that fits.
+        """
+        needed = [(self.targets, needs_target), (self.drafts, needs_draft)]
+        pools = [pool for pool, needs in needed if pool is not None and needs]
+
+        def check(new: Sequence[RunnerPool]) -> None:
+            if new:
+                models = [pool.model.model for pool in new]
+                check_memory(models, rows, [pool.size(max_len) for pool in new], memory_bytes)
+
+        if memory_bytes is not None:
+            return check(pools)
+        try:
+            check([pool for pool in pools if not pool.holds(max_len, rows)])
+        except UserError:
+            for pool in (self.targets, self.drafts):
+                if pool is not None:
+                    pool.clear()
+            check(pools)
+
     def give_back(self, models: Models) -> None:
         """Return what was on loan, in whatever state it is."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
@@ -93,6 +121,8 @@ class Run:
         self.record = Record()
         self._prompt = prompt if isinstance(prompt, str) else None
         self._ids = encode(prompt, parts.models)
+        self.needs_target = request.method.needs_target or request.meter == "complete"
+        self.needs_draft = request.method.drafter.uses_model
         new = self._room(longest) if request.max_new_tokens is None else request.max_new_tokens
         self._new, self.request = new, replace(request, max_new_tokens=new)
         self._check(new)
@@ -101,8 +131,6 @@ class Run:
         self.record = self._new_record()
         self.rows = request.method.drafter.drafts
         self.length = len(self._ids) + new
-        self.needs_target = request.method.needs_target or request.meter == "complete"
-        self.needs_draft = request.method.drafter.uses_model
 
     def writer(self) -> Writer | None:
         """Writes the text of this request; None if no text is made."""
@@ -163,11 +191,12 @@ class Run:
 
     def _room(self, longest: int | None) -> int:
         """New tokens up to the end of a row; at least one, which is refused if it has no place."""
-        if longest is None and self._parts.models.endless:
+        room = self._parts.models.room(self.needs_target, self.needs_draft)
+        if room is None and longest is None:
             raise UserError(
                 "the models of this pair name no context that a text could end at: give max_new_tokens"
             )
-        return max(1, (longest or self._parts.models.context) - len(self._ids))
+        return max(1, min(one for one in (room, longest) if one is not None) - len(self._ids))
 
     def _check(self, new: int) -> None:
         parts, method = self._parts, self.request.method
@@ -191,7 +220,7 @@ class Run:
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
-        check_request(parts.models, len(self._ids), new)
+        check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
 
 
 def render(tokens: Sequence[Token], writer: Writer, last: bool) -> None:

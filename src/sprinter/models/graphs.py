@@ -69,7 +69,9 @@ class GraphUnits:
     model: PreTrainedModel
     windows: Windows
     must: bool = False
-    _graphs: OrderedDict[tuple[str, tuple[Hashable, int], int, int], _Graph] = field(default_factory=OrderedDict)
+    _graphs: OrderedDict[tuple[str, tuple[Hashable, int], int, int], _Graph] = field(
+        default_factory=OrderedDict
+    )
     _refused: set[str] = field(default_factory=set)
     _watch: Watch = field(default_factory=lambda: Watch(contents=False))
     _places: WeakKeyDictionary[Unit, Hashable] = field(default_factory=WeakKeyDictionary)

@@ -3,34 +3,60 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from sprinter.errors import UserError
+from sprinter.models.choose import cache_slots
+from sprinter.models.forward import call_model
 from sprinter.models.gguf import GgufModel
 
-__all__ = ["cache_bytes", "check_memory", "free_bytes", "largest_batch"]
+__all__ = ["cache_bytes", "check_memory", "free_bytes", "largest_batch", "token_bytes"]
 
 _SHARE = 0.9
 """Of the free memory, so much may go into caches; passes need some too."""
 
 
-def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
-    """Bytes of keys and values of one row of ``max_len`` tokens, the spare slot included."""
+_token_bytes: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+
+def token_bytes(model: PreTrainedModel | GgufModel) -> int:
+    """Bytes of the keys and values of one token, all layers: of a transformers model measured, by a pass over one."""
+    if not isinstance(model, GgufModel):
+        if model not in _token_bytes:
+            _token_bytes[model] = _measured(model)
+        return _token_bytes[model]
     config: Any = model.config.get_text_config(decoder=True)
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     d = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    dtype = model.cache_dtype if isinstance(model, GgufModel) else model.dtype
-    return 2 * int(config.num_hidden_layers) * kv_heads * d * (max_len + 1) * dtype.itemsize
+    return 2 * int(config.num_hidden_layers) * kv_heads * d * model.cache_dtype.itemsize
+
+
+def _measured(model: PreTrainedModel) -> int:
+    cache = DynamicCache()
+    with torch.inference_mode():
+        call_model(
+            model, torch.zeros(1, 1, dtype=torch.long, device=model.device), None, past_key_values=cache
+        )
+    states = (part for layer in cache.layers for part in (layer.keys, layer.values))
+    return sum(part.numel() * part.element_size() for part in states if part is not None)
+
+
+def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
+    """Bytes of keys and values of one row of ``max_len`` tokens, spare slots included."""
+    return token_bytes(model) * cache_slots(model, max_len)
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a device; None where it cannot be told."""
+    """Memory of a device that can still be had; None where it cannot be told."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by the allocator
+        return int(torch.cuda.mem_get_info(device)[0]) + kept
     if device.type == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return _available() or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -45,43 +71,55 @@ def _available() -> int | None:
         return None
 
 
-def largest_batch(models: list[PreTrainedModel | GgufModel], max_len: int, budget_bytes: int) -> int:
-    """How many rows of ``max_len`` tokens, in all of the models, a budget holds."""
-    return budget_bytes // sum(cache_bytes(model, max_len) for model in models)
+_Model = PreTrainedModel | GgufModel
+
+
+def largest_batch(models: list[_Model], max_len: int | Sequence[int], budget_bytes: int) -> int:
+    """How many rows of ``max_len`` tokens (one length, or one a model), in all of the models, a budget holds."""
+    return budget_bytes // _row_bytes(_with_lengths(models, max_len))
+
+
+def _with_lengths(models: list[_Model], max_len: int | Sequence[int]) -> list[tuple[_Model, int]]:
+    lengths = [max_len] * len(models) if isinstance(max_len, int) else max_len
+    return list(zip(models, lengths, strict=True))
+
+
+def _row_bytes(caches: Sequence[tuple[_Model, int]]) -> int:
+    return sum(cache_bytes(model, length) for model, length in caches)
 
 
 def check_memory(
-    models: list[PreTrainedModel | GgufModel], batch: int, max_len: int, budget_bytes: int | None = None
+    models: list[_Model], batch: int, max_len: int | Sequence[int], budget_bytes: int | None = None
 ) -> None:
     """Refuse caches that do not fit.
 
     Args:
         models: those that each row needs a cache in.
-        batch, max_len: rows and their length.
+        batch, max_len: rows and their length, one for all models or one a model.
         budget_bytes: what the caches may take; None: nine tenths of what is free now on each model's device.
 
     Raises:
         UserError: names the largest batch that fits.
     """
+    caches = _with_lengths(models, max_len)
     if budget_bytes is not None:
-        _check_budget(models, batch, max_len, budget_bytes)
+        _check_budget(caches, batch, budget_bytes)
         return
     for device in dict.fromkeys(torch.device(model.device) for model in models):
         free = free_bytes(device)
         if free is not None:
-            there = [model for model in models if torch.device(model.device) == device]
-            _check_budget(there, batch, max_len, int(_SHARE * free))
+            there = [(model, length) for model, length in caches if torch.device(model.device) == device]
+            _check_budget(there, batch, int(_SHARE * free))
 
 
-def _check_budget(
-    models: list[PreTrainedModel | GgufModel], batch: int, max_len: int, budget_bytes: int
-) -> None:
-    fits = largest_batch(models, max_len, budget_bytes)
+def _check_budget(caches: Sequence[tuple[_Model, int]], batch: int, budget_bytes: int) -> None:
+    row_bytes = _row_bytes(caches)
+    fits = budget_bytes // row_bytes
     if batch <= fits:
         return
-    need = batch * sum(cache_bytes(model, max_len) for model in models)
+    longest = max(length for _, length in caches)
     mend = f"use a batch of {fits} or less, or shorter rows" if fits else "use shorter rows"
     raise UserError(
-        f"the caches of {batch} rows of {max_len} tokens need {need / 1e9:.2f} GB and may take "
+        f"the caches of {batch} rows of {longest} tokens need {batch * row_bytes / 1e9:.2f} GB and may take "
         f"{budget_bytes / 1e9:.2f} GB: {mend}"
     )

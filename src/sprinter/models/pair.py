@@ -117,9 +117,19 @@ class LoadedPair:
         return min(model.context for model in (self.target, self.draft) if model is not None)
 
     @property
-    def endless(self) -> bool:
-        """Whether no model names a context that a text could end at."""
-        return self.context == _NO_LIMIT
+    def longest(self) -> int:
+        """The most tokens that either model can hold: texts of methods that ask that one alone."""
+        return max(model.context for model in (self.target, self.draft) if model is not None)
+
+    def asked(self, target: bool = True, draft: bool = True) -> dict[str, LoadedModel]:
+        """Of target and draft those that a request may ask, by name."""
+        both = (("target", self.target, target), ("draft", self.draft, draft))
+        return {which: model for which, model, needed in both if model is not None and needed}
+
+    def room(self, target: bool = True, draft: bool = True) -> int | None:
+        """The most tokens of a text that asks these models; None where they name no context."""
+        least = min(model.context for model in self.asked(target, draft).values())
+        return None if least == _NO_LIMIT else least
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
@@ -398,16 +408,23 @@ def _check_ends(target: LoadedModel, tokens: int | None) -> None:
         )
 
 
-def check_request(pair: LoadedPair, prompt_len: int, max_new_tokens: int) -> None:
-    """Refuse a request that either model's context cannot hold.
+def check_request(
+    pair: LoadedPair,
+    prompt_len: int,
+    max_new_tokens: int,
+    needs_target: bool = True,
+    needs_draft: bool = True,
+) -> None:
+    """Refuse a request that the context of a model which it may ask cannot hold.
 
     Raises:
         UserError: names the model, its context and the largest ``max_new_tokens`` that fits.
     """
-    for which, model in (("target", pair.target), ("draft", pair.draft)):
-        if model is None or prompt_len + max_new_tokens <= model.context:
+    asked = pair.asked(needs_target, needs_draft)
+    for which, model in asked.items():
+        if prompt_len + max_new_tokens <= model.context:
             continue
-        room = pair.context - prompt_len
+        room = min(one.context for one in asked.values()) - prompt_len
         mend = "shorten the prompt" if room < 1 else f"use max_new_tokens={room} or less"
         raise UserError(
             f"{prompt_len} prompt tokens and {max_new_tokens} new ones exceed the context of the {which} {model.id}, "
