@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import UserError
 from sprinter.models.choose import cache_slots
@@ -43,8 +44,9 @@ def _measured(model: PreTrainedModel) -> int:
         call_model(
             model, torch.zeros(1, 1, dtype=torch.long, device=model.device), None, past_key_values=cache
         )
-    states = (part for layer in cache.layers for part in (layer.keys, layer.values))
-    return sum(part.numel() * part.element_size() for part in states if part is not None)
+    layers = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+    states = [part for layer in layers for part in (layer.keys, layer.values) if part is not None]
+    return sum(part.numel() * part.element_size() for part in states)
 
 
 def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
