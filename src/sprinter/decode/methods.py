@@ -114,9 +114,9 @@ def _composed_from(spec: str, items: list[str]) -> Method:
             parts[key] = build_rule(registries[key], name, params)
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])
-    trusting = "trust" in parts and not parts["trust"].never
-    defaults = {"stop": Untrusted(), "cap": 20} if trusting else {"stop": Fixed(), "cap": 40}
-    return Method(**{**defaults, **parts}, name=spec.replace(" ", ""))
+    method = Method(**parts, name=spec.replace(" ", ""))
+    defaults = {"stop": Fixed(), "cap": 40} if method.trust.never else {"stop": Untrusted(), "cap": 20}
+    return dataclasses.replace(method, **{**defaults, **parts})
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:
