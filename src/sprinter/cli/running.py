@@ -37,11 +37,11 @@ def run(args: Sequence[str]) -> int:
         return 141
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except UserError as error:
-        return _fail(_in_options(str(error)), 2)
     except Exception as error:
         if debugging():
             traceback.print_exc()
+        if isinstance(error, UserError):
+            return _fail(_in_options(str(error)), 2)
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
         ours = isinstance(error, SprinterError)

@@ -106,9 +106,12 @@ def _methods(
     from sprinter.models.flops import forward_flops
     from sprinter.theory.flops import method_flops
     from sprinter.theory.predict import predict
+    from sprinter.theory.replay import check_replayable
 
     methods = [parse_method(spec) for spec in specs]
     pair = load(target, draft, gate)
+    for method in methods:
+        check_replayable(method, pair.heads)
     recordings = record(pair, read_prompts(None, texts), 64, Sampling(), 0, progress)
     assert pair.models.draft is not None
     big, small = (forward_flops(model.model.config) for model in (pair.models.target, pair.models.draft))
