@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+import sprinter
 from sprinter.decode import registry
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.method import Method
 from sprinter.decode.methods import parse_method
+from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Coin, Gate
 from sprinter.errors import UserError
 
@@ -40,7 +42,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     def add(into: registry.Registry, name: str, attribute: str) -> None:
         monkeypatch.setattr(into, "_items", dict(into._items))
         monkeypatch.setattr(into, "_loaded", False)
-        group = f"sprinter.{'drafter' if into is registry.DRAFTER else 'trust'}"
+        group = into._group
         points[group] = [EntryPoint(name, f"tests.decode.test_plugins:{attribute}", group)]
 
     return add
@@ -66,3 +68,47 @@ def test_a_rule_in_another_rules_place_is_refused(install: Install) -> None:
         (part,) = wrong
         with pytest.raises(UserError, match=rf"^{part}=.* is no {part} rule"):
             Method(**wrong)  # type: ignore[arg-type]
+
+
+# --- methods of other packages ---------------------------------------------------------------------------------------
+def plain(*, gamma: int = 3) -> Method:
+    """A function that says neither name nor paper."""
+    return Method(stop=Fixed(gamma))
+
+
+def named(*, gamma: int = 3) -> Method:
+    """A function whose method says both."""
+    return Method(stop=Fixed(gamma), name=f"mine, {gamma} tokens", paper="Me 2026")
+
+
+def attributed() -> Method:
+    """A function that carries its paper."""
+    return Method(stop=Fixed(2))
+
+
+attributed.paper = "You 2026"  # type: ignore[attr-defined]
+
+
+def no_method() -> str:
+    return "speculative"
+
+
+@pytest.mark.parametrize(("function", "spec", "paper"), [
+    ("plain", "theirs(gamma=3)", ""), ("named", "mine, 3 tokens", "Me 2026"), ("attributed", "theirs", "You 2026"),
+])  # fmt: skip
+def test_a_plain_function_keeps_its_name_and_paper(
+    install: Install, function: str, spec: str, paper: str
+) -> None:
+    install(registry.METHODS, "theirs", function)
+    row = sprinter.methods()[-1]
+    assert (row["name"], row["spec"], row["paper"]) == ("theirs", spec, paper)
+    method = parse_method("theirs(cap=2)")
+    assert method.cap == 2 and method.paper == paper and method.name.startswith(("theirs(", "mine"))
+    if function == "plain":
+        assert parse_method("theirs(gamma=7, cap=2)").name == "theirs(gamma=7, cap=2)"
+
+
+def test_a_function_that_returns_no_method_is_named(install: Install) -> None:
+    install(registry.METHODS, "theirs", "no_method")
+    with pytest.raises(UserError, match="method 'theirs' returned 'speculative'"):
+        parse_method("theirs")

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sprinter.decode.method import Method
-from sprinter.decode.presets import preset
+from sprinter.decode.presets import preset, spelled
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.errors import UserError
 
 __all__ = [
-    "ACCEPT", "METHODS", "STOP", "TRUST", "Method", "build_rule", "method_table", "parse_call", "parse_method",
-    "preset",
+    "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule", "method_table", "parse_call",
+    "parse_method", "preset",
 ]  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def method_table() -> list[dict[str, Any]]:
     """
     rows = []
     for name in METHODS.names():
-        method: Method = METHODS.get(name)()
+        method = _method_of(name, {})
         parts = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
         unused = (
             ("trust", "stop", "accept")
@@ -85,13 +85,27 @@ def _preset_from(text: str) -> Method:
     name, params = parse_call(text)
     capped = "cap" in params and "cap" not in _parameters(METHODS.get(name))
     cap = params.pop("cap") if capped else None
-    method: Method = build_rule(METHODS, name, params)
+    method = _method_of(name, params)
     if not capped:
         return method
     return dataclasses.replace(
         method,
         cap=cap,
         name=f"{method.name[:-1]}, cap={cap})" if "(" in method.name else f"{name}(cap={cap})",
+    )
+
+
+def _method_of(name: str, params: dict[str, Any]) -> Method:
+    """What a registered function makes, under its registered name and with its paper where it says neither itself."""
+    method = build_rule(METHODS, name, params)
+    if not isinstance(method, Method):
+        raise UserError(f"the function of method '{name}' returned {method!r}: it must return a Method")
+    factory = METHODS.get(name)
+    unnamed = method.name == Method().name
+    return dataclasses.replace(
+        method,
+        name=spelled(name, factory, params) if unnamed else method.name,
+        paper=method.paper or getattr(factory, "paper", ""),
     )
 
 
