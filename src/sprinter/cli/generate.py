@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import (
-    Compile,
-    Device,
-    Draft,
-    Dtype,
-    Gate,
-    Heads,
-    Runner,
-    Target,
-    Tokenizer,
-    TopK,
-    TopP,
-)
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
 from sprinter.errors import UserError
@@ -31,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["generate"]
 
 
+@loads()
 def generate(
     prompt: Annotated[
         str, typer.Argument(metavar="PROMPT|-", help="Text to go on from; - reads standard input.")
@@ -44,11 +33,7 @@ def generate(
             show_default="by pair",
         ),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    gate: Gate = None,
-    head: Heads = None,
-    tokenizer: Tokenizer = None,
+    loading: Loading = Loading(),
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Exact limit.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     top_k: TopK = 0,
@@ -65,10 +50,6 @@ def generate(
         Literal["running", "complete"],
         typer.Option(help="complete scores every trusted token, at some extra passes."),
     ] = "running",
-    device: Device = None,
-    dtype: Dtype = None,
-    runner: Runner = "auto",
-    compile: Compile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
     """Generate a text, and show which model wrote each token and what that cost."""
@@ -78,11 +59,9 @@ def generate(
         "seed": seed, "stop": tuple(stop or ()), "meter": meter,
     }  # fmt: skip
     request = _checked(method, options)
-    if target is not None:
-        _check_models(request if method else None, draft, gate)
-    pair = load(
-        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
-    )  # fmt: skip
+    if loading.target is not None:
+        _check_models(request if method else None, loading.draft, loading.gate)
+    pair = load(**loading.arguments())
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
     page = _page(json, request.stop)
     status = 0

@@ -19,7 +19,7 @@ __all__ = ["run"]
 
 _LONGEST = 600  # characters of an error line
 _OPTIONS = (
-    "target|draft|gate|device|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
+    "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
     "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers|repeats|warmup|judge_price"
 )
 
@@ -101,6 +101,7 @@ def _one_line(message: str) -> str:
 def _in_options(message: str) -> str:
     """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
     message = message.replace("compile=True", "--compile").replace("compile=False", "--no-compile")
+    message = message.replace("trust_remote_code=True", "--trust-remote-code")
     return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Gate, Target, TopK, TopP
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
 from sprinter.errors import UserError
@@ -23,6 +23,7 @@ __all__ = ["command"]
 _METHODS = ("autoregressive", "speculative", "sprinter")
 
 
+@loads()
 def command(
     method: Annotated[
         list[str] | None,
@@ -36,9 +37,7 @@ def command(
         float | None,
         typer.Option(help="Time of a draft step over that of a target pass.", show_default="measured here"),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    gate: Gate = None,
+    loading: Loading = Loading(),
     labels: Annotated[
         Path | None,
         typer.Option(help="Labels made by 'sprinter gate label' instead of a probe.", show_default=False),
@@ -52,7 +51,6 @@ def command(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
-    device: Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict methods on your pair: a short probe records both models' laws, the decode loop replays them."""
@@ -65,7 +63,7 @@ def command(
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
     sampling = Sampling(temperature, top_k, top_p)
     lines, progress = read_prompts(prompts, texts), Progress()
-    pair = load(target, draft, gate, device=device)
+    pair = load(**loading.arguments())
     if not method:
         methods = [one for one in methods if "gate" not in one.needs or pair.gate is not None]
     for one in methods:
