@@ -18,6 +18,7 @@ from sprinter.errors import SprinterError, UserError
 __all__ = ["run"]
 
 _LONGEST = 600  # characters of an error line
+_COMPLETE = "_SPRINTER_COMPLETE"  # set by the script that --install-completion writes
 _OPTIONS = (
     "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
     "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers|repeats|warmup|judge_price"
@@ -61,6 +62,11 @@ def _dispatch(args: Sequence[str]) -> int:
     from sprinter.cli.app import app
 
     command = get_command(app)
+    if _COMPLETE in os.environ:  # the shell asks what may stand here
+        try:
+            command.main(list(args), prog_name="sprinter")
+        except SystemExit as leave:
+            return leave.code if isinstance(leave.code, int) else 0
     try:
         # Not command.main(): it has its own opinion of errors, pipes and Ctrl-C.
         with command.make_context("sprinter", list(args)) as context:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
@@ -33,7 +34,12 @@ def command(
     gamma: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.")] = 5,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="Both counts of this method, by a quick probe; may be repeated."),
+        typer.Option(
+            "--method",
+            "-m",
+            help="Both counts of this method, by a quick probe; may be repeated.",
+            autocompletion=complete_method,
+        ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts of the probe.")] = 12,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
@@ -27,7 +28,13 @@ _METHODS = ("autoregressive", "speculative", "sprinter")
 def command(
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="Any method; may be repeated.", show_default=", ".join(_METHODS)),
+        typer.Option(
+            "--method",
+            "-m",
+            help="Any method; may be repeated.",
+            show_default=", ".join(_METHODS),
+            autocompletion=complete_method,
+        ),
     ] = None,
     best: Annotated[bool, typer.Option(help="Name the best gamma, h, lambda, tau and T.")] = True,
     max_drift: Annotated[
