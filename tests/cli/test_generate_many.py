@@ -111,8 +111,8 @@ def test_results_are_not_mixed(run: Run, places: Places, prompts: Path, tmp_path
 @pytest.mark.parametrize(("args", "word"), [
     (("x", "--out", "o"), "--out goes with --prompts"),
     (("x", "--rows", "2"), "--rows goes with --prompts"),
-    (("x", "--prompts", "{file}"), "give one prompt"),
-    ((), "give one prompt"),
+    (("x", "--prompts", "{file}"), "exclude each other"),
+    ((), "missing argument 'PROMPT|-'"),
     (("--prompts", "{file}", "--json"), "go with --out"),
     (("--prompts", "{file}", "--field", "a"), "--field a is of .jsonl files"),
     (("--prompts", "/no/such.txt"), "cannot read --prompts"),

@@ -98,8 +98,13 @@ def generate(
     many = {"--field": field, "--out": out, "--rows": rows, "--restart": restart or None}
     if prompts is None and (useless := [option for option, value in many.items() if value is not None]):
         raise UserError(f"{useless[0]} goes with --prompts: give it too, or leave {useless[0]} out")
-    if (prompt is None) == (prompts is None):
-        raise UserError("give one prompt, or - for standard input, or a file of them as --prompts FILE")
+    if prompt is None and prompts is None:
+        raise UserError(
+            "missing argument 'PROMPT|-': give a prompt, - for standard input, or a file of them as --prompts "
+            "(see 'sprinter generate --help')"
+        )
+    if prompt is not None and prompts is not None:
+        raise UserError("a prompt and --prompts exclude each other: give one of them")
     if prompts is not None and out is None and (json or restart):
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
     text = "" if prompt is None else read_prompt(prompt)
