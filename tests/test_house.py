@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import sprinter
+import sprinter.decode
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "sprinter"
@@ -58,15 +60,44 @@ def test_the_loop_is_where_the_limit_looks() -> None:
     assert SRC / "decode" / "loop.py" in SOURCES
 
 
-def test_public_names_exist_and_are_described() -> None:
-    names = list(sprinter.__all__)
-    assert names == sorted(set(names)), "__all__ is sorted and names nothing twice"
+@pytest.mark.parametrize("package", [sprinter, sprinter.decode], ids=lambda package: package.__name__)
+def test_public_names_exist_and_are_described(package: ModuleType) -> None:
+    names, where = list(package.__all__), package.__name__
+    order = sorted(set(names), key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert names == order, "__all__ is sorted, constants, classes, functions, and names nothing twice"
+    assert set(names) <= set(dir(package))
     for name in names:
-        assert hasattr(sprinter, name), f"sprinter.{name} is in __all__ and does not exist"
-        own = getattr(sprinter, name).__doc__ or ""
-        assert len(own.strip()) > 10, f"sprinter.{name} has no docstring"
+        assert hasattr(package, name), f"{where}.{name} is in __all__ and does not exist"
+        own = getattr(package, name).__doc__ or ""
+        assert len(own.strip()) > 10, f"{where}.{name} has no docstring"
         # a dataclass without a docstring is given its signature for one
-        assert not own.startswith(f"{name}("), f"sprinter.{name} has no docstring of its own"
+        assert not own.startswith(f"{name}("), f"{where}.{name} has no docstring of its own"
+
+
+def test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs() -> None:
+    from sprinter.decode import accept, drafter, stop, trust
+
+    rules = {*trust.__all__, *stop.__all__, *accept.__all__}
+    drafters = {"Drafter", *(kind.__name__ for kind in drafter.BUILT_IN)}
+    registries = {"ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry"}
+    checks = {"at_least", "between", "check_accept", "check_stop", "check_trust"}
+    specs = {"Method", "method_table", "parse_method", "preset"}
+    left = {"Chain", "LawPair", "Origin", "RuleState", "Stats", "Token"}
+    assert set(sprinter.decode.__all__) == rules | drafters | registries | checks | specs | left
+
+
+def test_the_home_of_rules_is_imported_without_them() -> None:
+    code = "import sys, sprinter.decode; print([name for name in sys.modules if name in ('torch', 'transformers')])"
+    code += "; from sprinter.decode import TRUST; print('coin' in TRUST.names())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["[]", "True"]
+
+
+def test_the_command_line_is_the_package_run_as_a_module() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "sprinter", "--version"], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, f"sprinter {sprinter.__version__}\n")
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -123,7 +154,10 @@ def test_readme_describes_every_method_truly() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    shown = re.sub(
+        r"^ *(`{3,}).*?^ *\1$", "", document.read_text(encoding="utf-8"), flags=re.M | re.S
+    )  # no code
+    links = re.findall(r"\]\(([^)\s]+)\)", shown)
     local = [
         link.partition("#")[0]
         for link in links

@@ -12,14 +12,14 @@ price: speed on one axis, drift from the target's distribution on the other.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sprinter.errors import BatchError, SprinterError, UserError
+from sprinter.lazy import lazy_names
 
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
-    from sprinter.decode.methods import Method
+    from sprinter.decode.method import Method
     from sprinter.engine.batch import Event
     from sprinter.engine.engine import Engine
     from sprinter.engine.generation import Generation
@@ -50,21 +50,20 @@ __all__ = [
 ]
 
 # Loaded when first used: the command line answers --help without waiting for torch and transformers.
-_HOMES = {
-    "Engine": "sprinter.engine.engine",
-    "Event": "sprinter.engine.batch",
-    "Generation": "sprinter.engine.generation",
-    "Method": "sprinter.decode.methods",
-    "Origin": "sprinter.decode.draft",
-    "Pair": "sprinter.engine.pair",
-    "Policy": "sprinter.engine.policy",
-    "Sampling": "sprinter.laws",
-    "Stats": "sprinter.decode.draft",
-    "Stream": "sprinter.engine.pair",
-    "Token": "sprinter.decode.draft",
-    "builtin_paths": "sprinter.models.pair",
-    "load_pair": "sprinter.engine.pair",
-}
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sprinter.decode.draft": ("Origin", "Stats", "Token"),
+        "sprinter.decode.method": ("Method",),
+        "sprinter.engine.batch": ("Event",),
+        "sprinter.engine.engine": ("Engine",),
+        "sprinter.engine.generation": ("Generation",),
+        "sprinter.engine.pair": ("Pair", "Stream", "load_pair"),
+        "sprinter.engine.policy": ("Policy",),
+        "sprinter.laws": ("Sampling",),
+        "sprinter.models.pair": ("builtin_paths",),
+    },
+)
 
 
 def methods() -> list[dict[str, Any]]:
@@ -72,15 +71,3 @@ def methods() -> list[dict[str, Any]]:
     from sprinter.decode.methods import method_table
 
     return method_table()
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'sprinter' has no attribute '{name}'")
-    value = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])

@@ -159,6 +159,20 @@ def test_an_error_of_ours_is_one_line_and_status_1(run: Run, monkeypatch: pytest
     assert status == 1 and "Traceback" in err and err.splitlines()[-1].startswith("sprinter: error: ")
 
 
+def test_debugging_shows_the_traceback_of_every_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistakes = (
+        ("generate", "x", "-m", "no-such"),
+        ("generate", "x", "--no-such"),
+        ("theory", "flops", "none"),
+    )
+    for args in mistakes:
+        assert is_one_line(run(*args).err)
+    monkeypatch.setenv("SPRINTER_DEBUG", "1")
+    for args in mistakes:
+        status, _, err = run(*args)
+        assert status == 2 and "Traceback" in err and err.splitlines()[-1].startswith("sprinter: error: ")
+
+
 def test_control_characters_of_a_mistake_do_not_reach_the_terminal(run: Run) -> None:
     _, _, err = run("generate", "x", "-m", "\x1b[31mred")
     assert is_one_line(err) and "\x1b" not in err

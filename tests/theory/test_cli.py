@@ -94,6 +94,39 @@ def test_predict(run: Run, places: Places) -> None:
     assert json.loads(again.out) == value
 
 
+def test_predict_on_the_built_in_pair(run: Run) -> None:
+    """At the defaults but for the size: the built-in gate reads more than the hidden state."""
+    status, out, err = run("theory", "predict", "--texts", "2", "-n", "6", "--no-best", "--json")
+    assert status == 0, err
+    assert [row["method"].partition("(")[0] for row in json.loads(out)["predictions"]] == [
+        "autoregressive", "speculative", "sprinter",
+    ]  # fmt: skip
+    stages = ("measuring costs", "recording 2 texts by the target", "predicting 3 methods")
+    places = [err.index(stage) for stage in stages]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("command", ["predict", "flops"])
+@pytest.mark.parametrize("method", ["sprinter", "svip(h=0.4)", "specdec++"])
+def test_what_cannot_be_predicted_is_refused_before_the_work(
+    run: Run, places: Places, command: str, method: str
+) -> None:
+    wanted = method.startswith("svip")
+    args = (*places.pair, "--texts", "2", *(("-n", "4", "--no-best") if command == "predict" else ()))
+    status, out, err = run("theory", command, *args, "-m", method, "--json")
+    assert status == (0 if wanted else 2), err
+    assert ("recording" in err) is wanted
+    if not wanted:
+        assert out == "" and err.count("\n") == 1 and f"method {method.partition('(')[0]}" in err
+
+
+def test_one_draft_for_a_rule_of_several(run: Run, places: Places) -> None:
+    args = (*places.pair, *SMALL, "-m", "accept=specinfer,stop=fixed(gamma=3)", "--no-best", "--json")
+    status, out, err = run("theory", "predict", *args)
+    assert status == 0, err
+    assert json.loads(out)["predictions"][0]["lossless"]
+
+
 def test_predict_names_the_best(run: Run, places: Places, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.txt"
     lines.write_text("ab cd\n\nxyz\n")
@@ -128,6 +161,9 @@ def test_predict_from_labels(run: Run, places: Places, tmp_path: Path) -> None:
     status, out, err = run(*args)
     assert status == 0, err
     assert len(json.loads(out)["predictions"]) == 3
+    alone = ("--target", str(places.target), "-m", "autoregressive", "--labels", str(labels))
+    status, _, err = run("theory", "predict", *alone, "--cost-ratio", "0.3")
+    assert status == 2 and "give --draft" in err and err.count("\n") == 1
     status, _, err = run(*args, "--temperature", "0.5")
     assert status == 2 and "--temperature 1" in err and err.count("\n") == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ import torch
 from tests.cli.tiny import HIDDEN, save_tiny
 from tests.theory.tools import record_chain
 
-from sprinter.decode.methods import parse_method
+from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.stop import Untrusted
+from sprinter.decode.trust import State, TrustRule
 from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import UserError
 from sprinter.heads.gate import Gate, GateConfig, save_gate, weights_fingerprint
@@ -22,6 +25,7 @@ from sprinter.theory.labels import from_labels
 from sprinter.theory.montecarlo import simulate
 from sprinter.theory.predict import CostRatio, best, measure_costs, predict
 from sprinter.theory.recording import Recording, probe
+from sprinter.theory.replay import check_replayable
 
 CHAIN = Chain.random(4, 10, seed=3)
 
@@ -259,3 +263,53 @@ def test_a_results_folder_is_not_needed(tmp_path: Path, pair: Pair) -> None:
     """Recordings live in memory: a prediction writes nothing."""
     predict([probe(pair, ["ab"], new_tokens=3)], "speculative")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- heads that read more than the hidden state ----------------------------------------------------------------------
+RECIPE = ("hidden", "entropy", "max_q", "top_q(k=10)", "temperature")  # the README's, and the built-in gate's
+
+
+@pytest.mark.parametrize("features", [RECIPE, ("position",), ("top_q(k=10)", "position"), ("hidden",)])
+def test_costs_of_a_gate_that_reads_more_than_the_hidden_state(pair: Pair, features: tuple[str, ...]) -> None:
+    config = HeadConfig(HIDDEN, "draft", "target", features=features)
+    draft = pair.models.draft
+    assert draft is not None
+    config = dataclasses.replace(config, draft_fingerprint=weights_fingerprint(draft.model))
+    wide = Pair(pair.models, Head(config, config.network()))
+    assert 0 < measure_costs(wide, context=8, tokens=2, repeats=3).gate < 10
+    recorded = [probe(wide, ["ab"], writer=writer, new_tokens=6) for writer in ("target", "draft")]
+    found = predict(recorded, "sprinter(tau=0.5)")
+    assert found.gate_scores == found.draft_steps > 0
+
+
+@pytest.mark.parametrize("accept", ["specinfer", "batch", "spectr"])
+def test_a_rule_for_several_drafts_is_replayed_with_one(recordings: list[Recording], accept: str) -> None:
+    found = predict(recordings, f"accept={accept},stop=fixed(gamma=3)")
+    exact = predict(recordings, "speculative(gamma=3)")
+    assert found.lossless and found.mean_drift == 0.0
+    assert found.tokens_per_call == pytest.approx(exact.tokens_per_call, rel=0.15)
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle(TrustRule):
+    """A rule that asks for what no probe records."""
+
+    needs = frozenset({"acceptable"})
+
+    def trust(self, signals: Mapping[str, torch.Tensor], state: State) -> tuple[torch.Tensor, State]:
+        return signals["acceptable"], state
+
+
+def test_what_a_pair_cannot_tell_is_known_before_anything_is_recorded(pair: Pair) -> None:
+    check_replayable(parse_method("sprinter(tau=0.5)"), pair.heads)
+    check_replayable(parse_method("stop=confidence(c=0.2),trust=coin"), {})
+    for method, word in (
+        (parse_method("sprinter"), "needs a gate"),
+        (parse_method("specdec++"), "needs the signal specdec"),
+        (
+            Method(trust=Oracle(), stop=Untrusted(), name="oracle"),
+            "method oracle needs the signal acceptable",
+        ),
+    ):
+        with pytest.raises(UserError, match=word.replace("+", r"\+")):
+            check_replayable(method, {})

@@ -22,7 +22,7 @@ app = typer.Typer(
     name="sprinter",
     help="Speculative decoding with a dial: tokens faster, and what that costs in drift from the target model.",
     epilog="Exit status: 0 done, 2 your mistake, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
-    add_completion=False,
+    pretty_exceptions_enable=False,  # errors are shown by sprinter.cli.running
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (generate, methods, doctor, demo):

@@ -13,20 +13,8 @@ import typer
 
 from sprinter.cli import bench_compare, bench_list, bench_report
 from sprinter.cli.bench_pages import Meter, print_summary
-from sprinter.cli.loading import load
-from sprinter.cli.options import (
-    Compile,
-    Device,
-    Draft,
-    Dtype,
-    Gate,
-    Heads,
-    Runner,
-    Target,
-    Tokenizer,
-    TopK,
-    TopP,
-)
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.errors import UserError
 
@@ -42,6 +30,7 @@ Words = list[str] | None
 
 
 @bench.callback(invoke_without_command=True)
+@loads()
 def run(
     context: typer.Context,
     suite: Annotated[
@@ -80,14 +69,7 @@ def run(
         typer.Option(help="Of a file's records: where the text is.", show_default="the first known"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
-    target: Target = None,
-    draft: Draft = None,
-    gate: Gate = None,
-    head: Heads = None,
-    tokenizer: Tokenizer = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    runner: Runner = "auto",
+    loading: Loading = Loading(),
     temperature: Annotated[
         list[float] | None,
         typer.Option("--temperature", "-t", help="0 is greedy; may be repeated.", show_default="1"),
@@ -136,7 +118,6 @@ def run(
     restart: Annotated[
         bool, typer.Option(help="Throw away what --out holds; without it the run goes on.")
     ] = False,
-    compile: Compile = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Run arms on suites, interleaved prompt by prompt; write results.json and report.html into --out.
@@ -160,15 +141,13 @@ def run(
     options |= {"repeats": repeats, "seed": seed, "top_k": top_k, "top_p": top_p, "warmup": warmup}
     options |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**options)
-    with_llama = runner == "llamacpp" or (target or "").endswith(".gguf")
+    with_llama = loading.runner == "llamacpp" or (loading.target or "").endswith(".gguf")
     arms = parse_arms(arm or (*_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
-    pair = load(
-        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
-    )  # fmt: skip
+    pair = load(**loading.arguments())
     suites = [
         load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
         for name, limit in map(_limited, suite)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sprinter.cli.loading import load
+from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, legend, painted, print_json
 
 if TYPE_CHECKING:
@@ -27,12 +27,9 @@ PROMPTS = (
 _WARM_UP, _LENGTH, _SHORTEST, _SECONDS = 8, 64, 16, 30.0
 
 
+@loads()
 def demo(
-    target: Annotated[
-        str | None, typer.Option(help="Use this target instead.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="And this draft.")] = None,
-    gate: Annotated[str | None, typer.Option(help="And this gate.")] = None,
+    loading: Loading = Loading(),
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
@@ -43,7 +40,7 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare plain, speculative and sprinter decoding on three prompts (well under a minute)."""
-    pair = load(target, draft, gate)
+    pair = load(**loading.arguments())
     _warm_up(pair)
     length = max_new_tokens or _length_in_time(pair)
     results = _measure(pair, length, seed, show=not json)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import Runner
+from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
 
 if TYPE_CHECKING:
@@ -37,18 +36,14 @@ class Check:
     detail: str
 
 
+@loads()
 def doctor(
-    target: Annotated[
-        str | None, typer.Option(help="Look at this target instead.", show_default="built-in pair")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="And at this draft.")] = None,
-    gate: Annotated[str | None, typer.Option(help="And at this gate.")] = None,
-    runner: Runner = "auto",
+    loading: Loading = Loading(),
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation."""
     checks: list[Check] = []
-    for check in _checks(target, draft, gate, runner):
+    for check in _checks(loading):
         checks.append(check)
         if not json:
             console().print(_line(check))
@@ -69,17 +64,17 @@ def _line(check: Check) -> Table:
     return line
 
 
-def _checks(target: str | None, draft: str | None, gate: str | None, runner: str) -> Iterator[Check]:
+def _checks(loading: Loading) -> Iterator[Check]:
     """All checks in order; one that goes wrong is a failed check, not a crash."""
     for name, look in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
         yield _safely(name, look)
     yield _safely("cache", _cache)
     try:
-        pair = load(target, draft, gate, dtype="float32", runner=runner)
+        pair = load(**{"dtype": "float32", **loading.arguments()})
     except Exception as error:
         yield Check("pair", "fail", _first_line(error))
         return
-    yield _safely("pair", lambda: _sizes(pair, builtin=target is None))
+    yield _safely("pair", lambda: _sizes(pair, builtin=loading.target is None))
     for which in ("target", "draft"):
         yield _safely(which, lambda which=which: _runner(pair, which))  # type: ignore[misc]
     if any(_repackings(pair)):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Dtype, Target, Tokenizer
+from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import print_json
+from sprinter.errors import UserError
 
 if TYPE_CHECKING:
     from sprinter.gate.label import LabelReport, Progress
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+@loads(without=("gate", "head", "compile"))  # labelling makes runners of its own
 def command(
     data: Annotated[
         list[str],
@@ -32,9 +33,7 @@ def command(
         list[str] | None,
         typer.Argument(metavar="[FILE]...", help="More data, as in --data *.gz.", show_default=False),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    tokenizer: Tokenizer = None,
+    loading: Loading = Loading(),
     field: Annotated[
         str | None,
         typer.Option(
@@ -62,8 +61,6 @@ def command(
         str | None, typer.Option(help="Of a running Ray cluster.", show_default="one on this machine")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the labels in --out first.")] = False,
-    device: Device = None,
-    dtype: Dtype = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
     """Label texts for a gate: prompts go on in four ways, both models score them, one shard is written a step.
@@ -83,7 +80,10 @@ def command(
         limit,
         field,
     )
-    pair = load(target, draft, None, tokenizer=tokenizer, device=device, dtype=dtype)
+    if engine == "ray" and (given := loading.given().keys() & {"trust_remote_code", "device_map"}):
+        option = sorted(given)[0].replace("_", "-")
+        raise UserError(f"the workers of --engine ray load models without --{option}: use --engine local")
+    pair = load(**loading.arguments())
     from sprinter.gate.label import label
 
     with _bar(shown=sys.stderr.isatty()) as progress:

@@ -1,26 +1,17 @@
-"""``sprinter generate``: one text, each token coloured by its origin."""
+"""``sprinter generate``: one text, each token coloured by its origin; or a file of prompts (``generate_many``)."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import (
-    Compile,
-    Device,
-    Draft,
-    Dtype,
-    Gate,
-    Heads,
-    Runner,
-    Target,
-    Tokenizer,
-    TopK,
-    TopP,
-)
+from sprinter.cli.completion import complete_method
+from sprinter.cli.generate_many import ROWS, Results, generate_many, read_prompts, settings_of
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
 from sprinter.errors import UserError
@@ -30,11 +21,17 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
+_MANY = "Many prompts"  # their panel of the help page
 
+
+@loads()
 def generate(
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT|-", help="Text to go on from; - reads standard input.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="PROMPT|-", help="Text to go on from; - reads standard input.", show_default=False
+        ),
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -42,13 +39,10 @@ def generate(
             "-m",
             help="For example sprinter(tau=0.6); see 'sprinter methods'.",
             show_default="by pair",
+            autocompletion=complete_method,
         ),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    gate: Gate = None,
-    head: Heads = None,
-    tokenizer: Tokenizer = None,
+    loading: Loading = Loading(),
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Exact limit.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     top_k: TopK = 0,
@@ -69,25 +63,73 @@ def generate(
         Literal["running", "complete"],
         typer.Option(help="complete scores every trusted token, at some extra passes."),
     ] = "running",
-    device: Device = None,
-    dtype: Dtype = None,
-    runner: Runner = "auto",
-    compile: Compile = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Many prompts instead of one: .txt, a line each, or .jsonl. One JSON object a line comes out.",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a .jsonl file: where the prompt is.",
+            show_default="text, prompt, question, turns or content",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Append the lines to this file; the same command again goes on where it was ended.",
+            show_default="standard output",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Texts at the same time.", show_default=str(ROWS), rich_help_panel=_MANY),
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Throw away what --out holds.", rich_help_panel=_MANY)
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
-    """Generate a text, and show which model wrote each token and what that cost."""
-    text = read_prompt(prompt)
+    """Generate a text, and show which model wrote each token and what that cost.
+
+    With --prompts: a text a prompt, with seeds from --seed on; exit status 1 if a prompt has none.
+    """
+    many = {"--field": field, "--out": out, "--rows": rows, "--restart": restart or None}
+    if prompts is None and (useless := [option for option, value in many.items() if value is not None]):
+        raise UserError(f"{useless[0]} goes with --prompts: give it too, or leave {useless[0]} out")
+    if prompt is None and prompts is None:
+        raise UserError(
+            "missing argument 'PROMPT|-': give a prompt, - for standard input, or a file of them as --prompts "
+            "(see 'sprinter generate --help')"
+        )
+    if prompt is not None and prompts is not None:
+        raise UserError("a prompt and --prompts exclude each other: give one of them")
+    if prompts is not None and out is None and (json or restart):
+        raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
+    text = "" if prompt is None else read_prompt(prompt)
+    wanted = read_prompts(prompts, field) if prompts is not None else []
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "seed": seed, "stop": tuple(stop or ()),
         "stop_token_ids": tuple(stop_token_id or ()), "meter": meter,
     }  # fmt: skip
     request = _checked(method, options)
-    if target is not None:
-        _check_models(request if method else None, draft, gate)
-    pair = load(
-        target, draft, gate, head or (), tokenizer=tokenizer, device=device, dtype=dtype, runner=runner, compile=compile
-    )  # fmt: skip
+    if loading.target is not None:
+        _check_models(request if method else None, loading.draft, loading.gate)
+    results = None
+    if prompts is not None and out is not None:
+        asked = settings_of(prompts, field, method, options, loading.given())
+        results = Results(out, asked, restart=restart)
+    pair = load(**loading.arguments())
+    if prompts is not None:
+        return generate_many(
+            pair, wanted, options, method=method, rows=rows or ROWS, results=results, json=json
+        )
     stream = pair.stream(text, method=request.method if method is not None else None, **options)
     page = _page(json)
     status = 0

@@ -18,8 +18,9 @@ from sprinter.errors import SprinterError, UserError
 __all__ = ["run"]
 
 _LONGEST = 600  # characters of an error line
+_COMPLETE = "_SPRINTER_COMPLETE"  # set by the script that --install-completion writes
 _OPTIONS = (
-    "target|draft|gate|device|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
+    "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
     "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers|repeats|warmup|judge_price"
 )
 
@@ -37,11 +38,11 @@ def run(args: Sequence[str]) -> int:
         return 141
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except UserError as error:
-        return _fail(_in_options(str(error)), 2)
     except Exception as error:
         if debugging():
             traceback.print_exc()
+        if isinstance(error, UserError):
+            return _fail(_in_options(str(error)), 2)
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
         ours = isinstance(error, SprinterError)
@@ -61,6 +62,11 @@ def _dispatch(args: Sequence[str]) -> int:
     from sprinter.cli.app import app
 
     command = get_command(app)
+    if _COMPLETE in os.environ:  # the shell asks what may stand here
+        try:
+            command.main(list(args), prog_name="sprinter")
+        except SystemExit as leave:
+            return leave.code if isinstance(leave.code, int) else 0
     try:
         # Not command.main(): it has its own opinion of errors, pipes and Ctrl-C.
         with command.make_context("sprinter", list(args)) as context:
@@ -101,6 +107,7 @@ def _one_line(message: str) -> str:
 def _in_options(message: str) -> str:
     """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
     message = message.replace("compile=True", "--compile").replace("compile=False", "--no-compile")
+    message = message.replace("trust_remote_code=True", "--trust-remote-code")
     return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)
 
 

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from sprinter.cli.loading import load
+from sprinter.cli.completion import complete_method
+from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
 from sprinter.errors import UserError
@@ -15,6 +16,7 @@ from sprinter.errors import UserError
 __all__ = ["command"]
 
 
+@loads()
 def command(
     models: Annotated[
         list[str] | None,
@@ -28,22 +30,29 @@ def command(
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens attended to.", show_default="the model's full context")
     ] = None,
-    target: Annotated[
-        str | None, typer.Option(help="With --draft: a round's FLOPs. With --method: the target.")
-    ] = None,
-    draft: Annotated[str | None, typer.Option(help="Likewise the draft.")] = None,
-    gate: Annotated[str | None, typer.Option(help="With --method: a gate made for this draft.")] = None,
+    loading: Loading = Loading(),
     gamma: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.")] = 5,
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="Both counts of this method, by a quick probe; may be repeated."),
+        typer.Option(
+            "--method",
+            "-m",
+            help="Both counts of this method, by a quick probe; may be repeated.",
+            autocompletion=complete_method,
+        ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts of the probe.")] = 12,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count forward FLOPs as Hoffmann et al. (2022, Appendix F): of models, of a round, of methods."""
+    """Count forward FLOPs as Hoffmann et al. (2022, Appendix F): of models, of a round, of methods.
+
+    A round: --target and --draft, by architecture, directory or hub id. Methods: --method, on a pair that is loaded.
+    """
+    target, draft = loading.target, loading.draft
+    if not method and (others := [name for name in loading.given() if name not in ("target", "draft")]):
+        raise UserError(f"--{others[0].replace('_', '-')} is for models that are loaded: give --method too")
     if method:
-        value = _methods(method, target, draft, gate, texts, Progress())
+        value = _methods(method, loading, texts, Progress())
     elif target is not None or draft is not None:
         if target is None or draft is None:
             raise UserError("a round needs both models: give --target and --draft")
@@ -95,9 +104,7 @@ def _round(target: str, draft: str, gamma: int, context: int | None) -> dict[str
 
 def _methods(
     specs: Sequence[str],
-    target: str | None,
-    draft: str | None,
-    gate: str | None,
+    loading: Loading,
     texts: int,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -106,9 +113,12 @@ def _methods(
     from sprinter.models.flops import forward_flops
     from sprinter.theory.flops import method_flops
     from sprinter.theory.predict import predict
+    from sprinter.theory.replay import check_replayable
 
     methods = [parse_method(spec) for spec in specs]
-    pair = load(target, draft, gate)
+    pair = load(**loading.arguments())
+    for method in methods:
+        check_replayable(method, pair.heads)
     recordings = record(pair, read_prompts(None, texts), 64, Sampling(), 0, progress)
     assert pair.models.draft is not None
     big, small = (forward_flops(model.model.config) for model in (pair.models.target, pair.models.draft))

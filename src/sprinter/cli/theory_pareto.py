@@ -7,18 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Gate, Target
+from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, check_out, read_prompts, record, write_json
 
 __all__ = ["command"]
 
 
+@loads()
 def command(
-    target: Target = None,
-    draft: Draft = None,
-    gate: Gate = None,
+    loading: Loading = Loading(),
     prompts: Annotated[
         Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
     ] = None,
@@ -31,7 +29,6 @@ def command(
         typer.Option(help="Directory for pareto.json and pareto.png.", show_default="numbers alone"),
     ] = None,
     figures: Annotated[bool, typer.Option(help="Draw the PNG file into --out.")] = True,
-    device: Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Draw the trade: how often the target is needed against mean drift, for every method, from recorded laws."""
@@ -41,7 +38,7 @@ def command(
 
     check_out(out, figures)
     lines, sampling, progress = read_prompts(prompts, texts), Sampling(temperature=temperature), Progress()
-    pair = load(target, draft, gate, device=device)
+    pair = load(**loading.arguments())
     recordings = record(pair, lines, new_tokens, sampling, seed, progress)
     data = pareto(recordings, seed=seed, progress=lambda name: progress("replaying", 0, 0))
     progress.close()

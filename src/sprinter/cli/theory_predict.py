@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sprinter.cli.loading import load
-from sprinter.cli.options import Device, Draft, Gate, Target, TopK, TopP
+from sprinter.cli.completion import complete_method
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
 from sprinter.errors import UserError
@@ -22,20 +24,27 @@ __all__ = ["command"]
 _METHODS = ("autoregressive", "speculative", "sprinter")
 
 
+@loads()
 def command(
     method: Annotated[
         list[str] | None,
-        typer.Option("--method", "-m", help="Any method; may be repeated.", show_default=", ".join(_METHODS)),
+        typer.Option(
+            "--method",
+            "-m",
+            help="Any method; may be repeated.",
+            show_default=", ".join(_METHODS),
+            autocompletion=complete_method,
+        ),
     ] = None,
     best: Annotated[bool, typer.Option(help="Name the best gamma, h, lambda, tau and T.")] = True,
-    max_drift: Annotated[float, typer.Option(help="Of lossy methods among the best.")] = 0.1,
+    max_drift: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Of lossy methods among the best.")
+    ] = 0.1,
     cost_ratio: Annotated[
         float | None,
         typer.Option(help="Time of a draft step over that of a target pass.", show_default="measured here"),
     ] = None,
-    target: Target = None,
-    draft: Draft = None,
-    gate: Gate = None,
+    loading: Loading = Loading(),
     labels: Annotated[
         Path | None,
         typer.Option(help="Labels made by 'sprinter gate label' instead of a probe.", show_default=False),
@@ -49,34 +58,43 @@ def command(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
-    device: Device = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict methods on your pair: a short probe records both models' laws, the decode loop replays them."""
     from sprinter.decode.methods import parse_method
     from sprinter.laws import Sampling
     from sprinter.theory import predict as theory
+    from sprinter.theory.replay import check_replayable
 
     methods = [parse_method(spec) for spec in method or _METHODS]
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
     sampling = Sampling(temperature, top_k, top_p)
     lines, progress = read_prompts(prompts, texts), Progress()
-    pair = load(target, draft, gate, device=device)
+    pair = load(**loading.arguments())
+    if not method:
+        methods = [one for one in methods if "gate" not in one.needs or pair.gate is not None]
+    for one in methods:
+        check_replayable(one, pair.heads)
+    if given is None:
+        progress("measuring costs")
+    cost = given or theory.measure_costs(pair)
     if labels is not None:
         recordings = _from_labels(labels, pair, sampling)
     else:
         recordings = record(pair, lines, new_tokens, sampling, seed, progress)
-    cost = given or theory.measure_costs(pair)
-    wanted = [m for m in methods if method or "gate" not in m.needs or "gate" in recordings[0].signals]
-    rows = [theory.predict(recordings, one, cost=cost, seed=seed).to_dict() for one in wanted]
+    rows, stage = [], f"predicting {len(methods)} methods"
+    for done, one in enumerate(methods):
+        progress(stage, done, len(methods))
+        rows.append(theory.predict(recordings, one, cost=cost, seed=seed).to_dict())
     found: dict[str, Any] = {}
     if best:
+        tried, wanted = itertools.count(1), sum(map(len, theory.dials(recordings[0]).values()))
         chosen = theory.best(
             recordings,
             cost,
             max_drift=max_drift,
             seed=seed,
-            progress=lambda name: progress("looking for the best"),
+            progress=lambda name: progress("looking for the best", next(tried), wanted),
         )
         found = {name: None if one is None else one.to_dict() for name, one in chosen.items()}
     progress.close()
@@ -95,7 +113,8 @@ def _from_labels(directory: Path, pair: Pair, sampling: Any) -> list[Recording]:
     from sprinter.theory.labels import from_labels
 
     info = read_info(directory)
-    assert pair.models.draft is not None
+    if pair.models.draft is None:
+        raise UserError("labels hold the laws of both models, and this pair has no draft: give --draft")
     for which, model, wanted in (
         ("target", pair.models.target, info.target_fingerprint),
         ("draft", pair.models.draft, info.draft_fingerprint),

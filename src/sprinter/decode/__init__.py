@@ -1,1 +1,96 @@
-"""The rules and the loop, no models: trust, stop, accept, methods, the coroutine, the meter, the conformance checks."""
+"""Rules, methods and what a plug-in needs; no models.
+
+    >>> from sprinter.decode import Fuzzy, Gate, Method, Svip
+    >>> Method(trust=Gate(0.5), stop=Svip(0.3), accept=Fuzzy("js", 0.4)).lossless()
+    False
+
+Rules that are built in and the classes that they are made of (``TrustRule``, ``StopRule``, ``AcceptRule``,
+``SeveralRule``), drafters, the registries, specs (``parse_method``), the public checks (``check_trust``,
+``check_stop``, ``check_accept``), and what decoding leaves: tokens, stats, the rules' state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sprinter.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sprinter.decode.accept import (
+        AcceptRule,
+        Batch,
+        Bild,
+        Exact,
+        Fuzzy,
+        GreedyMatch,
+        Judge,
+        Lenient,
+        Mentored,
+        Opt,
+        RandomAccept,
+        SeveralRule,
+        SpecInfer,
+        SpecTr,
+        Typical,
+        Uno,
+    )
+    from sprinter.decode.checks import at_least, between
+    from sprinter.decode.conformance import check_accept, check_stop, check_trust
+    from sprinter.decode.draft import Chain, LawPair, Origin, Stats, Token
+    from sprinter.decode.drafter import Allocated, Drafter, Lookup, Model, Nothing
+    from sprinter.decode.method import Method
+    from sprinter.decode.methods import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
+    from sprinter.decode.presets import preset
+    from sprinter.decode.registry import Registry
+    from sprinter.decode.state import RuleState
+    from sprinter.decode.stop import (
+        AdaEdl,
+        BildFallback,
+        Confidence,
+        Disco,
+        Fixed,
+        Heuristic,
+        Never,
+        SpecDec,
+        StopRule,
+        Svip,
+        Untrusted,
+    )
+    from sprinter.decode.trust import Coin, Everyone, Gate, Nobody, State, TrustRule
+
+__all__ = [
+    "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated", "Batch", "Bild",
+    "BildFallback", "Chain", "Coin", "Confidence", "Disco", "Drafter", "Everyone", "Exact", "Fixed", "Fuzzy",
+    "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model",
+    "Never", "Nobody", "Nothing", "Opt", "Origin", "RandomAccept", "Registry", "RuleState", "SeveralRule",
+    "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "Token", "TrustRule", "Typical",
+    "Uno", "Untrusted", "at_least", "between", "check_accept", "check_stop", "check_trust", "method_table",
+    "parse_method", "preset",
+]  # fmt: skip
+
+# Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "sprinter.decode.accept": (
+            "AcceptRule", "Batch", "Bild", "Exact", "Fuzzy", "GreedyMatch", "Judge", "Lenient", "Mentored",
+            "Opt", "RandomAccept", "SeveralRule", "SpecInfer", "SpecTr", "Typical", "Uno",
+        ),
+        "sprinter.decode.checks": ("at_least", "between"),
+        "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
+        "sprinter.decode.draft": ("Chain", "LawPair", "Origin", "Stats", "Token"),
+        "sprinter.decode.drafter": ("Allocated", "Drafter", "Lookup", "Model", "Nothing"),
+        "sprinter.decode.method": ("Method",),
+        "sprinter.decode.methods": (
+            "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "method_table", "parse_method",
+        ),
+        "sprinter.decode.presets": ("preset",),
+        "sprinter.decode.registry": ("Registry",),
+        "sprinter.decode.state": ("RuleState",),
+        "sprinter.decode.stop": (
+            "AdaEdl", "BildFallback", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "SpecDec",
+            "StopRule", "Svip", "Untrusted",
+        ),
+        "sprinter.decode.trust": ("Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"),
+    },
+)  # fmt: skip

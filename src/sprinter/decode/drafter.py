@@ -14,7 +14,7 @@ from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
-__all__ = ["Allocated", "Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
+__all__ = ["BUILT_IN", "Allocated", "Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
 
 
 class Drafter:
@@ -137,6 +137,10 @@ class Lookup(Drafter):
     def uses_model(self) -> bool:
         """Where nothing matches, if asked to."""
         return self.otherwise == "model"
+
+
+BUILT_IN: tuple[type[Drafter], ...] = (Model, Lookup, Allocated, Nothing)
+"""The drafters that drivers know how to serve. They ask which of these it is, so no other class may stand in."""
 
 
 def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:

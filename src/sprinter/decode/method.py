@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sprinter.decode.accept import Exact, Judge, SeveralRule
+from sprinter.decode.accept import AcceptRule, Exact, Judge, SeveralRule
 from sprinter.decode.checks import at_least
-from sprinter.decode.drafter import Drafter, Lookup, Model
+from sprinter.decode.drafter import BUILT_IN, Drafter, Lookup, Model
 from sprinter.decode.stop import Fixed, Never, StopRule
 from sprinter.decode.trust import Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
@@ -39,6 +39,7 @@ class Method:
     paper: str = ""
 
     def __post_init__(self) -> None:
+        self._check_parts()
         if self.cap is not None:
             at_least("cap", self.cap, 1)
         if self.stop.discards and self.sees_token:
@@ -52,6 +53,20 @@ class Method:
             )
         if self.drafter.drafts > 1:
             self._check_several()
+
+    def _check_parts(self) -> None:
+        kinds: dict[str, tuple[type, ...]] = {
+            "trust": (TrustRule,), "stop": (StopRule,), "accept": (AcceptRule, SeveralRule),
+        }  # fmt: skip
+        for part, kind in kinds.items():
+            if not isinstance(rule := getattr(self, part), kind):
+                raise UserError(f"{part}={rule!r} is no {part} rule: give one that 'sprinter methods' shows")
+        if type(self.drafter) not in BUILT_IN:
+            known = ", ".join(kind.__name__.lower() for kind in BUILT_IN)
+            raise UserError(
+                f"drafter {self.drafter!r} cannot be used: only the built-in drafters propose ({known}); "
+                "drafters from plug-ins are not supported yet"
+            )
 
     def _check_several(self) -> None:
         if not isinstance(self.accept, SeveralRule):

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from sprinter.decode.method import Method
-from sprinter.decode.presets import preset
+from sprinter.decode.presets import preset, spelled
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.errors import UserError
 
 __all__ = [
-    "ACCEPT", "METHODS", "STOP", "TRUST", "Method", "build_rule", "full_spec", "method_table", "parse_call",
+    "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule", "full_spec", "method_table",
+    "parse_call",
     "parse_method", "preset",
 ]  # fmt: skip
 
@@ -61,7 +62,7 @@ def method_table() -> list[dict[str, Any]]:
     """
     rows = []
     for name in METHODS.names():
-        method: Method = METHODS.get(name)()
+        method = _method_of(name, {})
         parts = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
         unused = (
             ("trust", "stop", "accept")
@@ -105,13 +106,27 @@ def _preset_from(text: str) -> Method:
     name, params = parse_call(text)
     capped = "cap" in params and "cap" not in _parameters(METHODS.get(name))
     cap = params.pop("cap") if capped else None
-    method: Method = build_rule(METHODS, name, params)
+    method = _method_of(name, params)
     if not capped:
         return method
     return dataclasses.replace(
         method,
         cap=cap,
         name=f"{method.name[:-1]}, cap={cap})" if "(" in method.name else f"{name}(cap={cap})",
+    )
+
+
+def _method_of(name: str, params: dict[str, Any]) -> Method:
+    """What a registered function makes, under its registered name and with its paper where it says neither itself."""
+    method = build_rule(METHODS, name, params)
+    if not isinstance(method, Method):
+        raise UserError(f"the function of method '{name}' returned {method!r}: it must return a Method")
+    factory = METHODS.get(name)
+    unnamed = method.name == Method().name
+    return dataclasses.replace(
+        method,
+        name=spelled(name, factory, params) if unnamed else method.name,
+        paper=method.paper or getattr(factory, "paper", ""),
     )
 
 
@@ -134,9 +149,9 @@ def _composed_from(spec: str, items: list[str]) -> Method:
             parts[key] = build_rule(registries[key], name, params)
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])
-    trusting = "trust" in parts and not parts["trust"].never
-    defaults = {"stop": Untrusted(), "cap": 20} if trusting else {"stop": Fixed(), "cap": 40}
-    return Method(**{**defaults, **parts}, name=spec.replace(" ", ""))
+    method = Method(**parts, name=spec.replace(" ", ""))
+    defaults = {"stop": Fixed(), "cap": 40} if method.trust.never else {"stop": Untrusted(), "cap": 20}
+    return dataclasses.replace(method, **{**defaults, **parts})
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:

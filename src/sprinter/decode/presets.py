@@ -37,7 +37,7 @@ from sprinter.decode.stop import (
 )
 from sprinter.decode.trust import Coin, Everyone, Gate
 
-__all__ = ["preset"]
+__all__ = ["preset", "spelled"]
 
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
@@ -48,7 +48,7 @@ def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         def named(**params: Any) -> Method:
-            return dataclasses.replace(build(**params), name=_spell(name, build, params), paper=paper)
+            return dataclasses.replace(build(**params), name=spelled(name, build, params), paper=paper)
 
         named.__doc__, named.__signature__ = build.__doc__, inspect.signature(build)  # type: ignore[attr-defined]
         named.paper = paper  # type: ignore[attr-defined]
@@ -58,7 +58,8 @@ def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[
     return register
 
 
-def _spell(name: str, build: Callable[..., Method], params: dict[str, Any]) -> str:
+def spelled(name: str, build: Callable[..., Method], params: dict[str, Any]) -> str:
+    """A preset as a spec writes it, its defaults included: ``speculative(gamma=5)``."""
     values = {key: p.default for key, p in inspect.signature(build).parameters.items()} | params
     inside = ", ".join(f"{key}={value}" for key, value in values.items())
     return f"{name}({inside})" if inside else name

@@ -103,6 +103,11 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
             f"the {which} {source} is a file: give the directory that holds it and its config.json"
         )
     if path.is_dir():
+        if revision is not None:
+            name = "revision" if which == "target" else "draft_revision"
+            raise UserError(
+                f"{name}={revision} is of a model on the hub, and {source} is a directory: leave it out"
+            )
         _check_config(path, str(source), which)
         _check_weights(path, str(source), which)
         return Origin(path, str(source))

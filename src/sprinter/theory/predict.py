@@ -20,12 +20,14 @@ from torch import Tensor
 from sprinter.decode.methods import Method, parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.heads.features import DraftStep, read_features
+from sprinter.heads.head import Head
 from sprinter.models.choose import make_runner
 from sprinter.models.pair import LoadedModel
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import Replay, replay, unrecorded
 
-__all__ = ["FAMILIES", "CostRatio", "Prediction", "best", "measure_costs", "predict"]
+__all__ = ["FAMILIES", "CostRatio", "Prediction", "best", "dials", "measure_costs", "predict"]
 
 _RESAMPLES = 1000
 
@@ -185,10 +187,18 @@ def measure_costs(pair: Pair, *, context: int = 64, tokens: int = 8, repeats: in
     several = _pass_s(pair.models.target, context, tokens, repeats)
     gate = 0.0
     if pair.gate is not None:
-        hidden = torch.zeros(pair.models.draft.hidden_size, device=pair.models.draft.model.device)
-        gate = _median_s(lambda: float(pair.gate(hidden)), repeats)  # type: ignore[misc]
+        head, read = pair.gate, _features(pair.gate, pair.models.draft)
+        gate = _median_s(lambda: float(head(read)), repeats)
     step = _pass_s(pair.models.draft, context, 1, repeats)
     return CostRatio(step / one, gate / one, max(0.0, (several - one) / (tokens - 1) / one))
+
+
+def _features(head: Head, draft: LoadedModel) -> dict[str, Tensor]:
+    """Some features of one position, such as this head reads."""
+    device = draft.model.device
+    hidden, first = torch.zeros(draft.hidden_size, device=device), torch.tensor(1, device=device)
+    law = torch.full((draft.vocab_size,), 1 / draft.vocab_size, device=device)
+    return read_features(head.features, DraftStep(hidden, law, first, first, hidden, first))
 
 
 def _pass_s(model: LoadedModel, context: int, tokens: int, repeats: int) -> float:
@@ -230,6 +240,21 @@ FAMILIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
 the fuzzy threshold."""
 
 
+def dials(
+    recording: Recording, families: Mapping[str, tuple[str, Iterable[float]]] = FAMILIES
+) -> dict[str, list[Method]]:
+    """The methods of each dial, one a value, without the dials that read what was not recorded."""
+    found = {
+        name: [parse_method(spec.format(value)) for value in values]
+        for name, (spec, values) in families.items()
+    }
+    return {
+        name: methods
+        for name, methods in found.items()
+        if not any(unrecorded(recording, method) for method in methods)
+    }
+
+
 def best(
     recordings: Sequence[Recording],
     cost: CostRatio,
@@ -241,15 +266,13 @@ def best(
 ) -> dict[str, Prediction | None]:
     """The fastest value of each dial among those predicted to drift at most ``max_drift``; None where none does.
 
-    Dials that read what was not recorded (a gate's score) are left out.
+    Dials that read what was not recorded (a gate's score) are left out. ``progress`` is called with the name of each
+    method that was tried, all those of ``dials``.
     """
     if not 0.0 <= max_drift <= 1.0:
         raise UserError(f"max_drift={max_drift} is out of range: give a number in [0, 1]")
     found: dict[str, Prediction | None] = {}
-    for name, (spec, values) in families.items():
-        methods = [parse_method(spec.format(value)) for value in values]
-        if any(unrecorded(recordings[0], method) for method in methods):
-            continue
+    for name, methods in dials(recordings[0], families).items():
         tried = []
         for method in methods:
             tried.append(predict(recordings, method, cost=cost, seed=seed))

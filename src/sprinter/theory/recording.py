@@ -22,11 +22,13 @@ from sprinter.models.interface import Step
 from sprinter.models.pair import LoadedModel
 from sprinter.theory.outcomes import FULL, group_laws
 
-__all__ = ["DYNAMIC", "Recording", "Writer", "probe", "static_signals"]
+__all__ = ["DYNAMIC", "LAW_SIGNALS", "Recording", "Writer", "probe", "static_signals"]
 
 Writer = Literal["target", "draft"]
 DYNAMIC = frozenset({"position", "log_q"})
 """Features of a head that depend on the run and the token, so that a replay makes them; all others are recorded."""
+LAW_SIGNALS = frozenset({"entropy", "max_prob", "entropy_processed", "max_prob_processed"})
+"""What every recording holds of the draft's laws."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,15 +28,17 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Scores, Stats
 from sprinter.decode.drafter import Lookup, Model, look_up
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
+from sprinter.decode.method import HEADS, Method
 from sprinter.decode.run import Answer
 from sprinter.errors import UserError
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 from sprinter.theory.montecarlo import answer_all
-from sprinter.theory.recording import Recording
+from sprinter.theory.recording import LAW_SIGNALS, Recording
 
-__all__ = ["CoupledDraws", "Replay", "ReplayDriver", "replay", "unrecorded"]
+__all__ = ["CoupledDraws", "Replay", "ReplayDriver", "check_replayable", "replay", "unrecorded"]
+
+_MADE = frozenset({"uniform", "token_prob", "token_prob_processed"})  # signals that a replay makes itself
 
 
 @dataclass(frozen=True)
@@ -266,8 +268,26 @@ class ReplayDriver:
 
 def unrecorded(recording: Recording, method: Method) -> frozenset[str]:
     """Signals that a method needs and a replay of this recording cannot give."""
-    given = {"uniform", "token_prob", "token_prob_processed"}
-    return method.needs - recording.signals.keys() - recording.heads.keys() - given
+    return method.needs - _MADE - recording.signals.keys() - recording.heads.keys()
+
+
+def check_replayable(method: Method, heads: Collection[str]) -> None:
+    """Before anything is recorded: would recordings of a pair with heads of these kinds do for the method?
+
+    Raises:
+        UserError: the method needs a signal that neither laws nor these heads give.
+    """
+    _refuse(method, method.needs - _MADE - LAW_SIGNALS - set(heads))
+
+
+def _refuse(method: Method, missing: frozenset[str]) -> None:
+    if not missing:
+        return
+    what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
+    mend = (
+        "give the pair that head" if missing <= HEADS else "a replay knows laws and the scores of heads alone"
+    )
+    raise UserError(f"method {method.name} needs {what}, which is not recorded: {mend}")
 
 
 def replay(
@@ -285,9 +305,7 @@ def replay(
         UserError: the method needs a signal that was not recorded.
     """
     at_least("repeats", repeats, 1)
-    if missing := unrecorded(recording, method):
-        what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
-        raise UserError(f"method {method.name} needs {what}, which was not recorded: give the pair that head")
+    _refuse(method, unrecorded(recording, method))
     numbers = np.random.default_rng(seed)
     rows = []
     for k, (first, length) in enumerate(zip(recording.starts, recording.lengths, strict=True)):
@@ -317,9 +335,9 @@ def _replay_text(
     coupled: bool,
 ) -> tuple[float, ...]:
     record = Record()
-    draws = CoupledDraws(
-        recording, method.accept, first, first + length - 1, numbers, coupled and method.drafter.drafts == 1
-    )
+    # a rule for several drafts has no b of one position, which the coupling of a refusal is made of
+    coupled = coupled and isinstance(method.accept, AcceptRule)
+    draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled)
     driver = ReplayDriver(recording, method, k, draws, record.stats)
     limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)
     answer_all(decode((0,), method, limits, draws, record, complete=True), driver.answer)

@@ -1,0 +1,218 @@
+"""``sprinter generate --prompts FILE``: many texts, one JSON object a line, in the order of the file."""
+
+from __future__ import annotations
+
+import hashlib
+import json as json_module
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sprinter.cli.bench_pages import Meter
+from sprinter.cli.pages import print_json
+from sprinter.errors import SprinterError, UserError
+from sprinter.files import read_json_lines, write_atomic
+
+if TYPE_CHECKING:
+    from sprinter.engine.generation import Generation
+    from sprinter.engine.pair import Pair
+
+__all__ = ["ROWS", "Prompt", "Results", "generate_many", "read_prompts", "settings_of"]
+
+ROWS = 8
+"""Texts that are under way at the same time, and so are written at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt of a file: its place among the prompts, from 0, its line, from 1, and its text or what is wrong."""
+
+    index: int
+    line: int
+    text: str | None
+    error: str | None = None
+
+
+def read_prompts(file: Path, field: str | None) -> list[Prompt]:
+    """The prompts of a ``.txt`` file, a line each, or of a ``.jsonl`` file, an object a line; blank lines are none.
+
+    A line that holds no prompt is a prompt with an error.
+
+    Raises:
+        UserError: no such file, another kind of file, not UTF-8, no line.
+    """
+    from sprinter.gate.sources import read_lines, text_of
+
+    if (kind := file.suffix) not in (".txt", ".jsonl"):
+        raise UserError(
+            f"--prompts '{file}' is of no known kind: give a .txt file, a prompt a line, or a .jsonl file"
+        )
+    if kind == ".txt" and field is not None:
+        raise UserError(f"--field {field} is of .jsonl files, and '{file}' is text: leave it out")
+
+    def prompt(index: int, line: int, text: str) -> Prompt:
+        try:
+            if kind == ".jsonl":
+                text = text_of(json_module.loads(text), field, f"line {line}")
+            if not text:
+                raise UserError(f"line {line} holds an empty prompt: give at least one word to go on from")
+            text.encode()
+        except UserError as error:
+            return Prompt(index, line, None, str(error))
+        except ValueError as error:  # no JSON, or half of a surrogate pair
+            return Prompt(index, line, None, f"line {line} is not a JSON object in UTF-8: {error}")
+        return Prompt(index, line, text)
+
+    try:
+        lines = [(number, line) for number, line in read_lines(str(file)) if line.strip()]
+    except OSError as error:
+        raise UserError(f"cannot read --prompts '{file}' ({error.strerror}): check the path") from None
+    if not lines:
+        raise UserError(f"--prompts '{file}' is empty: give a prompt a line")
+    return [prompt(index, number, line) for index, (number, line) in enumerate(lines)]
+
+
+class Results:
+    """The file of results: lines are appended, and what is there already is not generated again.
+
+    ``FILE.run.json`` beside it says what the results depend on.
+
+    Args:
+        file: made with its directory if it is not there.
+        settings: JSON values that the results depend on.
+        restart: throw away what is there.
+
+    Raises:
+        UserError: it holds results with other settings, or something else, or cannot be written.
+    """
+
+    def __init__(self, file: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
+        self.file, self._about = file, file.with_name(f"{file.name}.run.json")
+        if file.is_dir():
+            raise UserError(f"--out '{file}' is a directory: give a file")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if restart:
+                file.unlink(missing_ok=True)
+            self.rows = self._held(settings)
+            write_atomic(self._about, json_module.dumps(settings) + "\n")
+            self._keep_whole_lines()
+        except OSError as error:
+            raise UserError(f"cannot write --out '{file}' ({error.strerror}): give another file") from None
+
+    def _held(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+        if not self.file.is_file() or self.file.stat().st_size == 0:
+            return []
+        mend = "give another --out, or --restart to begin anew"
+        try:
+            before = json_module.loads(self._about.read_text(encoding="utf-8"))
+            rows = read_json_lines(self.file)
+            if [row["index"] for row in rows] != list(range(len(rows))):
+                raise ValueError
+        except FileNotFoundError:
+            raise UserError(f"--out '{self.file}' is no file of results: {mend}") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"--out '{self.file}' is damaged: {mend}") from None
+        if other := [name for name in settings if before.get(name) != settings[name]]:
+            raise UserError(
+                f"--out '{self.file}' holds results with another {other[0].replace('_', ' ')}: {mend}"
+            )
+        return rows
+
+    def _keep_whole_lines(self) -> None:
+        """Cut off a line that a kill left unfinished."""
+        with open(self.file, "ab+") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Append; on the disk when this returns."""
+        with open(self.file, "ab") as file:
+            file.write("".join(f"{json_module.dumps(row, allow_nan=False)}\n" for row in rows).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.rows += rows
+
+
+def generate_many(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    options: Mapping[str, Any],
+    *,
+    method: str | None,
+    rows: int,
+    results: Results | None,
+    json: bool,
+) -> int:
+    """Generate what is missing; exit status 1 if a prompt has no text.
+
+    Args:
+        options: of ``Pair.generate_batch``; prompt i is drawn with seed ``options["seed"]`` + i.
+        results: where the lines go; None: standard output.
+        json: print one JSON object at the end.
+    """
+    pair.stream("a", method=method, **options).close()  # what is wrong with every request is said once
+    resumed = len(results.rows) if results is not None else 0
+    failed = sum("error" in row for row in results.rows) if results is not None else 0
+    with Meter() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
+        for chunk in _chunks(prompts[resumed:], rows):
+            found = _generate(pair, chunk, {**options, "method": method}, rows)
+            failed += sum("error" in row for row in found)
+            if results is not None:
+                results.add(found)
+            else:
+                for row in found:
+                    print_json(row)
+            if meter is not None:
+                meter(chunk[-1].index + 1, len(prompts), f"{failed} failed" if failed else "generating")
+    if json:
+        assert results is not None
+        counts = {"prompts": len(prompts), "resumed": resumed, "failed": failed}
+        print_json({"out": str(results.file), **counts})
+    if failed:
+        print(f"{failed} of {len(prompts)} prompts have no text; their lines say why", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _chunks(prompts: Sequence[Prompt], rows: int) -> Iterator[Sequence[Prompt]]:
+    for first in range(0, len(prompts), rows):
+        yield prompts[first : first + rows]
+
+
+def _generate(
+    pair: Pair, chunk: Sequence[Prompt], options: Mapping[str, Any], rows: int
+) -> list[dict[str, Any]]:
+    """One object a prompt. A text does not depend on its neighbours: where one fails, each is asked for alone."""
+    good = [prompt for prompt in chunk if prompt.error is None]
+    try:
+        done = dict(zip(good, _batch(pair, good, options, rows), strict=True))
+        errors = {prompt: prompt.error for prompt in chunk if prompt.error is not None}
+    except SprinterError as error:
+        if len(chunk) > 1:
+            return [row for prompt in chunk for row in _generate(pair, [prompt], options, rows)]
+        done, errors = {}, {chunk[0]: str(error)}
+    found = []
+    for prompt in chunk:
+        about = {"index": prompt.index, "line": prompt.line, "seed": options["seed"] + prompt.index}
+        shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
+        found.append({**about, **({} if prompt.text is None else {"prompt": prompt.text}), **shown})
+    return found
+
+
+def _batch(pair: Pair, prompts: Sequence[Prompt], options: Mapping[str, Any], rows: int) -> list[Generation]:
+    seeds = [options["seed"] + prompt.index for prompt in prompts]
+    texts = [prompt.text for prompt in prompts if prompt.text is not None]
+    return pair.generate_batch(texts, **{**options, "seed": seeds, "rows": rows}) if texts else []
+
+
+def settings_of(
+    file: Path, field: str | None, method: str | None, options: Mapping[str, Any], models: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What results depend on, as JSON values."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    found = {"prompts": digest, "field": field, "method": method, **options, "models": dict(models)}
+    return dict(json_module.loads(json_module.dumps(found)))

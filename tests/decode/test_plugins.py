@@ -1,0 +1,114 @@
+"""What other packages add through entry points, as a user meets it: specs, methods, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+import sprinter
+from sprinter.decode import registry
+from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.method import Method
+from sprinter.decode.methods import parse_method
+from sprinter.decode.stop import Fixed
+from sprinter.decode.trust import Coin, Gate
+from sprinter.errors import UserError
+
+Install = Callable[[registry.Registry, str, str], None]
+
+
+@dataclass(frozen=True)
+class Parrot(Drafter):
+    """A third party's drafter."""
+
+    n: int = 2
+
+
+@dataclass(frozen=True)
+class Loud(Model):
+    """A built-in drafter with other ways, which no driver would ask about."""
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Add an entry point to a registry for one test: (registry, name, object of this module)."""
+    points: dict[str, list[EntryPoint]] = {}
+    monkeypatch.setattr(registry, "entry_points", lambda group: points.get(group, []))
+
+    def add(into: registry.Registry, name: str, attribute: str) -> None:
+        monkeypatch.setattr(into, "_items", dict(into._items))
+        monkeypatch.setattr(into, "_loaded", False)
+        group = into._group
+        points[group] = [EntryPoint(name, f"tests.decode.test_plugins:{attribute}", group)]
+
+    return add
+
+
+def test_a_drafter_of_a_plug_in_is_refused(install: Install) -> None:
+    install(registry.DRAFTER, "parrot", "Parrot")
+    with pytest.raises(UserError, match=r"drafter Parrot\(n=3\).*only the built-in drafters.*model, lookup"):
+        parse_method("drafter=parrot(n=3),stop=fixed(gamma=4)")
+
+
+@pytest.mark.parametrize("drafter", [Parrot(), Loud(), Model, "model"])
+def test_drafters_that_no_driver_serves_are_refused(drafter: Any) -> None:
+    with pytest.raises(UserError, match="only the built-in drafters"):
+        Method(drafter=drafter)
+
+
+def test_a_rule_in_another_rules_place_is_refused(install: Install) -> None:
+    install(registry.TRUST, "odd", "Parrot")
+    with pytest.raises(UserError, match=r"trust=Parrot\(n=2\) is no trust rule"):
+        parse_method("trust=odd")
+    for wrong in ({"trust": "gate"}, {"stop": Coin()}, {"accept": Gate}):
+        (part,) = wrong
+        with pytest.raises(UserError, match=rf"^{part}=.* is no {part} rule"):
+            Method(**wrong)  # type: ignore[arg-type]
+
+
+# --- methods of other packages ---------------------------------------------------------------------------------------
+def plain(*, gamma: int = 3) -> Method:
+    """A function that says neither name nor paper."""
+    return Method(stop=Fixed(gamma))
+
+
+def named(*, gamma: int = 3) -> Method:
+    """A function whose method says both."""
+    return Method(stop=Fixed(gamma), name=f"mine, {gamma} tokens", paper="Me 2026")
+
+
+def attributed() -> Method:
+    """A function that carries its paper."""
+    return Method(stop=Fixed(2))
+
+
+attributed.paper = "You 2026"  # type: ignore[attr-defined]
+
+
+def no_method() -> str:
+    return "speculative"
+
+
+@pytest.mark.parametrize(("function", "spec", "paper"), [
+    ("plain", "theirs(gamma=3)", ""), ("named", "mine, 3 tokens", "Me 2026"), ("attributed", "theirs", "You 2026"),
+])  # fmt: skip
+def test_a_plain_function_keeps_its_name_and_paper(
+    install: Install, function: str, spec: str, paper: str
+) -> None:
+    install(registry.METHODS, "theirs", function)
+    row = sprinter.methods()[-1]
+    assert (row["name"], row["spec"], row["paper"]) == ("theirs", spec, paper)
+    method = parse_method("theirs(cap=2)")
+    assert method.cap == 2 and method.paper == paper and method.name.startswith(("theirs(", "mine"))
+    if function == "plain":
+        assert parse_method("theirs(gamma=7, cap=2)").name == "theirs(gamma=7, cap=2)"
+
+
+def test_a_function_that_returns_no_method_is_named(install: Install) -> None:
+    install(registry.METHODS, "theirs", "no_method")
+    with pytest.raises(UserError, match="method 'theirs' returned 'speculative'"):
+        parse_method("theirs")

@@ -1,0 +1,146 @@
+"""docs/adding-a-rule.md, followed word by word in a copy of the tree: without a step the tests ask for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+from tests.test_method_pages import HEADINGS
+
+from sprinter.decode import ACCEPT, check_accept, parse_method
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = (
+    "tests/test_method_pages.py",
+    "tests/test_house.py::test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs",
+    "tests/test_house.py::test_readme_describes_every_method_truly",
+    "tests/decode/test_conformance.py::test_registered_accept_rules_on_ten_thousand_pairs[least]",
+)
+
+
+def steps() -> dict[str, str]:
+    """Path, and ", at the end" -> the block that the page shows below it."""
+    page = (ROOT / "docs/adding-a-rule.md").read_text(encoding="utf-8")
+    found = re.findall(r"^   `([^`]+)`(, at the end)?\n\n   (`{3,4})\w+\n(.*?)^   \3$", page, re.M | re.S)
+    return {path: textwrap.dedent(block) for path, _, _, block in found}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what the steps touch and of what its tests read."""
+    for part in ("src", "docs/methods", "scripts", "tests"):
+        ignored = shutil.ignore_patterns("builtin", "__pycache__", "*.pyc")
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=ignored)
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def run(tree: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def check(tree: Path, *only: str) -> subprocess.CompletedProcess[str]:
+    return run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(only or TESTS))
+
+
+def write(tree: Path, path: str, text: str) -> None:
+    (tree / path).write_text(text, encoding="utf-8")
+
+
+def replace(tree: Path, path: str, old: str, new: str) -> None:
+    text = (tree / path).read_text(encoding="utf-8")
+    assert old in text, f"{path} has no {old!r}"
+    write(tree, path, text.replace(old, new, 1))
+
+
+def append(tree: Path, path: str, block: str) -> None:
+    write(tree, path, (tree / path).read_text(encoding="utf-8") + "\n\n" + block)
+
+
+def test_the_rule_and_the_page_of_the_example_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ACCEPT, "_items", dict(ACCEPT._items))
+    rule, page, *_ = steps().values()
+    module = types.ModuleType("least")
+    monkeypatch.setitem(sys.modules, "least", module)
+    exec(compile(rule, "docs/adding-a-rule.md", "exec"), vars(module))
+    for least in (module.Least(), module.Least(0.0), module.Least(1.0)):
+        check_accept(least, count=200)
+    assert parse_method("accept=least(chance=0.1)").accept == module.Least(0.1)
+    parts = re.split(r"^## (.+)$", page, flags=re.M)
+    assert parts[1::2] == HEADINGS and "| `chance` | `0.2` |" in page
+
+
+def test_the_files_that_the_checklists_name_exist() -> None:
+    for document in ("CONTRIBUTING.md", "docs/adding-a-rule.md"):
+        text = (ROOT / document).read_text(encoding="utf-8")
+        named = re.findall(r"`((?:decode|scripts|docs|tests)/[\w./-]+)`", text)
+        assert len(named) >= 5
+        assert [name for name in named if "least" not in name and "KIND" not in name
+                and not any((ROOT / root / name).exists() for root in (".", "src/sprinter"))] == []  # fmt: skip
+    shown = text[text.index("pytest ") :]
+    assert {"tests/decode/test_conformance.py", "tests/test_method_pages.py"} <= set(shown.split())
+
+
+@pytest.mark.slow
+def test_the_page_is_true(tree: Path) -> None:
+    shown = steps()
+    places = ["src/sprinter/decode/accept/least.py", "docs/methods/accept/least.md",
+              "scripts/figures_accept.py", "src/sprinter/decode/presets.py"]  # fmt: skip
+    assert list(shown) == places
+    rule, page, figure, preset = places
+
+    write(tree, rule, shown[rule])  # 1 and 2
+    init, lenient = "src/sprinter/decode/accept/__init__.py", "from sprinter.decode.accept.lenient"
+    replace(
+        tree,
+        init,
+        lenient,
+        f"from sprinter.decode.accept.least import Least\n{lenient}",
+    )
+    replace(tree, init, '    "Lenient",', '    "Least",\n    "Lenient",')
+    unnamed = check(tree, TESTS[1])
+    assert unnamed.returncode == 1 and "Least" in unnamed.stdout
+    home = "src/sprinter/decode/__init__.py"
+    replace(tree, home, "        Lenient,", "        Least,\n        Lenient,")
+    for _ in range(2):  # __all__, and the table of homes
+        text = (tree / home).read_text(encoding="utf-8")
+        write(tree, home, re.sub(r'(?<!"Least", )"Lenient"', '"Least", "Lenient"', text, count=1))
+    assert check(tree, TESTS[1], TESTS[3]).returncode == 0
+    append(tree, preset, shown[preset])  # 5, before what it asks for
+    missing = check(tree, TESTS[0], TESTS[2])
+    assert missing.returncode == 1
+    asked = ("every_rule_has_a_page", "accept-least", "test_every_preset", "test_readme_describes")
+    assert [word for word in asked if word not in missing.stdout] == []
+
+    write(tree, page, shown[page])  # 3
+    index = "docs/methods/README.md"
+    replace(
+        tree,
+        index,
+        "[lenient](accept/lenient.md) ·",
+        "[least](accept/least.md) · [lenient](accept/lenient.md) ·",
+    )
+    (row,) = re.findall(
+        r"^   (\| `least.*)$", (ROOT / "docs/adding-a-rule.md").read_text(encoding="utf-8"), re.M
+    )
+    for document, before in (
+        (index, "| `lenient(w=0.8, gamma=5)` | nobody"),
+        ("README.md", "| `lenient(w=0.8"),
+    ):
+        replace(tree, document, before, f"{row}\n{before}")
+    append(tree, figure, shown[figure])  # 4
+    drawn = run(tree, "scripts/make_method_figures.py", "--only", "least")
+    assert drawn.returncode == 0, drawn.stderr
+    done = check(tree)
+    assert done.returncode == 0, done.stdout
