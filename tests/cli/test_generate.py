@@ -87,7 +87,7 @@ def test_options_reach_the_engine(run: Run, places: Places) -> None:
 
 def test_the_method_is_chosen_by_what_the_pair_has(run: Run, places: Places) -> None:
     for models, name in (
-        (places.gated, "sprinter"), (places.pair, "speculative"), (places.pair[:2], "autoregressive"),
+        (places.gated, "speculative"), (places.pair, "speculative"), (places.pair[:2], "autoregressive"),
     ):  # fmt: skip
         assert generated(run, "x", *models, "-n", "2")["method"].startswith(name)
 

@@ -53,6 +53,7 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
             "sha256": weights_fingerprint(head),
             "parameters": sum(p.numel() for p in head.parameters()),
             "features": list(head.features),
+            "tau": head.config.tau,
         }
     return facts
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sprinter.gate.roc import Report
+    from sprinter.gate.threshold import Setting
     from sprinter.gate.train import Epoch
 
 __all__ = ["command", "print_areas"]
@@ -64,7 +65,15 @@ def command(
         str | None,
         typer.Option(help="none, temperature or isotonic.", show_default="temperature; none for specdec++"),
     ] = None,
-    tau: Annotated[float, typer.Option(help="Threshold to report the head at.")] = 0.5,
+    drift: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose a gate's tau for this mean drift, on held-out prompts.", show_default="0.1"
+        ),
+    ] = None,
+    tau: Annotated[
+        float | None, typer.Option(help="The tau itself, in place of --drift.", show_default="by --drift")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="At most.")] = 20,
     lr: Annotated[float, typer.Option(help="Step size of Adam.")] = 5e-4,
     batch: Annotated[
@@ -98,8 +107,8 @@ def command(
     from sprinter.gate.train import train
 
     settings = TrainSettings(
-        head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau, mix,
-        tuple(word.strip() for word in classes.split(",")) if classes else None,
+        head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau,
+        drift, mix, tuple(word.strip() for word in classes.split(",")) if classes else None,
     )  # fmt: skip
     _check_out(out)
     began = time.perf_counter()
@@ -123,7 +132,7 @@ def command(
 
 
 def print_areas(report: Report) -> None:
-    """The table of AU-ROCs, and what the head's own τ keeps."""
+    """The table of AU-ROCs, what the head's own τ keeps, and of a gate what each τ is expected to cost."""
     from rich import box
     from rich.table import Table
 
@@ -140,6 +149,27 @@ def print_areas(report: Report) -> None:
         f"label {report.label}: mean {report.mean_label:.3f}, mean score {report.mean_score:.3f}, "
         f"R² {report.r2:.3f}, calibration error {report.calibration_error:.3f}"
     )
+    if report.setting is not None:
+        _print_dial(report, report.setting)
+
+
+def _print_dial(report: Report, own: Setting) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from sprinter.heads.gate import extreme
+
+    title = "What decoding at τ is expected to cost (temperature 1)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in ("τ", "drift", "target calls/token", "trusted", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for place in sorted({own, *report.dial}, key=lambda place: place.tau):
+        cells = f"{place.tau:g}", f"{place.drift:.3f}", f"{place.calls_per_token:.3f}", f"{place.trusted:.1%}"
+        mine = f"recorded; drift {report.drift}" if place == own else ""
+        table.add_row(*cells, mine)
+    console().print(table)
+    if (line := extreme(own.tau, own.trusted)) is not None:
+        console().print(f"note: the gate {line}")
 
 
 def _weight(text: str | None) -> float | str | None:

@@ -15,6 +15,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.presets import preset
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Untrusted
+from sprinter.decode.trust import RECORDED
 from sprinter.errors import UserError
 
 __all__ = [
@@ -97,6 +98,7 @@ def _preset_from(text: str) -> Method:
 
 def _composed_from(spec: str, items: list[str]) -> Method:
     parts: dict[str, Any] = {}
+    written: dict[str, str] = {}
     registries = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
     for item in items:
         pair = _assignment(item)
@@ -105,6 +107,7 @@ def _composed_from(spec: str, items: list[str]) -> Method:
                 f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=... or cap=..."
             )
         key, value = pair
+        written[key] = value
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")
         if key == "cap":
@@ -112,11 +115,17 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         elif key in registries:
             name, params = parse_call(value)
             parts[key] = build_rule(registries[key], name, params)
+            if RECORDED in (whole := spell(parts[key])):  # what is left to a head stands in the name
+                written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])
     trusting = "trust" in parts and not parts["trust"].never
     defaults = {"stop": Untrusted(), "cap": 20} if trusting else {"stop": Fixed(), "cap": 40}
-    return Method(**{**defaults, **parts}, name=spec.replace(" ", ""))
+    return Method(**{**defaults, **parts}, name=_joined(written))
+
+
+def _joined(written: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in written.items()).replace(" ", "")
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:

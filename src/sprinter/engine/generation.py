@@ -70,9 +70,7 @@ class Request:
         if isinstance(ahead, str) and ahead != AUTO:
             raise UserError(f"ahead={ahead!r} is unknown: give a whole number >= 1, or {AUTO!r}")
         steps = None if ahead == AUTO else whole("ahead", ahead)
-        chosen = parse_method(method)
-        RuleState.begin(chosen.trust, chosen.stop, rules)  # refused before any work
-        return cls(chosen, new, sampling, seed, words, meter, steps, rules)
+        return cls(parse_method(method), new, sampling, seed, words, meter, steps, rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.decode.draft import Record, Token
 from sprinter.decode.loop import Limits, decode
+from sprinter.decode.state import RuleState
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Detokenizer, Ending, cut_at_stop
@@ -42,6 +43,11 @@ class Parts:
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
         )
+
+    @property
+    def taus(self) -> dict[str, float]:
+        """By kind of head, the threshold that it records."""
+        return {kind: head.config.tau for kind, head in self.heads.items()}
 
     def without_text(self) -> Parts:
         """The same models, heads and caches for requests whose ids alone are wanted: no text is made."""
@@ -76,17 +82,19 @@ class Run:
     """
 
     def __init__(self, parts: Parts, prompt: str | Sequence[int], request: Request) -> None:
-        self._parts, self.request = parts, request
+        method = request.method.settle(parts.taus)
+        self._parts, self.request = parts, replace(request, method=method)
+        RuleState.begin(method.trust, method.stop, request.rules)  # refused before any work
         self.record = Record()
         self._ids = encode(prompt, parts.models)
         self._check()
         ending = Ending(len(self._ids), parts.models.target.eos_ids, request.stop, self.tokenizer)
         self._limits = Limits(request.max_new_tokens, ending)
-        self.record.stats.lossless = request.method.lossless(request.sampling.greedy)
-        self.rows = request.method.drafter.drafts
+        self.record.stats.lossless = method.lossless(request.sampling.greedy)
+        self.rows = method.drafter.drafts
         self.length = len(self._ids) + request.max_new_tokens
-        self.needs_target = request.method.needs_target or request.meter == "complete"
-        self.needs_draft = request.method.drafter.uses_model
+        self.needs_target = method.needs_target or request.meter == "complete"
+        self.needs_draft = method.drafter.uses_model
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -285,6 +285,7 @@ def replay(
         UserError: the method needs a signal that was not recorded.
     """
     at_least("repeats", repeats, 1)
+    method = method.settle(recording.taus)
     if missing := unrecorded(recording, method):
         what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
         raise UserError(f"method {method.name} needs {what}, which was not recorded: give the pair that head")
