@@ -75,7 +75,7 @@ def _length_in_time(pair: Pair) -> int:
 
 
 def _dialled(pair: Pair, max_new_tokens: int, seed: int) -> str:
-    """The first setting of the gate's dial, from its own τ up, that keeps these texts within ``_MOST_DRIFT``; not timed.
+    """The first place of the gate's dial, from its own τ up, that keeps these texts to ``_MOST_DRIFT``; not timed.
 
     If not even τ = 1 does (scores of exactly 1), it is τ = 1.
     """

@@ -103,11 +103,11 @@ class Gate(TrustRule):
 
     def settle(self, taus: Mapping[str, float]) -> Gate:
         """With the gate's own τ where none was given."""
-        return Gate(taus["gate"]) if self.tau == RECORDED and "gate" in taus else self
+        return Gate(taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """gate >= tau."""
-        return signals["gate"] >= (_UNRECORDED if self.tau == RECORDED else self.tau), state
+        return signals["gate"] >= (_UNRECORDED if isinstance(self.tau, str) else self.tau), state
 
 
 @TRUST.rule("coin")
