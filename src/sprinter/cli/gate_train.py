@@ -97,6 +97,7 @@ def command(
         int, typer.Option(min=0, max=2**63 - 1, help="Of the split by prompt, the weights and the batches.")
     ] = 0,
     repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
+    force: Annotated[bool, typer.Option("--force", help="Take the place of a head in --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Train a gate or a learned stop rule on labels, judge it on held-out prompts, and save it."""
@@ -110,7 +111,7 @@ def command(
         head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau,
         drift, mix, tuple(word.strip() for word in classes.split(",")) if classes else None,
     )  # fmt: skip
-    _check_out(out)
+    _check_out(out, force)
     began = time.perf_counter()
     positions = read_positions([*labels, *(more or ())], settings.inputs)
     with _display(settings.epochs) as show:
@@ -181,8 +182,8 @@ def _weight(text: str | None) -> float | str | None:
         raise UserError(f"--weight '{text}' is not a number: give a number such as 6, or balanced") from None
 
 
-def _check_out(out: Path) -> None:
-    """A head may take the place of a head, of nothing else."""
+def _check_out(out: Path, force: bool) -> None:
+    """A head may take the place of a head, if told to, and of nothing else."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
     config = out / "config.json"
@@ -195,6 +196,10 @@ def _check_out(out: Path) -> None:
     if kind != "sprinter":
         raise UserError(
             f"--out '{out}' holds something else (its config.json is no head's): give another directory"
+        )
+    if not force:
+        raise UserError(
+            f"--out '{out}' holds a head already: give another directory, or --force to replace it"
         )
 
 

@@ -15,12 +15,12 @@ from typer.main import get_command
 
 from sprinter.errors import SprinterError, UserError
 
-__all__ = ["run"]
+__all__ = ["in_options", "run"]
 
 _LONGEST = 600  # characters of an error line
 _OPTIONS = (
     "target|draft|gate|device|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
-    "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers|repeats|warmup|judge_price"
+    "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|split|engine|workers|repeats|warmup|judge_price"
 )
 
 
@@ -38,14 +38,14 @@ def run(args: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except UserError as error:
-        return _fail(_in_options(str(error)), 2)
+        return _fail(in_options(str(error)), 2)
     except Exception as error:
         if debugging():
             traceback.print_exc()
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
         ours = isinstance(error, SprinterError)
-        what = _in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
+        what = in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
         return _fail(
             f"{_one_line(what)} (SPRINTER_DEBUG=1 shows the traceback)",
             1,
@@ -98,7 +98,7 @@ def _one_line(message: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
-def _in_options(message: str) -> str:
+def in_options(message: str) -> str:
     """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
     message = message.replace("compile=True", "--compile").replace("compile=False", "--no-compile")
     return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)

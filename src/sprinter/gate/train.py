@@ -20,7 +20,7 @@ from sprinter.errors import UserError
 from sprinter.gate.calibrate import fit_calibration
 from sprinter.gate.dataset import PARTS, Positions
 from sprinter.gate.labels import Label
-from sprinter.gate.records import KINDS, TEMPERATURES
+from sprinter.gate.records import FEW, KINDS, TEMPERATURES
 from sprinter.gate.settings import PRESETS, TrainSettings
 from sprinter.gate.threshold import choose
 from sprinter.heads.calibration import Calibration
@@ -170,7 +170,7 @@ def _check_parts(positions: Positions, parts: Tensor, values: Tensor, label: Lab
         if not bool((parts == number).any()):
             raise UserError(
                 f"no prompt fell into the {name} part ({len(positions.prompts)} prompts in all): "
-                "label more prompts, some 30 at least"
+                f"label more prompts, some {FEW} at least"
             )
     for number, name in enumerate(PARTS[:2]):
         here = values[parts == number]
