@@ -100,7 +100,11 @@ def _one_line(message: str) -> str:
 
 def in_options(message: str) -> str:
     """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
-    message = message.replace("compile=True", "--compile").replace("compile=False", "--no-compile")
+    message = (
+        message.replace("across=True", "--across")
+        .replace("compile=True", "--compile")
+        .replace("compile=False", "--no-compile")
+    )
     return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)
 
 
