@@ -94,7 +94,15 @@ def test_the_method_is_chosen_by_what_the_pair_has(run: Run, places: Places) -> 
 
 @pytest.mark.parametrize("stop", [[], ["a"], ["e", "zz"]])
 def test_piped_text_is_the_text_and_nothing_else(run: Run, places: Places, stop: list[str]) -> None:
-    args = ["The hedgehog", *places.gated, "-n", "40", *(word for s in stop for word in ("--stop", s))]
+    args = [
+        "The hedgehog",
+        *places.gated,
+        "-m",
+        "sprinter",
+        "-n",
+        "40",
+        *(word for s in stop for word in ("--stop", s)),
+    ]
     value = generated(run, *args)
     status, out, err = run("generate", *args)
     assert (status, out) == (0, value["text"] + "\n")
