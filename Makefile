@@ -1,5 +1,5 @@
 # From a fresh clone, with nothing but make and Python 3.11 or newer:
-#   make demo     generate with three methods and print one table
+#   make demo     generate plainly, exactly and within drift 0.1, and print one table
 #   make test     everything that must pass before a change lands
 # A second run does not install again. Another interpreter: make PYTHON=python3.12 test
 
@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/check_python.py
 install: $(STAMP) ## .venv with the package (editable) and its development tools
 
 # --- use -------------------------------------------------------------------------------------------------------------
-demo: $(STAMP) ## three prompts, three methods, one table
+demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
 	@$(BIN)/python -m sprinter.cli.demo
 
 # --- checks ----------------------------------------------------------------------------------------------------------

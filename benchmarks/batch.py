@@ -31,7 +31,7 @@ from sprinter.laws import Sampling
 
 SIZES = (1, 2, 4, 8, 10, 16, 32)
 PLAIN = "autoregressive"
-METHODS = (PLAIN, "speculative(gamma=4)", "sprinter")
+METHODS = (PLAIN, "speculative(gamma=4)", "sprinter(tau=0.5)")
 POLICIES = (
     sprinter.Policy(share=0.0), sprinter.Policy(share=0.25), sprinter.Policy(share=0.5), sprinter.Policy(share=0.75),
     sprinter.Policy(share=1.0), sprinter.Policy(share=1.0, age=4), sprinter.Policy(share=1.0, age=8),

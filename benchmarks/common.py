@@ -248,6 +248,8 @@ def grid(head: str, rows: Sequence[str]) -> list[str]:
     return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
 
 
-def cells(values: tuple[float, float, float], digits: int = 2) -> str:
-    """value [low, high]."""
+def cells(values: Interval, digits: int = 2) -> str:
+    """value [low, high], or the value of a single prompt."""
+    if None in values:
+        return f"{values[0]:.{digits}f} (n=1)"
     return f"{values[0]:.{digits}f} [{values[1]:.{digits}f}, {values[2]:.{digits}f}]"

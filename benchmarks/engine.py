@@ -41,7 +41,7 @@ LENGTHS = (1, 2, 4, 6, 8, 16, 32)
 CONTEXT = 128
 CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
 AHEAD = (1, 4)
-METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter")
+METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter(tau=0.5)")
 PARTS = ("passes", "steps", "equality", "context", "meter", "ahead")
 LOOKS: tuple[int | Literal["auto"], ...] = (1, 2, 4, "auto")
 LOOKING = ("sprinter(tau=0.65)", "sprinter(tau=0.45)", "svip")

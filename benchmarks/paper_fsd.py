@@ -105,7 +105,8 @@ def table_1(pair: sprinter.Pair, args: argparse.Namespace) -> list[Table]:
 
 def percent(value: Interval) -> Interval:
     """Per cent."""
-    return 100 * value[0], 100 * value[1], 100 * value[2]
+    low, high = (None if end is None else 100 * end for end in value[1:])
+    return 100 * value[0], low, high
 
 
 def more_draft(a: Group, b: Group) -> Interval:

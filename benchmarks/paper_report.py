@@ -38,6 +38,8 @@ class Check:
     def outcome(self) -> bool | None:
         """True or False where the whole interval lies on one side of the bound, else None."""
         _, low, high = self.value
+        if low is None or high is None:
+            return None
         if not self.above:
             return True if high < self.bound else False if low >= self.bound else None
         return True if low > self.bound else False if high <= self.bound else None

@@ -156,7 +156,7 @@ def table_3(pair: sprinter.Pair, args: argparse.Namespace) -> list[Table]:
     gated = sprinter.Pair(pair.models, heads["LM1B"])
     arms = [
         method_arm(pair, best, NEW_TOKENS, name="SD"),
-        method_arm(gated, "sprinter", NEW_TOKENS, name=OWN),
+        method_arm(gated, "sprinter(tau=0.5)", NEW_TOKENS, name=OWN),
     ]
     arms = [*arms, method_arm(pair, "sprinter(tau=0.7)", NEW_TOKENS, name=OURS)]
     bench = {

@@ -55,7 +55,7 @@ def arms_of(pair: sprinter.Pair, heads: Mapping[str, Head], gamma: int, temperat
     arms += [method_arm(pair, spec, NEW_TOKENS, temperature, name) for name, spec in RIVALS.items()]
     for name, head in heads.items():
         gated = sprinter.Pair(pair.models, head)
-        arms.append(method_arm(gated, "sprinter", NEW_TOKENS, temperature, trained_on(name)))
+        arms.append(method_arm(gated, "sprinter(tau=0.5)", NEW_TOKENS, temperature, trained_on(name)))
     return [*arms, method_arm(pair, "sprinter(tau=0.7)", NEW_TOKENS, temperature, OURS)]
 
 

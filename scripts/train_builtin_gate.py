@@ -63,14 +63,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--head", default="linear")
     parser.add_argument("--label", default="overlap")
     parser.add_argument("--features", default="hidden")
-    parser.add_argument("--tau", type=float, default=0.5)
+    parser.add_argument("--drift", type=float, default=0.1, help="that the gate's τ is chosen for")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
 
 def make(args: argparse.Namespace, work: Path) -> None:
     """Label, train, judge, save."""
-    settings = TrainSettings(args.head, args.label, args.features, args.seed, tau=args.tau)
+    settings = TrainSettings(args.head, args.label, args.features, args.seed, drift=args.drift)
     pair = sprinter.load_pair(args.pair / "target", draft=args.pair / "draft", dtype="float32")
     documents = read_documents(args.data)
     seen, unseen = ([d for d in documents if d.held_out is held_out] for held_out in (False, True))

@@ -110,3 +110,80 @@ def test_runs_that_share_nothing_are_refused() -> None:
         compare(run(), run(), base="absent")
     with pytest.raises(UserError, match="no results"):
         compare({"schema": "x"}, run())
+
+
+def whole(factor: float = 1.0) -> dict[str, Any]:
+    """A run that says what it was of."""
+    suite = {
+        "name": "toy",
+        "sources": [{"name": "toy.jsonl", "sha256": "a"}],
+        "rule": "",
+        "chat": False,
+        "new_tokens": 20,
+    }
+    return run(factor) | {
+        "pair": {
+            "target": {"name": "big", "sha256": "a" * 64},
+            "draft": {"name": "small", "sha256": "b" * 64},
+            "gate": {"sha256": "c" * 64},
+            "tokenizer": {"sha256": "d" * 64},
+        },
+        "suites": [suite],
+        "arms": [{"name": name, "spec": name, "status": "ok"} for name in ("plain", "fast")],
+        "settings": {
+            "bases": ["plain"],
+            "new_tokens": None,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "meter": "complete",
+        },
+    }
+
+
+OTHERS = [
+    (("pair", "target"), {"name": "huge", "sha256": "e"}, r"the target \(big, huge\)"),
+    (("pair", "draft"), {"name": "small", "sha256": "e"}, "the draft"),
+    (("pair", "gate"), {"sha256": "e" * 64}, "the gate"),
+    (("pair", "tokenizer"), {"sha256": "e"}, "the tokenizer"),
+    (("suites", 0, "sources"), [{"name": "toy.jsonl", "sha256": "e"}], "suite toy: sources"),
+    (("suites", 0, "new_tokens"), 30, "suite toy: new_tokens"),
+    (("arms", 1, "spec"), "faster", r"arm fast \(fast, faster\)"),
+    (("settings", "top_k"), 5, r"top_k \(0, 5\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"), OTHERS, ids=lambda value: value[-1] if type(value) is tuple else ""
+)
+def test_runs_of_other_things_are_refused(path: tuple[Any, ...], value: Any, words: str) -> None:
+    before, after = whole(), whole(1.05)
+    assert verdicts(before, after)["speed over plain"] == "worse"
+    place: Any = after
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(UserError, match=f"they differ in {words}: compare runs of one pair"):
+        compare(before, after)
+    assert verdicts(before, after, across=True)["speed over plain"] == "worse"
+
+
+def test_what_only_one_run_has_and_other_machines_do_not_stop_a_comparison() -> None:
+    before, after = whole(), whole()
+    del before["pair"]["gate"]
+    after["arms"].append({"name": "new", "spec": "new", "status": "ok"})
+    after["suites"].append({"name": "another"})
+    after["environment"] = {"cpu": "another"}
+    assert compare(before, after)
+
+
+def test_a_single_prompt_in_common_is_told_and_not_judged() -> None:
+    before, after = (
+        results_of([*rows_of("plain", np.array([0.1])), *rows_of("fast", np.array([seconds]))])
+        for seconds in (0.05, 0.2)
+    )
+    changes = compare(before, after)
+    assert {change.verdict for change in changes} == {"told"}
+    assert all(change.ratio[1:] == (None, None) for change in changes)
+    (speed,) = (change for change in changes if change.measure == "speed over plain")
+    assert speed.ratio[0] == pytest.approx(0.25)

@@ -56,8 +56,8 @@ def test_numbers_as_they_are_shown() -> None:
 
 
 def test_intervals_of_anything() -> None:
-    assert interval([1, 0.5, 2]) == (1, 0.5, 2) and interval(3) == (3, 3, 3)
-    assert interval([1.0, None, math.nan]) == (1, 1, 1) and interval((2.0,)) == (2, 2, 2)
+    assert interval([1, 0.5, 2]) == (1, 0.5, 2) and interval(3) == (3, None, None)
+    assert interval([1.0, None, math.nan]) == (1, None, None) and interval((2.0,)) == (2, None, None)
     assert interval([math.nan, 1, 2]) is None and interval(None) is None and value([]) is None
 
 

@@ -124,3 +124,16 @@ def test_the_mean_of_a_quality_counts_only_answers_that_have_it() -> None:
         one["quality"] = {"rouge1": float(i)}
     (summary,) = summarise(rows, {})
     assert summary["quality"]["rouge1"][0] == pytest.approx(1.0)
+
+
+def test_one_prompt_has_no_interval() -> None:
+    """Repeats of one prompt stay one prompt."""
+    rows = [row(arm, "q0", seconds, repeat=i, drift=0.1) | {"quality": {"rougeL": 0.5}}
+            for arm, seconds in (("plain", 0.2), ("fast", 0.1)) for i in range(3)]  # fmt: skip
+    _, fast = summarise(rows, {}, bases=("plain",))
+    assert fast["speed_over"]["plain"] == pytest.approx((2.0, None, None))
+    for name in ("target_calls_per_token", "mean_drift", "tokens_per_round"):
+        assert fast[name][0] > 0 and fast[name][1:] == (None, None)
+    assert fast["quality"]["rougeL"] == (0.5, None, None)
+    both = summarise([*rows, row("plain", "q1", 0.3), row("fast", "q1", 0.1)], {}, bases=("plain",))
+    assert None not in both[1]["speed_over"]["plain"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,31 @@ def test_a_report_that_cannot_be_written(run: Run, places: Places, prompts: str)
     assert run(*options(places, "-a", "autoregressive")).status == 0
     status, _, err = run("bench", "report", "out", "-o", "file/page.html")
     assert status == 2 and "cannot write 'file/page.html'" in err
+
+
+def test_one_prompt_is_told_without_an_interval(run: Run, places: Places, prompts: str) -> None:
+    """On the terminal, in results.json, and on the page."""
+    args = [
+        arg.replace("p.jsonl", "p.jsonl:1")
+        for arg in options(places, "-a", "autoregressive", "-a", "draft-only")
+    ]
+    ended = run(*args)
+    assert ended.status == 0 and "(n=1)" in ended.out and not re.search(r"\d \[\d", ended.out)
+    (lossy,) = (
+        s for s in json.loads(Path("out/results.json").read_text())["summary"] if s["arm"] != "autoregressive"
+    )
+    assert lossy["speed_over"]["autoregressive"][1:] == [None, None] == lossy["mean_drift"][1:]
+    assert run("bench", "report", "out", "-o", "page.html").status == 0
+    told = run("bench", "compare", "out", "out", "--all", "--json")
+    assert told.status == 0 and {change["verdict"] for change in json.loads(told.out)["changes"]} == {"told"}
+
+
+def test_runs_of_two_pairs_are_not_compared(run: Run, places: Places, prompts: str) -> None:
+    assert run(*options(places, "-a", "autoregressive")).status == 0
+    results = json.loads(Path("out/results.json").read_text())
+    results["pair"]["target"] |= {"name": "another", "sha256": "0" * 64}
+    Path("other.json").write_text(json.dumps(results))
+    status, out, err = run("bench", "compare", "out", "other.json", "--json")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "differ in the target (target, another)" in err and "--across" in err
+    assert run("bench", "compare", "out", "other.json", "--across").status == 0

@@ -86,14 +86,22 @@ def test_options_reach_the_engine(run: Run, places: Places) -> None:
 
 def test_the_method_is_chosen_by_what_the_pair_has(run: Run, places: Places) -> None:
     for models, name in (
-        (places.gated, "sprinter"), (places.pair, "speculative"), (places.pair[:2], "autoregressive"),
+        (places.gated, "speculative"), (places.pair, "speculative"), (places.pair[:2], "autoregressive"),
     ):  # fmt: skip
         assert generated(run, "x", *models, "-n", "2")["method"].startswith(name)
 
 
 @pytest.mark.parametrize("stop", [[], ["a"], ["e", "zz"]])
 def test_piped_text_is_the_text_and_nothing_else(run: Run, places: Places, stop: list[str]) -> None:
-    args = ["The hedgehog", *places.gated, "-n", "40", *(word for s in stop for word in ("--stop", s))]
+    args = [
+        "The hedgehog",
+        *places.gated,
+        "-m",
+        "sprinter",
+        "-n",
+        "40",
+        *(word for s in stop for word in ("--stop", s)),
+    ]
     value = generated(run, *args)
     status, out, err = run("generate", *args)
     assert (status, out) == (0, value["text"] + "\n")

@@ -30,10 +30,11 @@ def parts(method: Method) -> tuple[object, ...]:
         ("speculative", Method(stop=Fixed(5))),
         ("speculative(gamma=3)", Method(stop=Fixed(3))),
         ("speculative()", Method(stop=Fixed(5))),
-        ("sprinter", Method(trust=Gate(0.5), stop=Untrusted(), cap=20)),
+        ("sprinter", Method(trust=Gate("recorded"), stop=Untrusted(), cap=20)),
+        ("sprinter(tau=0.5)", Method(trust=Gate(0.5), stop=Untrusted(), cap=20)),
         ("sprinter(tau=0.7)", Method(trust=Gate(0.7), stop=Untrusted(), cap=20)),
         ("sprinter(tau=0, cap=4)", Method(trust=Gate(0), stop=Untrusted(), cap=4)),
-        ("sprinter(cap=none)", Method(trust=Gate(0.5), stop=Untrusted(), cap=None)),
+        ("sprinter(cap=none)", Method(trust=Gate("recorded"), stop=Untrusted(), cap=None)),
         (" sprinter( tau = 1.0 ) ", Method(trust=Gate(1.0), stop=Untrusted(), cap=20)),
         ("coin", Method(trust=Coin(0.5), stop=Untrusted(), cap=20)),
         ("coin(rate=0.25, cap=8)", Method(trust=Coin(0.25), stop=Untrusted(), cap=8)),
@@ -88,7 +89,7 @@ def test_a_method_passes_through() -> None:
         ("accept=exact", Method(stop=Fixed(5), cap=40)),
         ("cap=3", Method(stop=Fixed(5), cap=3)),
         ("stop=never", Method(stop=Never(), cap=40)),
-        ("trust=gate", Method(trust=Gate(0.5), stop=Untrusted(), cap=20)),
+        ("trust=gate", Method(trust=Gate("recorded"), stop=Untrusted(), cap=20)),
         ("trust=coin(rate=0)", Method(trust=Coin(0), stop=Fixed(5), cap=40)),
         (
             "trust=gate(tau=0.6),stop=fixed(gamma=8),accept=exact,cap=20",
@@ -162,7 +163,7 @@ def test_the_table_has_one_row_a_method() -> None:
     assert [row["name"] for row in rows] == METHODS.names()
     assert len({row["name"] for row in rows}) == len(rows)
     by_name = {row["name"]: row for row in rows}
-    assert by_name["sprinter"]["trust"] == "gate(tau=0.5)"
+    assert by_name["sprinter"]["trust"] == "gate(tau=recorded)"
     assert by_name["sprinter"]["lossless"] is False
     assert by_name["coin"]["trust"] == "coin(rate=0.5)"
     assert by_name["draft-only"]["lossless"] is False

@@ -123,7 +123,35 @@ def test_the_command(pair: list[str], data: Path, tmp_path: Path, capsys: pytest
     assert "nothing was left to do" in out
 
 
+def test_wrapped_text_says_how_it_was_split(
+    pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines of six words: each too short by itself; two paragraphs are texts, and so is the file."""
+    wrapped = tmp_path / "wrapped.txt"
+    paragraphs = ["\n".join(words(6, 10 * i + j) for j in range(6)) for i in range(2)]
+    wrapped.write_text("\n\n".join(paragraphs) + "\n")
+    args = ["--data", str(wrapped), "--out", str(tmp_path / "o"), *pair, *OPTIONS, "--prompt-tokens", "8"]
+    args += ["--new-tokens", "24"]
+    status, _, err = run(capsys, *args)
+    assert status == 2 and "none of 12 texts" in err and "must go on for 24 tokens after its prompt" in err
+    assert (
+        "each line of a .txt file was one text, for wrapped text give --split blank-lines or --split file"
+        in err
+    )
+    status, out, err = run(capsys, *args, "--split", "blank-lines", "--json")
+    assert (
+        (status, err) == (0, "")
+        and json.loads(out)["prompts"] == 2
+        and json.loads(out)["split"] == "blank-lines"
+    )
+    wrapped.write_text(wrapped.read_text() + words(60) + "\n")  # one line is long enough
+    status, out, err = run(capsys, *args, "--restart")
+    assert status == 0 and "1 prompts" in out and err.count("\n") == 1
+    assert "12 of 13 texts were too short" in err and "--split blank-lines" in err and "30 at least" in err
+
+
 MISTAKES = [
+    (["--data", "{tmp}/a.jsonl", "--out", "{tmp}/o", "--split", "file"], ["--split file", "leave it out"]),
     ([], ["missing option", "--data", "gate label --help"]),
     (["--data", "{data}"], ["missing option", "--out"]),
     (["--data", "{tmp}/none.txt", "--out", "{tmp}/o"], ["there is no file", "check the path"]),
@@ -145,6 +173,7 @@ def test_mistakes_end_with_status_2_and_one_line(
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\n")
     (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
     other = Path(pair[1]).parent / "other"
     for args, said in MISTAKES:
         filled = [arg.format(data=data, tmp=tmp_path, other=other) for arg in args]

@@ -165,3 +165,15 @@ def test_intervals_by_prompt_cover_the_truth_and_intervals_by_position_do_not() 
             by_position += (not whole) and hit
     assert covered >= 172, covered
     assert by_position < 150, by_position
+
+
+def test_a_single_prompt_has_no_intervals() -> None:
+    """However many positions it has."""
+    bootstrap = Bootstrap.make(torch.zeros(40, dtype=torch.int64), 50)
+    scores = torch.linspace(0, 1, 40)
+    labels = (torch.arange(40) % 3 > 0).float()
+    found = curves(scores, labels, bootstrap)
+    assert found.auc.to_list() == [found.auc.value, None, None] and str(found.auc).endswith(" (n=1)")
+    assert mean_interval(scores, labels, bootstrap).to_list()[1:] == [None, None]
+    assert found.roc.to_dict()["low"] == [None] * len(found.roc.x)
+    assert calibration_curve(scores, labels, bootstrap).high.isnan().all()

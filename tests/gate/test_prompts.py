@@ -17,7 +17,7 @@ from tests.gate.labelling import tiny_pair, words
 from tests.models.tiny import VOCAB, word_tokenizer
 
 from sprinter.errors import UserError
-from sprinter.gate.prompts import Cut, Prompt, PromptRule, read_texts, survey
+from sprinter.gate.prompts import SPLITS, Cut, Prompt, PromptRule, read_texts, survey
 
 
 def cut(texts: list[str], **changes: int | float) -> tuple[list[Prompt], dict[str, int]]:
@@ -101,6 +101,15 @@ def test_lines_and_blocks(tmp_path: Path, name: str) -> None:
     )
     assert list(read_texts([blocks])) == ["A\n\nOf A.", ""]
     assert survey([lines, blocks])[0]["texts"] == 2
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_wrapped_text_is_split_as_told(tmp_path: Path, name: str) -> None:
+    file = put(tmp_path / name, "\n one\ntwo\n\n \nthree\nfour\n\n")
+    assert list(read_texts([file])) == [" one", "two", "three", "four"]
+    assert list(read_texts([file], split="blank-lines")) == [" one\ntwo", "three\nfour"]
+    assert list(read_texts([file], split="file")) == [" one\ntwo\n\n \nthree\nfour"]
+    assert [survey([file], split=split)[0]["texts"] for split in SPLITS] == [4, 2, 1]
 
 
 RECORDS = [

@@ -106,7 +106,9 @@ def test_training_again_takes_the_place_of_a_head(
     capsys: pytest.CaptureFixture[str], labels: str, gate: str, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(gate, tmp_path / "copy")
-    status, _, _ = run(capsys, "train", "--labels", labels, "--out", str(copy), *QUICK, "--tau", "0.7")
+    status, _, _ = run(
+        capsys, "train", "--labels", labels, "--out", str(copy), *QUICK, "--tau", "0.7", "--force"
+    )
     assert status == 0 and json.loads((copy / "config.json").read_text())["tau"] == 0.7
 
 
@@ -118,6 +120,8 @@ def test_training_again_takes_the_place_of_a_head(
         (["train", "--out", "{tmp}/g"], ["missing option '--labels'"]),
         (["train", "--labels", "{labels}"], ["missing option '--out'"]),
         (["train", "--labels", "{labels}", "--out", "{tmp}/file"], ["is a file"]),
+        (["train", "--labels", "/nowhere", "--out", "{gate}"], ["holds a head already", "--force"]),
+        (["train", "--labels", "{labels}", "--out", "{tmp}/model", "--force"], ["holds something else"]),
         (["train", "--labels", "{labels}", "--out", "{tmp}/model"], ["holds something else"]),
         (
             ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--label", "ratoi"],

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sprinter.bench.statistics import Interval, bootstrap
+from sprinter.bench.statistics import Interval, bootstrap, bounds
 from sprinter.bench.summary import Group, Key, Prompt, groups
 from sprinter.errors import UserError
 
-__all__ = ["Change", "compare"]
+__all__ = ["Change", "compare", "differences"]
+
+_SUITE = ("sources", "rule", "chat", "new_tokens")
+_SAMPLING = ("new_tokens", "top_k", "top_p", "min_p", "meter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,9 @@ class Change:
         measure: "speed over BASE", "tokens/s", "target calls/token", "draft steps/token", "mean drift", or "answers" of
             an arm that failed in the later run.
         before, after: its values.
-        ratio: after / before with its 95 % interval ("mean drift": the difference).
-        verdict: "worse", "better" or "same"; "told" where it is not judged.
+        ratio: after / before with its 95 % interval ("mean drift": the difference); no ends where a single prompt is
+            compared, or answers are counted.
+        verdict: "worse", "better" or "same"; "told" where it is not judged: a single prompt says nothing of others.
     """
 
     arm: str
@@ -44,7 +48,12 @@ _ROUNDING = 1e-9  # of quotients of equal numbers
 
 
 def compare(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, base: str | None = None, tolerance: float = 0.0
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    *,
+    base: str | None = None,
+    tolerance: float = 0.0,
+    across: bool = False,
 ) -> list[Change]:
     """Compare two results files, over the prompts that both have.
 
@@ -55,13 +64,19 @@ def compare(
         before, after: contents of two ``results.json``.
         base: name of the base arm; None: the first of the settings' bases that took part in both.
         tolerance: relative change that is let pass (absolute for drift), beyond chance.
+        across: compare runs of other models, prompts or settings all the same.
 
     Raises:
-        UserError: other schemas, no arm in common, an unknown base.
+        UserError: other schemas, runs that asked other things (unless ``across``), no arm in common, an unknown base.
     """
     for results in (before, after):
         if results.get("schema") != "sprinter-bench/1":
             raise UserError("this is no results.json of 'sprinter bench': give two of them")
+    if not across and (differing := differences(before, after)):
+        raise UserError(
+            f"the two runs are not of the same thing, they differ in {'; '.join(differing)}: compare runs of one pair "
+            "on the same prompts, or give across=True"
+        )
     old, new = groups(before["rows"]), groups(after["rows"])
     keys = [key for key in new if key in old and _common(old[key], new[key])]
     lost = _lost(before["rows"], after)
@@ -74,6 +89,38 @@ def compare(
     return changes
 
 
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """In what two runs did not measure the same thing, in words; empty: in nothing that both tell.
+
+    The same thing is the same weights, tokenizer, prompts, limits and sampling, and arms of one name with one spec.
+    Machine, versions, dtype, repeats and seed may differ: whether these matter is what a comparison is made for.
+    """
+    found = []
+    for kind, one, other in _both(before.get("pair"), after.get("pair")):
+        if one.get("sha256") != other.get("sha256"):
+            names = one.get("name"), other.get("name")
+            found.append(f"the {kind} ({names[0]}, {names[1]})" if names[0] != names[1] else f"the {kind}")
+    suites = ({suite["name"]: suite for suite in results.get("suites") or ()} for results in (before, after))
+    for name, one, other in _both(*suites):
+        found += [f"suite {name}: {what}" for what in _SUITE if one.get(what) != other.get(what)]
+    specs = ({arm["name"]: arm for arm in results.get("arms") or ()} for results in (before, after))
+    for name, one, other in _both(*specs):
+        if one.get("spec") != other.get("spec"):
+            found.append(f"arm {name} ({one.get('spec')}, {other.get('spec')})")
+    settings = [results.get("settings") or {} for results in (before, after)]
+    for name in _SAMPLING:
+        if all(name in each for each in settings) and settings[0][name] != settings[1][name]:
+            found.append(f"{name} ({settings[0][name]}, {settings[1][name]})")
+    return found
+
+
+def _both(
+    one: Mapping[str, Any] | None, other: Mapping[str, Any] | None
+) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """Name and both values of what both have."""
+    return [(name, value, other[name]) for name, value in (one or {}).items() if other and name in other]
+
+
 def _lost(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> list[Change]:
     """Of arms that failed in the later run: how many answers they gave before and then."""
     failed = {arm["name"] for arm in after.get("arms", ()) if arm["status"] == "failed"}
@@ -82,7 +129,7 @@ def _lost(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> list[C
         for those in (rows, after["rows"])
     )
     return [
-        Change(*key, "answers", count, now[key], (now[key] / count,) * 3, "worse")
+        Change(*key, "answers", count, now[key], (now[key] / count, None, None), "worse")
         for key, count in then.items()
         if key[0] in failed and now[key] < count
     ]
@@ -113,9 +160,12 @@ def _changes(
 
     def add(measure: str, values: tuple[float, float], interval: Interval, bad: int, neutral: float) -> None:
         low, high = neutral - tolerance - _ROUNDING, neutral + tolerance + _ROUNDING
-        worse = interval[2] < low if bad < 0 else interval[1] > high
-        better = interval[1] > high if bad < 0 else interval[2] < low
-        verdict = "told" if not bad else "worse" if worse else "better" if better else "same"
+        least, most = bounds(interval)
+        worse = most < low if bad < 0 else least > high
+        better = least > high if bad < 0 else most < low
+        verdict = (
+            "told" if not bad or interval[1] is None else "worse" if worse else "better" if better else "same"
+        )
         found.append(Change(arm, suite, temperature, measure, *values, interval, verdict))
 
     if beside:

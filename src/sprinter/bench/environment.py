@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -53,7 +55,11 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
             "sha256": weights_fingerprint(head),
             "parameters": sum(p.numel() for p in head.parameters()),
             "features": list(head.features),
+            "tau": head.config.tau,
         }
+    if pair.tokenizer is not None:
+        told = [sorted(pair.tokenizer.get_vocab().items()), pair.tokenizer.chat_template]
+        facts["tokenizer"] = {"sha256": hashlib.sha256(json.dumps(told).encode()).hexdigest()}
     return facts
 
 

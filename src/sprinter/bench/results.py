@@ -16,7 +16,8 @@
                  "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
                  "arrivals_ms": [[...]], "target_calls": [n], "draft_steps": [n], "origins": {origin: n},
                  "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...}}
-    summary      one an arm, suite ("all" over all) and temperature; ``Interval``s are [value, low, high]:
+    summary      one an arm, suite ("all" over all) and temperature; ``Interval``s are [value, low, high], low and high
+                 null where one prompt tells nothing of others:
                  {"arm", "engine", "suite", "temperature", "lossless", "prompts", "new_tokens", "tokens_per_s",
                  "speed_over": {base arm: Interval}, "ttft_ms": {"p50", "p95"}, "gap_ms": {"p50", "p95"},
                  "target_calls_per_token": Interval, "draft_steps_per_token", "mean_drift": Interval, "drift_coverage",

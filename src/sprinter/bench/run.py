@@ -12,6 +12,7 @@ from typing import Any
 
 from sprinter.bench.analysis import analyse
 from sprinter.bench.arm import Arm
+from sprinter.bench.arms.engine import EngineArm
 from sprinter.bench.environment import environment, pair_facts
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import Harness, Progress
@@ -88,6 +89,9 @@ def run_bench(
         "settings": asked,
         "machine": machine,
     }
+    for arm in arms:
+        if isinstance(arm, EngineArm):
+            arm.fit(pair)
     specs = {arm.name: arm.spec for arm in arms}
     with Journal(out, run, arms=specs, restart=restart) as journal:
         harness = Harness(pair, arms, suites, settings, journal, progress)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "bootstrap", "ratio_of_ratios", "ratio_of_sums"]
+__all__ = ["Interval", "bootstrap", "bounds", "ratio_of_ratios", "ratio_of_sums"]
 
-Interval = tuple[float, float, float]
-"""(value, low, high) of a 95 % interval."""
+Interval = tuple[float, float | None, float | None]
+"""(value, low, high) of a 95 % interval; None where a single prompt tells nothing of how far others lie."""
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
@@ -27,16 +27,24 @@ def bootstrap(
 
     Args:
         statistic: indices ``[..., prompts]`` → values ``[...]``.
-        prompts: how many there are; they are the unit that is drawn, repeats of one stay together.
+        prompts: how many there are; they are the unit that is drawn, repeats of one stay together. One has no ends.
     """
+    value = float(statistic(np.arange(prompts)))
+    if prompts < 2:
+        return value, None, None
     picks = np.random.default_rng(seed).integers(prompts, size=(repeats, prompts))
     found = statistic(picks)
     values = np.sort(found[np.isfinite(found)])
     count, cut = len(values), (1 - LEVEL) / 2
-    value = float(statistic(np.arange(prompts)))
     if not count:
-        return value, value, value
+        return value, None, None
     return value, float(values[int(cut * count)]), float(values[min(count - 1, int((1 - cut) * count))])
+
+
+def bounds(of: Interval) -> tuple[float, float]:
+    """(low, high) for what is drawn: the value itself where there is no interval."""
+    value, low, high = of
+    return value if low is None else low, value if high is None else high
 
 
 def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> Interval:

@@ -24,6 +24,9 @@ def command(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Relative change that is let pass, beyond chance.")
     ] = 0.0,
+    across: Annotated[
+        bool, typer.Option("--across", help="Compare runs of other models, prompts or settings all the same.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show what stayed the same too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> int:
@@ -33,7 +36,9 @@ def command(
 
     if tolerance >= 1:
         raise UserError(f"tolerance={tolerance} is out of range: give a share below 1, such as 0.02")
-    changes = compare(read_results(before), read_results(after), base=base, tolerance=tolerance)
+    changes = compare(
+        read_results(before), read_results(after), base=base, tolerance=tolerance, across=across
+    )
     worse = any(change.verdict == "worse" for change in changes)
     if json:
         print_json({"regression": worse, "changes": [asdict(change) for change in changes]})

@@ -51,10 +51,12 @@ class Meter:
             print(f"{done}/{wanted}{left}: {note}", file=sys.stderr, flush=True)
 
 
-def _interval(value: Sequence[float] | None, digits: int = 2) -> str:
+def _interval(value: Sequence[float | None] | None, digits: int = 2) -> str:
     if value is None:
         return "–"
     middle, low, high = value
+    if low is None or high is None:
+        return f"{middle:.{digits}f} (n=1)"
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

@@ -283,7 +283,8 @@ def _gate(pair: Pair) -> Found:
     config = pair.gate.config
     return (
         "ok",
-        f"made for {config.draft_id}, label {config.label}, {pair.gate.size} parameters, tau {config.tau:g}",
+        f"made for {config.draft_id}, label {config.label}, {pair.gate.size} parameters, tau {config.tau:g}"
+        + ("" if config.drift is None else f", where it expects drift {config.drift:.3f}"),
     )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import print_json
+from sprinter.cli.running import in_options
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def command(
     data: Annotated[
         list[str],
         typer.Option(
-            help="Texts: .txt, .jsonl, each also .gz, .parquet, or the name of a data set; may be repeated.",
+            help="Texts: .txt (a line each, see --split), .jsonl, each also .gz, .parquet, or the name of a data set; "
+            "may be repeated.",
             show_default=False,
         ),
     ],
@@ -41,6 +43,10 @@ def command(
             show_default="text, prompt, question, turns or content",
         ),
     ] = None,
+    split: Annotated[
+        Literal["lines", "blank-lines", "file"],
+        typer.Option(help="What one text of a .txt file is: a line, a block between blank lines, the file."),
+    ] = "lines",
     limit: Annotated[int | None, typer.Option(help="Read at most so many texts.", show_default="all")] = None,
     prompt_share: Annotated[float, typer.Option(help="Share of a text's words that is its prompt.")] = 0.3,
     prompt_tokens: Annotated[
@@ -79,6 +85,7 @@ def command(
         batch_size,
         limit,
         field,
+        split,
     )
     if engine == "ray" and (given := loading.given().keys() & {"trust_remote_code", "device_map"}):
         option = sorted(given)[0].replace("_", "-")
@@ -95,6 +102,8 @@ def command(
         print_json(_summary(report, out))
     else:
         print(_line(report, out))
+    for note in report.notes:
+        print(f"note: {in_options(note)}", file=sys.stderr)
 
 
 def _summary(report: LabelReport, out: str) -> dict[str, Any]:
@@ -103,6 +112,7 @@ def _summary(report: LabelReport, out: str) -> dict[str, Any]:
         "out": out, "positions": info.positions, "prompts": info.prompts, "skipped": info.skipped,
         "shards": info.shards, "resumed_shards": report.resumed, "seconds": round(report.seconds, 3),
         "tokens": report.tokens, "tokens_per_s": round(report.tokens_per_s, 1), "dataset_hash": info.dataset_hash,
+        "split": info.settings["split"], "notes": list(report.notes),
     }  # fmt: skip
 
 

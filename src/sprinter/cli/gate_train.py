@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sprinter.gate.roc import Report
+    from sprinter.gate.threshold import Setting
     from sprinter.gate.train import Epoch
 
 __all__ = ["command", "print_areas"]
@@ -64,7 +65,15 @@ def command(
         str | None,
         typer.Option(help="none, temperature or isotonic.", show_default="temperature; none for specdec++"),
     ] = None,
-    tau: Annotated[float, typer.Option(help="Threshold to report the head at.")] = 0.5,
+    drift: Annotated[
+        float | None,
+        typer.Option(
+            help="Choose a gate's tau for this mean drift, on held-out prompts.", show_default="0.1"
+        ),
+    ] = None,
+    tau: Annotated[
+        float | None, typer.Option(help="The tau itself, in place of --drift.", show_default="by --drift")
+    ] = None,
     epochs: Annotated[int, typer.Option(help="At most.")] = 20,
     lr: Annotated[float, typer.Option(help="Step size of Adam.")] = 5e-4,
     batch: Annotated[
@@ -88,6 +97,7 @@ def command(
         int, typer.Option(min=0, max=2**63 - 1, help="Of the split by prompt, the weights and the batches.")
     ] = 0,
     repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
+    force: Annotated[bool, typer.Option("--force", help="Take the place of a head in --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Train a gate or a learned stop rule on labels, judge it on held-out prompts, and save it."""
@@ -98,10 +108,10 @@ def command(
     from sprinter.gate.train import train
 
     settings = TrainSettings(
-        head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau, mix,
-        tuple(word.strip() for word in classes.split(",")) if classes else None,
+        head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau,
+        drift, mix, tuple(word.strip() for word in classes.split(",")) if classes else None,
     )  # fmt: skip
-    _check_out(out)
+    _check_out(out, force)
     began = time.perf_counter()
     positions = read_positions([*labels, *(more or ())], settings.inputs)
     with _display(settings.epochs) as show:
@@ -123,7 +133,7 @@ def command(
 
 
 def print_areas(report: Report) -> None:
-    """The table of AU-ROCs, and what the head's own τ keeps."""
+    """The table of AU-ROCs, what the head's own τ keeps, and of a gate what each τ is expected to cost."""
     from rich import box
     from rich.table import Table
 
@@ -140,6 +150,27 @@ def print_areas(report: Report) -> None:
         f"label {report.label}: mean {report.mean_label:.3f}, mean score {report.mean_score:.3f}, "
         f"R² {report.r2:.3f}, calibration error {report.calibration_error:.3f}"
     )
+    if report.setting is not None:
+        _print_dial(report, report.setting)
+
+
+def _print_dial(report: Report, own: Setting) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from sprinter.heads.gate import extreme
+
+    title = "What decoding at τ is expected to cost (temperature 1)"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in ("τ", "drift", "target calls/token", "trusted", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for place in sorted({own, *report.dial}, key=lambda place: place.tau):
+        cells = f"{place.tau:g}", f"{place.drift:.3f}", f"{place.calls_per_token:.3f}", f"{place.trusted:.1%}"
+        mine = f"recorded; drift {report.drift}" if place == own else ""
+        table.add_row(*cells, mine)
+    console().print(table)
+    if (line := extreme(own.tau, own.trusted)) is not None:
+        console().print(f"note: the gate {line}")
 
 
 def _weight(text: str | None) -> float | str | None:
@@ -151,8 +182,8 @@ def _weight(text: str | None) -> float | str | None:
         raise UserError(f"--weight '{text}' is not a number: give a number such as 6, or balanced") from None
 
 
-def _check_out(out: Path) -> None:
-    """A head may take the place of a head, of nothing else."""
+def _check_out(out: Path, force: bool) -> None:
+    """A head may take the place of a head, if told to, and of nothing else."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
     config = out / "config.json"
@@ -165,6 +196,10 @@ def _check_out(out: Path) -> None:
     if kind != "sprinter":
         raise UserError(
             f"--out '{out}' holds something else (its config.json is no head's): give another directory"
+        )
+    if not force:
+        raise UserError(
+            f"--out '{out}' holds a head already: give another directory, or --force to replace it"
         )
 
 

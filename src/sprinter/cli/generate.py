@@ -38,7 +38,7 @@ def generate(
             "--method",
             "-m",
             help="For example sprinter(tau=0.6); see 'sprinter methods'.",
-            show_default="by pair",
+            show_default="exact: speculative, or autoregressive without a draft",
             autocompletion=complete_method,
         ),
     ] = None,

@@ -37,5 +37,7 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
         table.add_row(name, *rules, "yes" if row["lossless"] else "no", *(() if narrow else (paper,)))
     out.print(table)
     out.print(
-        "A method is used as 'name' or 'name(param=value)', or composed: trust=gate(tau=0.5),stop=fixed(gamma=8)"
+        "A method is used as 'name' or 'name(param=value)', or composed: trust=gate(tau=0.5),stop=fixed(gamma=8). "
+        "tau=recorded: the one that the pair's gate records. Without a method decoding is exact: speculative, or "
+        "autoregressive where there is no draft."
     )

@@ -15,14 +15,19 @@ from typer.main import get_command
 
 from sprinter.errors import SprinterError, UserError
 
-__all__ = ["run"]
+__all__ = ["in_options", "run"]
 
 _LONGEST = 600  # characters of an error line
 _COMPLETE = "_SPRINTER_COMPLETE"  # set by the script that --install-completion writes
 _OPTIONS = (
-    "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|top_p|min_p|seed|stop|meter|"
-    "prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|engine|workers|repeats|warmup|judge_price"
+    "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|"
+    "top_p|min_p|seed|stop|meter|prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|split|"
+    "engine|workers|repeats|warmup|judge_price"
 )
+_SWITCHES = {
+    "across=True": "--across", "compile=True": "--compile", "compile=False": "--no-compile",
+    "trust_remote_code=True": "--trust-remote-code",
+}  # fmt: skip
 
 
 def run(args: Sequence[str]) -> int:
@@ -42,11 +47,11 @@ def run(args: Sequence[str]) -> int:
         if debugging():
             traceback.print_exc()
         if isinstance(error, UserError):
-            return _fail(_in_options(str(error)), 2)
+            return _fail(in_options(str(error)), 2)
         if (usage := _usage_message(error)) is not None:
             return _fail(usage, 2)
         ours = isinstance(error, SprinterError)
-        what = _in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
+        what = in_options(str(error)) if ours else f"{type(error).__name__}: {error}"
         return _fail(
             f"{_one_line(what)} (SPRINTER_DEBUG=1 shows the traceback)",
             1,
@@ -104,10 +109,10 @@ def _one_line(message: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
-def _in_options(message: str) -> str:
+def in_options(message: str) -> str:
     """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
-    message = message.replace("compile=True", "--compile").replace("compile=False", "--no-compile")
-    message = message.replace("trust_remote_code=True", "--trust-remote-code")
+    for keyword, option in _SWITCHES.items():
+        message = message.replace(keyword, option)
     return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)
 
 

@@ -130,7 +130,7 @@ def _methods(
             found.calls, found.tokens_read, found.draft_steps, found.gate_scores, big, small, head
         )
         rows.append({
-            "method": method.name, "millions_by_passes": count.passes / 1e6, "millions_by_tokens": count.tokens / 1e6,
+            "method": found.method, "millions_by_passes": count.passes / 1e6, "millions_by_tokens": count.tokens / 1e6,
             "passes_over_plain": count.passes_ratio, "tokens_over_plain": count.tokens_ratio,
         })  # fmt: skip
     progress.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge, SeveralRule
 from sprinter.decode.checks import at_least
 from sprinter.decode.drafter import BUILT_IN, Drafter, Lookup, Model
 from sprinter.decode.stop import Fixed, Never, StopRule
-from sprinter.decode.trust import Everyone, Nobody, TrustRule
+from sprinter.decode.trust import RECORDED, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
 
 __all__ = ["HEADS", "Method"]
@@ -98,6 +99,18 @@ class Method:
     def sees_token(self) -> bool:
         """Whether the choice of what is trusted looks at x (then drift is metered by its unbiased one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
+
+    def settle(self, taus: Mapping[str, float]) -> Method:
+        """The method with recorded thresholds in place of "recorded", in its name too.
+
+        Args:
+            taus: by kind of head, what each records.
+        """
+        trust = self.trust.settle(taus)
+        if trust == self.trust:
+            return self
+        tau = f"tau={taus['gate']}"
+        return replace(self, trust=trust, name=self.name.replace(f"tau={RECORDED}", tau))
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""

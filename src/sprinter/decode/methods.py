@@ -15,6 +15,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.presets import preset, spelled
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Untrusted
+from sprinter.decode.trust import RECORDED
 from sprinter.errors import UserError
 
 __all__ = [
@@ -132,6 +133,7 @@ def _method_of(name: str, params: dict[str, Any]) -> Method:
 
 def _composed_from(spec: str, items: list[str]) -> Method:
     parts: dict[str, Any] = {}
+    written: dict[str, str] = {}
     registries = {"drafter": DRAFTER, "trust": TRUST, "stop": STOP, "accept": ACCEPT}
     for item in items:
         pair = _assignment(item)
@@ -140,6 +142,7 @@ def _composed_from(spec: str, items: list[str]) -> Method:
                 f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=... or cap=..."
             )
         key, value = pair
+        written[key] = value
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")
         if key == "cap":
@@ -147,11 +150,17 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         elif key in registries:
             name, params = parse_call(value)
             parts[key] = build_rule(registries[key], name, params)
+            if RECORDED in (whole := spell(parts[key])):  # what is left to a head stands in the name
+                written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])
-    method = Method(**parts, name=spec.replace(" ", ""))
+    method = Method(**parts, name=_joined(written))
     defaults = {"stop": Fixed(), "cap": 40} if method.trust.never else {"stop": Untrusted(), "cap": 20}
     return dataclasses.replace(method, **{**defaults, **parts})
+
+
+def _joined(written: dict[str, str]) -> str:
+    return ",".join(f"{key}={value}" for key, value in written.items()).replace(" ", "")
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:

@@ -35,7 +35,7 @@ from sprinter.decode.stop import (
     Svip,
     Untrusted,
 )
-from sprinter.decode.trust import Coin, Everyone, Gate
+from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate
 
 __all__ = ["preset", "spelled"]
 
@@ -84,7 +84,7 @@ def speculative(*, gamma: int = 5) -> Method:
 
 
 @preset("sprinter", _SPRINTER)
-def sprinter(*, tau: float = 0.5, cap: int = 20, tail: int = 0) -> Method:
+def sprinter(*, tau: float | str = RECORDED, cap: int = 20, tail: int = 0) -> Method:
     """A gate trusts draft tokens one by one; the first that it refuses, and a tail, are checked by the target."""
     return Method(trust=Gate(tau), stop=Untrusted(tail), cap=cap)
 

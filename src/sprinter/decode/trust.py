@@ -13,9 +13,14 @@ from torch import Tensor
 from sprinter.decode.checks import between
 from sprinter.decode.registry import TRUST
 
-__all__ = ["Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
+__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
 
 State = tuple[Tensor, ...]
+
+RECORDED = "recorded"
+"""In place of a threshold: the one that the head's maker chose and recorded in it."""
+_UNRECORDED = 0.5
+"""The threshold where no head is there to have recorded one: chains and laws without models."""
 
 
 class TrustRule(ABC):
@@ -38,6 +43,14 @@ class TrustRule(ABC):
     def start(self) -> State:
         """State at the start of a sequence."""
         return ()
+
+    def settle(self, taus: Mapping[str, float]) -> TrustRule:
+        """The rule with the thresholds that it leaves to a head filled in.
+
+        Args:
+            taus: by kind of head, what each records.
+        """
+        return self
 
     @abstractmethod
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
@@ -77,18 +90,24 @@ class Gate(TrustRule):
     The gate reads the draft's hidden state that produced q: it sees the prefix, not x.
 
     Args:
-        tau: threshold in [0, 1]; more means fewer tokens trusted. Above every score: never trust.
+        tau: threshold in [0, 1]; more means fewer tokens trusted. Above every score: never trust. "recorded": the one
+            that was chosen for the pair's gate when it was trained; 0.5 where there is no gate to ask.
     """
 
-    tau: float = 0.5
+    tau: float | str = RECORDED
     needs: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     def __post_init__(self) -> None:
-        between("tau", self.tau, 0.0, 1.0)
+        if self.tau != RECORDED:
+            between("tau", self.tau, 0.0, 1.0)
+
+    def settle(self, taus: Mapping[str, float]) -> Gate:
+        """With the gate's own τ where none was given."""
+        return Gate(taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """gate >= tau."""
-        return signals["gate"] >= self.tau, state
+        return signals["gate"] >= (_UNRECORDED if isinstance(self.tau, str) else self.tau), state
 
 
 @TRUST.rule("coin")

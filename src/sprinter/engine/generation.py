@@ -44,7 +44,7 @@ class Request:
     stop: tuple[str, ...] = ()
     meter: Literal["running", "complete"] = "running"
     ahead: int | None = 1
-    rules: RuleState | None = None
+    rules: RuleState | Mapping[str, Any] | None = None
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -80,10 +80,8 @@ class Request:
         if isinstance(ahead, str) and ahead != AUTO:
             raise UserError(f"ahead={ahead!r} is unknown: give a whole number >= 1, or {AUTO!r}")
         steps = None if ahead == AUTO else whole("ahead", ahead)
-        chosen = parse_method(method)
-        if rules is not None:  # refused before any work
-            rules = RuleState.begin(chosen.trust, chosen.stop, rules)
-        return cls(chosen, new, sampling, whole("seed", seed), words, meter, steps, rules, ends)
+        seed = whole("seed", seed)
+        return cls(parse_method(method), new, sampling, seed, words, meter, steps, rules, ends)
 
     def to_dict(self) -> dict[str, Any]:
         """The keywords of ``Pair.generate`` that ask for this, each a value of JSON."""
@@ -100,7 +98,7 @@ class Request:
             "stop_token_ids": list(self.stop_token_ids),
             "meter": self.meter,
             "ahead": AUTO if self.ahead is None else self.ahead,
-            "rules": None if self.rules is None else self.rules.to_dict(),
+            "rules": self.rules.to_dict() if isinstance(self.rules, RuleState) else self.rules,
         }
 
 

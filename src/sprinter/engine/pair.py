@@ -113,8 +113,8 @@ class Pair:
 
     @property
     def default_method(self) -> str:
-        """``sprinter`` with a gate, ``speculative`` with a draft alone, else ``autoregressive``."""
-        return "sprinter" if self.gate else "speculative" if self.models.draft else "autoregressive"
+        """What decodes where no method is named, exactly: ``speculative`` with a draft, else ``autoregressive``."""
+        return "speculative" if self.models.draft else "autoregressive"
 
     def generate(
         self,
@@ -137,7 +137,7 @@ class Pair:
 
         Args:
             prompt: text, or token ids.
-            method: a spec such as "sprinter(tau=0.6)" or a Method; None takes ``default_method``.
+            method: a spec such as "sprinter(tau=0.6)" or a Method; None decodes exactly, by ``default_method``.
             max_new_tokens: exact limit; None: to the end of the models' context.
             temperature, top_k, top_p, min_p: sampling, for both models alike; temperature 0 is greedy.
             seed: the same seed gives the same text.

@@ -10,6 +10,7 @@ from typing import Any
 
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
+from sprinter.decode.state import RuleState
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, Writer, special_ids
@@ -50,6 +51,11 @@ class Parts:
     def described(self) -> dict[str, Any]:
         """What results are recorded with."""
         return models_record(self.models, self.heads)
+
+    @property
+    def taus(self) -> dict[str, float]:
+        """By kind of head, the threshold that it records."""
+        return {kind: head.config.tau for kind, head in self.heads.items()}
 
     def without_text(self) -> Parts:
         """The same models, heads and caches for requests whose ids alone are wanted: no text is made."""
@@ -118,18 +124,22 @@ class Run:
         self, parts: Parts, prompt: str | Sequence[int], request: Request, longest: int | None = None
     ) -> None:
         self._parts = parts
+        method = request.method.settle(parts.taus)
+        rules = RuleState.begin(method.trust, method.stop, request.rules)  # refused before any work
+        self._rules = None if request.rules is None else rules
+        request = replace(request, method=method, rules=self._rules)
         self.record = Record()
         self._prompt = prompt if isinstance(prompt, str) else None
         self._ids = encode(prompt, parts.models)
-        self.needs_target = request.method.needs_target or request.meter == "complete"
-        self.needs_draft = request.method.drafter.uses_model
+        self.needs_target = method.needs_target or request.meter == "complete"
+        self.needs_draft = method.drafter.uses_model
         new = self._room(longest) if request.max_new_tokens is None else request.max_new_tokens
         self._new, self.request = new, replace(request, max_new_tokens=new)
         self._check(new)
         ends = (*parts.models.target.eos_ids, *request.stop_token_ids)
         self._spelling = _spelling(parts, request.stop, ends)
         self.record = self._new_record()
-        self.rows = request.method.drafter.drafts
+        self.rows = method.drafter.drafts
         self.length = len(self._ids) + new
 
     def writer(self) -> Writer | None:
@@ -156,7 +166,7 @@ class Run:
             models, numbers, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
             self._parts.costs, request.ahead, prompt_piece,
         )  # fmt: skip
-        loop = decode(self._ids, method, self._limits(), draws, record, complete, request.rules)
+        loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules)
         question = next(loop, None)
         while question is not None:
             answer = yield from driver.answer(question)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,9 @@ def save_trained(
         The training facts as config.json holds them.
     """
     facts = facts_of(trained, report, positions)
+    if report.setting is not None:
+        expected = report.setting
+        trained.head.config = replace(trained.head.config, drift=expected.drift, trusted=expected.trusted)
     save_head(trained.head, directory, model_card(trained, report, facts, words), {"training": facts})
     return facts
 
@@ -98,6 +101,7 @@ def model_card(
         f"| network | {config.architecture}, {size}, {trained.head.flops:,.0f} FLOPs a score |",
         f"| estimates | {config.label} |",
         f"| calibration | {trained.head.calibration.kind}, expected error {report.calibration_error:.3f} |",
+        *_threshold(trained, report),
         f"| data | {', '.join(source['name'] for source in facts['data'])} (hash {facts['data_hash'][:12]}) |",
         *(f"| {name} | {part['positions']:,} positions of {part['prompts']:,} prompts |" for name, part in parts),
         f"| training | {facts['epochs']} epochs, the best was {facts['best_epoch']}; "
@@ -105,7 +109,7 @@ def model_card(
         "",
         f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. "
         f"Mean label {report.mean_label:.3f}, mean score {report.mean_score:.3f}, R² {report.r2:.3f}.", "",
-        *_areas(report), "", *_rates(report), "", *_table(report), "",
+        *_dial(report), *_areas(report), "", *_rates(report), "", *_table(report), "",
     ]  # fmt: skip
     return "\n".join(lines)
 
@@ -113,6 +117,30 @@ def model_card(
 def _base(name: str) -> str:
     """The last part of a hub id or of a directory, so that no path of this machine travels."""
     return Path(name).name or name
+
+
+def _threshold(trained: Trained, report: Report) -> list[str]:
+    """The row of a gate's τ: what it was chosen for, and what is expected of it."""
+    if report.setting is None:
+        return []
+    wanted = "given" if trained.settings.drift is None else f"chosen for drift {trained.settings.drift:g}"
+    return [
+        f"| τ | {report.tau:g}, {wanted}; expected drift {report.drift}, "
+        f"{report.setting.calls_per_token:.3f} target calls a token, {report.setting.trusted:.1%} trusted |"
+    ]
+
+
+def _dial(report: Report) -> list[str]:
+    if not report.dial:
+        return []
+    rows = [
+        f"| {place.tau:g} | {place.drift:.3f} | {place.calls_per_token:.3f} | {place.trusted:.3f} |"
+        for place in report.dial
+    ]
+    return [
+        "What decoding at τ is expected to cost, at temperature 1:", "",
+        "| τ | drift | target calls a token | trusted |", "| --- | --- | --- | --- |", *rows, "",
+    ]  # fmt: skip
 
 
 def _areas(report: Report) -> list[str]:

@@ -18,9 +18,9 @@ from sprinter.decode.checks import at_least
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.gate.labeller import Engine, Labeller, LabelSettings, Step, steps
-from sprinter.gate.prompts import Cut, PromptRule, read_texts, survey
+from sprinter.gate.prompts import SPLITS, Cut, PromptRule, is_plain, read_texts, survey
 from sprinter.gate.ray_engine import RayEngine
-from sprinter.gate.records import LabelInfo, dataset_hash
+from sprinter.gate.records import FEW, LabelInfo, dataset_hash
 from sprinter.gate.shards import Shelf
 from sprinter.heads.gate import weights_fingerprint
 from sprinter.models.pair import LoadedPair
@@ -57,12 +57,14 @@ class LabelReport:
         tokens: of texts that this run labelled, prompts included.
         seconds: of this run, from the first read to the last write.
         resumed: shards that were there already.
+        notes: what the user should hear of the texts, a line each.
     """
 
     info: LabelInfo
     tokens: int
     seconds: float
     resumed: int
+    notes: tuple[str, ...] = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -100,7 +102,7 @@ def label(
     began = time.perf_counter()
     sources = [str(source) for source in data]
     _check(pair, sources, settings)
-    info = _describe(pair.models, survey(sources, settings.field, settings.limit), settings)
+    info = _describe(pair.models, survey(sources, settings.field, settings.limit, settings.split), settings)
     run = _engine(engine, pair, settings, info, workers, ray_address)
     shelf = Shelf(Path(out), info, restart=restart)
     resumed, tokens_before = len(shelf), shelf.total("tokens")
@@ -112,10 +114,11 @@ def label(
             progress(Progress(todo.share(), *done, time.perf_counter() - began))
     if not todo.steps:
         shelf.clear()
-        raise _nothing(todo.cut, settings, pair.models)
+        raise _nothing(todo.cut, settings, pair.models, any(map(is_plain, sources)))
     info = _finished(info, shelf, todo.cut)
     shelf.write_info(info)
-    return LabelReport(info, shelf.total("tokens") - tokens_before, time.perf_counter() - began, resumed)
+    seconds, notes = time.perf_counter() - began, _notes(info, any(map(is_plain, sources)))
+    return LabelReport(info, shelf.total("tokens") - tokens_before, seconds, resumed, notes)
 
 
 class _Missing:
@@ -130,7 +133,7 @@ class _Missing:
         self, pair: Pair, sources: Sequence[str], settings: LabelSettings, shelf: Shelf, texts: int
     ) -> None:
         self.cut, self.steps = _cut(pair, settings), 0
-        self._texts = islice(read_texts(sources, settings.field), settings.limit)
+        self._texts = islice(read_texts(sources, settings.field, settings.split), settings.limit)
         self._settings, self._shelf, self._total, self._all_seen = settings, shelf, texts, False
 
     def __iter__(self) -> Iterator[Step]:
@@ -152,6 +155,11 @@ def _check(pair: Pair, sources: Sequence[str], settings: LabelSettings) -> None:
         raise UserError("labelling needs a draft, and this pair has none: give draft=...")
     if pair.tokenizer is None:
         raise UserError("labelling reads texts, and this pair has no tokenizer: give tokenizer=...")
+    if settings.split != "lines" and not any(map(is_plain, sources)):
+        raise UserError(
+            f"split={settings.split} is of plain .txt files, and there is none: records and <doc> blocks are texts, "
+            "leave it out"
+        )
     if settings.new_tokens >= pair.models.context:
         raise UserError(
             f"new_tokens={settings.new_tokens} leaves no room for a prompt: the pair's context is "
@@ -175,7 +183,8 @@ def _describe(models: LoadedPair, data: list[dict[str, object]], settings: Label
         info.vocab_size,
         info.dtype,
         sources,
-        info.settings,
+        # data sets of before there was a choice go on
+        {key: value for key, value in info.settings.items() if (key, value) != ("split", "lines")},
     ]
     return replace(info, settings_hash=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest())
 
@@ -198,11 +207,31 @@ def _cut(pair: Pair, settings: LabelSettings) -> Cut:
     return Cut(rule, pair.tokenizer, pair.models.vocab_size)
 
 
-def _nothing(cut: Cut, settings: LabelSettings, models: LoadedPair) -> UserError:
+def _notes(info: LabelInfo, plain: bool) -> tuple[str, ...]:
+    texts, short = sum(source["texts"] for source in info.data), info.skipped["too_short"]
+    if 2 * short <= texts:
+        return ()
+    return (
+        f"{short:,} of {texts:,} texts were too short: a text must go on for {info.settings['new_tokens']} tokens "
+        f"after its prompt; {_split_hint(info.settings['split']) if plain else 'give longer ones'} "
+        f"({info.prompts:,} prompts were labelled; training wants {FEW} at least, better some hundreds)",
+    )
+
+
+def _split_hint(split: str) -> str:
+    """How plain text files were cut into texts, and how else they may be."""
+    was = {"lines": "each line", "blank-lines": "what stands between blank lines", "file": "each file"}[split]
+    other = " or ".join(f"split={name}" for name in SPLITS[SPLITS.index(split) + 1 :])
+    return f"{was} of a .txt file was one text" + (f", for wrapped text give {other}" if other else "")
+
+
+def _nothing(cut: Cut, settings: LabelSettings, models: LoadedPair, plain: bool) -> UserError:
     long, short = cut.skipped["too_long"], cut.skipped["too_short"]
     why = f"{long} too long for the context of {models.context} tokens, {short} too short, {cut.skipped['empty']} empty"
     fit = max(1, models.context - settings.new_tokens)
     mend = f"give prompt_tokens={fit} or less" if long >= short else "give longer texts, or fewer new_tokens"
+    if plain and short > long and settings.split != "file":
+        mend = f"{_split_hint(settings.split)}; else {mend}"
     plural = "no text of 1" if cut.texts == 1 else f"none of {cut.texts} texts"
     return UserError(
         f"{plural} can be labelled ({why}; a text must go on for {settings.new_tokens} tokens after its prompt): {mend}"

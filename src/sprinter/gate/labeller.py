@@ -8,9 +8,10 @@ from itertools import islice
 from math import ceil
 
 from sprinter.decode.checks import at_least, between, whole
+from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.gate.prefixes import Row, Writer
-from sprinter.gate.prompts import Prompt
+from sprinter.gate.prompts import SPLITS, Prompt
 from sprinter.gate.records import KINDS
 from sprinter.gate.scoring import make_records
 from sprinter.gate.shards import shard_bytes
@@ -34,6 +35,7 @@ class LabelSettings:
         batch_size: texts a step, which is a shard; memory grows with it times new_tokens times the vocabulary.
         limit: read at most so many texts; None: all.
         field: of records (JSON lines, Parquet, data sets): where their text is; None: the first that is known.
+        split: what one text of a plain text file is: "lines", "blank-lines" (between them) or "file".
     """
 
     seed: int = 0
@@ -45,6 +47,7 @@ class LabelSettings:
     batch_size: int = 128
     limit: int | None = None
     field: str | None = None
+    split: str = "lines"
 
     def __post_init__(self) -> None:
         whole("seed", self.seed)
@@ -58,6 +61,8 @@ class LabelSettings:
             )
         if self.limit is not None:
             at_least("limit", self.limit, 1)
+        if self.split not in SPLITS:
+            raise did_you_mean("split", str(self.split), list(SPLITS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class Interval(NamedTuple):
     high: float
 
     def __str__(self) -> str:
+        if math.isnan(self.low) or math.isnan(self.high):
+            return f"{self.value:.3f} (n=1)"
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def to_list(self) -> list[float | None]:
@@ -94,12 +96,16 @@ class Bootstrap:
 
     @classmethod
     def make(cls, group: Tensor, repeats: int = 500, seed: int = 0) -> Bootstrap:
-        """Draw as many prompts as there are, with replacement, ``repeats`` times."""
+        """Draw as many prompts as there are, with replacement, ``repeats`` times; of a single one nothing is drawn.
+
+        Intervals are then not a number: one prompt tells nothing of others.
+        """
         _, group = torch.unique(group, return_inverse=True)
         prompts = int(group.max()) + 1 if len(group) else 0
         chance = torch.Generator().manual_seed(seed)
         picks = torch.randint(max(prompts, 1), (repeats, prompts), generator=chance)
         counts = torch.zeros(repeats, prompts).scatter_add_(1, picks, torch.ones(repeats, prompts))
+        counts *= prompts > 1
         return cls(group, counts)
 
     def sums(self, values: Tensor) -> Tensor:

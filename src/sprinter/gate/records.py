@@ -31,8 +31,8 @@ from torch import Tensor
 from sprinter.errors import UserError
 
 __all__ = [
-    "FIELDS", "INFO", "KINDS", "LAMBDAS", "TEMPERATURES", "TOP", "LabelInfo", "Records", "dataset_hash", "read_info",
-    "read_records", "read_shards", "shard_metadata", "shard_name", "shard_paths",
+    "FEW", "FIELDS", "INFO", "KINDS", "LAMBDAS", "TEMPERATURES", "TOP", "LabelInfo", "Records", "dataset_hash",
+    "read_info", "read_records", "read_shards", "shard_metadata", "shard_name", "shard_paths",
 ]  # fmt: skip
 
 KINDS = ("original", "draft", "target", "interleaved")
@@ -43,6 +43,8 @@ LAMBDAS = (1.0, 1.2, 1.5)
 """λ of the columns of ``expected_ratio``."""
 TOP = 64
 """Tokens of each model that a record keeps; ``top_ids`` has room for the union."""
+FEW = 30
+"""Prompts below which a data set can hardly be trained on: a tenth is held out to stop on, another to judge on."""
 INFO = "labels.json"
 """File of the ``LabelInfo`` in a data set's directory."""
 

@@ -30,11 +30,14 @@ from sprinter.gate.metrics import (
     rates,
 )
 from sprinter.gate.records import LAMBDAS, TEMPERATURES, read_info
+from sprinter.gate.threshold import Setting, choose, setting
+from sprinter.gate.train import score
 from sprinter.heads.head import Head
 
 __all__ = ["Report", "Truth", "judge", "judge_directory", "unseen"]
 
 _TAUS = torch.linspace(0, 1, 51, dtype=torch.float64)
+_DRIFTS = (0.02, 0.05, 0.1, 0.2)
 _TABLE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -76,6 +79,8 @@ class Report:
         calibration_error: expected, same label. r2: share of that label's variance that the score explains.
         mean_label, mean_score: over all positions.
         table: at some τ the share that scores above it, and the mean overlap there at each temperature.
+        setting: of a gate, what decoding at its τ is expected to do at temperature 1; drift: that drift, with its
+            interval. dial: the same at the lowest τ for some drifts.
     """
 
     kind: str
@@ -90,6 +95,9 @@ class Report:
     mean_label: float
     mean_score: float
     table: tuple[dict[str, Any], ...]
+    setting: Setting | None = None
+    drift: Interval | None = None
+    dial: tuple[Setting, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -107,6 +115,9 @@ class Report:
             **{name: getattr(self, name) for name in plain},
             "calibration": self.calibration.to_dict(),
             "table": list(self.table),
+            "setting": self.setting and self.setting.to_dict(),
+            "drift": self.drift and self.drift.to_list(),
+            "dial": [place.to_dict() for place in self.dial],
             "truths": {name: truth.to_dict() for name, truth in self.truths.items()},
         }
 
@@ -172,7 +183,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
         positions = positions.select(positions.of_kinds(["draft"]))
     if not len(positions):
         raise UserError("there is no position to judge the gate on: label more text")
-    scores, columns = _scores(head, positions.inputs), positions.columns
+    scores, columns = score(head, positions.inputs), positions.columns
     bootstrap = Bootstrap.make(positions.group, repeats, seed)
     signals = {head.config.kind: scores, "entropy": -columns["entropy"], "max q": columns["max_q"]}
     if head.sees_token:
@@ -185,6 +196,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
         draws = bootstrap if bool(rows.all()) else Bootstrap.make(positions.group[rows], repeats, seed)
         truths[name] = _truth(values[rows], shown, scores[rows], head.config.tau, draws)
     values = own.values(columns).double()
+    expected = _expected(head, scores[warm], positions.select(warm), repeats, seed)
     error = (values - scores.double()).square().mean()
     return Report(
         kind=head.config.kind,
@@ -199,13 +211,25 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
         mean_label=float(values.mean()),
         mean_score=float(scores.mean()),
         table=tuple(_row(tau, scores, positions) for tau in _TABLE),
+        **expected,
     )
 
 
-def _scores(head: Head, inputs: Tensor) -> Tensor:
-    with torch.inference_mode():
-        parts = [head.calibration(head.network(part)) for part in torch.split(inputs, 65536)]
-    return torch.cat(parts).clone()
+def _expected(head: Head, scores: Tensor, positions: Positions, repeats: int, seed: int) -> dict[str, Any]:
+    """``setting``, ``drift`` and ``dial`` of a gate, from positions at temperature 1."""
+    if head.config.kind != "gate":
+        return {}
+    overlap = positions.columns["overlap"][:, TEMPERATURES.index(1.0)]
+    own, dial = (
+        [setting(tau, scores, overlap) for tau in taus]
+        for taus in ([head.config.tau], (choose(drift, scores, overlap) for drift in _DRIFTS))
+    )
+    kept = (scores >= head.config.tau).double()
+    tokens = 1 + overlap * (1 - kept)
+    drift = mean_interval(
+        (1 - overlap) * kept / tokens, tokens, Bootstrap.make(positions.group, repeats, seed)
+    )
+    return {"setting": own[0], "drift": drift, "dial": tuple(dial)}
 
 
 def _labels(own: Label, columns: Columns, *, at_text: bool) -> dict[str, Tensor]:

@@ -34,6 +34,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """What each ``head`` stands for; what is not said is said by ``_USUAL``."""
+_DRIFT = 0.1
+"""What a gate's τ is chosen for, where nothing is said."""
 _USUAL: Mapping[str, Any] = {
     "features": ("hidden",), "label": "overlap", "weight": 1.0, "calibration": "temperature", "width": None,
     "layers": None,
@@ -54,7 +56,8 @@ class TrainSettings:
         weight: of rejections in the loss; "balanced" makes both classes weigh the same.
         calibration: none, temperature or isotonic, fitted on the validation part.
         width, layers: of the network.
-        tau: threshold at which the head is reported.
+        tau: threshold of the head; None: of a gate, the lowest that keeps to ``drift``, else 0.5.
+        drift: of a gate, the mean drift that its τ is chosen for; None: 0.1, unless ``tau`` is given.
         mix: share of target tokens in the context, for labels and features that look at the text's token.
         classes: prefix classes to train on; None takes those that fit label and features.
     """
@@ -71,7 +74,8 @@ class TrainSettings:
     calibration: str | None = None
     width: int | None = None
     layers: int | None = None
-    tau: float = 0.5
+    tau: float | None = None
+    drift: float | None = None
     mix: float = 0.15
     classes: tuple[str, ...] | None = None
 
@@ -84,13 +88,16 @@ class TrainSettings:
                 object.__setattr__(self, field.name, preset[field.name])
         object.__setattr__(self, "label", str(parse_label(self.label or "")))
         object.__setattr__(self, "features", parse_features(self.features or ()))
+        if self.tau is None and self.drift is None:
+            name, value = ("drift", _DRIFT) if self.kind == "gate" else ("tau", 0.5)
+            object.__setattr__(self, name, value)
         self._check()
 
     def _check(self) -> None:
         for name in ("epochs", "patience", *(() if self.batch is None else ("batch",))):
             at_least(name, getattr(self, name), 1)
         between("lr", self.lr, 1e-8, 10.0)
-        between("tau", self.tau, 0.0, 1.0)
+        self._check_threshold()
         between("mix", self.mix, 0.0, 0.5)
         if self.weight != "balanced":
             between("weight", self.weight, 1e-3, 1e3)
@@ -99,7 +106,7 @@ class TrainSettings:
         for name in self.classes or ():
             if name not in KINDS:
                 raise did_you_mean("prefix class", name, list(KINDS))
-        label, kind = self.target, PRESETS[self.head]["kind"]
+        label, kind = self.target, self.kind
         if sees_token(self.inputs) and label.sees_token and not label.at_text:
             raise UserError(
                 f"label {label} speaks of another token than the features {', '.join(self.inputs)} do: "
@@ -110,6 +117,25 @@ class TrainSettings:
                 f"a {kind} head that reads {', '.join(self.inputs)} looks at the token that it judges, "
                 "which would bias texts: give features of the prefix, or train specdec++"
             )
+
+    def _check_threshold(self) -> None:
+        if self.tau is not None and self.drift is not None:
+            raise UserError(
+                f"tau={self.tau} and drift={self.drift} were given: a drift chooses tau, give one of them"
+            )
+        if self.tau is not None:
+            between("tau", self.tau, 0.0, 1.0)
+        elif self.kind != "gate":
+            raise UserError(
+                f"a {self.kind} head does not change the text: leave drift={self.drift} out, or train a gate"
+            )
+        else:
+            between("drift", self.drift, 0.0, 1.0)
+
+    @property
+    def kind(self) -> str:
+        """Of head."""
+        return str(PRESETS[self.head]["kind"])
 
     @property
     def target(self) -> Label:

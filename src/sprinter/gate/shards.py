@@ -166,8 +166,9 @@ def _sync(directory: Path) -> None:
 def _difference(there: LabelInfo, now: LabelInfo) -> str:
     """The first thing in which two data sets differ, in words."""
     for name, value in now.settings.items():
-        if there.settings.get(name) != value:
-            return f"{name}={there.settings.get(name)} (now {value})"
+        before = there.settings.get(name, "lines" if name == "split" else None)
+        if before != value:
+            return f"{name}={before} (now {value})"
     if there.draft_fingerprint != now.draft_fingerprint:
         return f"another draft ('{there.draft_id}')"
     if there.target_fingerprint != now.target_fingerprint:

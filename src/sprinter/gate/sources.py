@@ -3,7 +3,7 @@
 Sources, by their names:
 
 * ``.txt``, ``.txt.gz``: if the first line that is not blank begins with ``<doc ``, each ``<doc ...> ... </doc>`` block
-  is one text (WikiExtractor's format); else each line that is not blank is one.
+  is one text (WikiExtractor's format); else each line that is not blank is one, or as ``SPLITS`` says.
 * ``.jsonl``, ``.jsonl.gz``: one object a line; its text is in ``FIELDS`` (the first that is there) or where told.
 * ``.parquet``: likewise, by column; needs pyarrow.
 * anything else that is no file: a name for the ``datasets`` package, ``name`` or ``name@split``.
@@ -17,6 +17,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from sprinter.errors import UserError
 
 __all__ = [
     "FIELDS",
+    "SPLITS",
     "Record",
     "is_source",
     "read_hub",
@@ -39,16 +41,20 @@ __all__ = [
 FIELDS = ("text", "prompt", "question", "turns", "content")
 """Where the text of a record is looked for."""
 
+SPLITS = ("lines", "blank-lines", "file")
+"""What one text of a plain ``.txt`` file is: a line, what stands between blank lines, or the whole file."""
+
 Record = dict[str, Any]
 
 _KNOWN = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.\[\]:%+-]+)?")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _MISSING = object()
+_BLOCK = "<doc "
 
 
 def survey(
-    sources: Sequence[str], field: str | None = None, limit: int | None = None
+    sources: Sequence[str], field: str | None = None, limit: int | None = None, split: str = "lines"
 ) -> list[dict[str, Any]]:
     """Read all sources once: name, sha256 and number of texts of each, so that mistakes show before the work begins.
 
@@ -56,6 +62,7 @@ def survey(
         sources: files or data set names.
         field: of records, see ``read_texts``.
         limit: most texts to count, over all sources; a source beyond it counts 0 texts.
+        split: of plain text files, see ``read_texts``.
 
     Raises:
         UserError: missing, empty, unreadable or not UTF-8.
@@ -63,7 +70,7 @@ def survey(
     found, left = [], limit
     for source in sources:
         digest, count = hashlib.sha256(), 0
-        for text in islice(read_texts([source], field), left):
+        for text in islice(read_texts([source], field, split), left):
             count += 1
             if not Path(source).is_file():
                 digest.update(text.encode() + b"\0")
@@ -77,34 +84,38 @@ def survey(
     return found
 
 
-def read_texts(sources: Sequence[str], field: str | None = None) -> Iterator[str]:
+def read_texts(sources: Sequence[str], field: str | None = None, split: str = "lines") -> Iterator[str]:
     """The texts of all sources in order; "" for a record whose text is empty.
 
     Args:
         sources: files or data set names.
         field: of records: a field's name, dots lead into objects; None takes the first of ``FIELDS`` that is there.
+        split: of plain text files, one of ``SPLITS``; files of records or blocks have their own.
 
     Raises:
         UserError: missing, unreadable, of an unknown kind, not UTF-8; names the line.
     """
     wanted = [field.partition(".")[0]] if field else FIELDS
     for source in sources:
-        for where, record in read_records(source, wanted):
+        for where, record in read_records(source, wanted, split):
             # a line or a block is a text by itself, whatever field the records of other sources have
             yield text_of(record, field if _is_record(source) else "text", where)
 
 
-def read_records(source: str, columns: Sequence[str] | None = None) -> Iterator[tuple[str, Record]]:
+def read_records(
+    source: str, columns: Sequence[str] | None = None, split: str = "lines"
+) -> Iterator[tuple[str, Record]]:
     """Where each record stands, in words, and the record; a line is {"text"}, a block {"id", "title", ..., "text"}.
 
     Args:
         source: file or data set name.
         columns: of a Parquet file: read only those of them that are there; None: all.
+        split: of a plain text file, one of ``SPLITS``.
 
     Raises:
         UserError: as ``read_texts``.
     """
-    reader = _reader(source)
+    reader = _reader(source, split)
     try:
         yield from reader(source, columns)
     except (OSError, EOFError, zlib.error) as error:  # gzip tells a damaged file by each of them
@@ -187,10 +198,18 @@ def text_of(record: Any, field: str | None, where: str) -> str:
     return value
 
 
+def is_plain(source: str) -> bool:
+    """Whether ``split`` says what a text of this source is."""
+    if _is_record(source) or not Path(source).is_file():
+        return False
+    first = next((line for _, line in read_lines(source) if line.strip()), "")
+    return not first.startswith(_BLOCK)
+
+
 Reader = Callable[[str, Sequence[str] | None], Iterator[tuple[str, Record]]]
 
 
-def _reader(source: str) -> Reader:
+def _reader(source: str, split: str) -> Reader:
     path = Path(source)
     kind = next((known for known in _KNOWN if path.name.endswith(known)), None)
     if source and path.is_dir():
@@ -198,7 +217,8 @@ def _reader(source: str) -> Reader:
     if path.is_file():
         if kind is None:
             raise UserError(f"'{source}' is of no known kind: give one that ends in {', '.join(_KNOWN)}")
-        return {".txt": _from_text, ".jsonl": _from_json_lines}.get(kind.removesuffix(".gz"), _from_parquet)
+        readers: dict[str, Reader] = {".txt": partial(_from_text, split), ".jsonl": _from_json_lines}
+        return readers.get(kind.removesuffix(".gz"), _from_parquet)
     if kind is not None or not _HUB_NAME.fullmatch(source):
         raise UserError(f"there is no file '{source}': check the path")
     return _from_datasets
@@ -208,17 +228,22 @@ def _is_record(source: str) -> bool:
     return not source.removesuffix(".gz").endswith(".txt")
 
 
-def _from_text(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
-    lines = ((number, line) for number, line in read_lines(source) if line.strip())
-    first = next(lines, None)
-    if first is None:
-        return
-    if first[1].startswith("<doc "):
+def _from_text(split: str, source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
+    if not is_plain(source):
         yield from _blocks(source)
         return
-    yield f"line {first[0]} of '{source}'", {"text": first[1]}
-    for number, line in lines:
-        yield f"line {number} of '{source}'", {"text": line}
+    began, lines = 0, list[str]()
+    for number, line in read_lines(source):
+        if line.strip():
+            began = began if lines else number
+            lines.append(line)
+        elif lines and split == "file":
+            lines.append(line)
+        if lines and (split == "lines" or (split == "blank-lines" and not line.strip())):
+            yield f"line {began} of '{source}'", {"text": "\n".join(lines)}
+            lines = []
+    if lines:
+        yield f"line {began} of '{source}'", {"text": "\n".join(lines).rstrip("\n")}
 
 
 def _blocks(source: str) -> Iterator[tuple[str, Record]]:
@@ -226,7 +251,7 @@ def _blocks(source: str) -> Iterator[tuple[str, Record]]:
     block: list[str] | None = None
     where, record = "", {}
     for number, line in read_lines(source):
-        if line.startswith("<doc "):
+        if line.startswith(_BLOCK):
             block, where, record = [], f"line {number} of '{source}'", dict(_ATTRIBUTE.findall(line))
         elif line.startswith("</doc>") and block is not None:
             yield where, {**record, "text": "\n".join(block).strip()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -20,14 +20,15 @@ from sprinter.errors import UserError
 from sprinter.gate.calibrate import fit_calibration
 from sprinter.gate.dataset import PARTS, Positions
 from sprinter.gate.labels import Label
-from sprinter.gate.records import KINDS
+from sprinter.gate.records import FEW, KINDS, TEMPERATURES
 from sprinter.gate.settings import PRESETS, TrainSettings
+from sprinter.gate.threshold import choose
 from sprinter.heads.calibration import Calibration
 from sprinter.heads.features import sees_token
 from sprinter.heads.head import Gate, Head, HeadConfig
 from sprinter.heads.networks import Linear, Network
 
-__all__ = ["Epoch", "Trained", "position_weights", "train"]
+__all__ = ["Epoch", "Trained", "position_weights", "score", "train"]
 
 _STEPS = 400
 """Steps of an epoch where no batch size is given."""
@@ -74,7 +75,9 @@ class _Part(NamedTuple):
 def train(
     positions: Positions, settings: TrainSettings, progress: Callable[[Epoch], None] | None = None
 ) -> Trained:
-    """Train a head on the training part, stop and calibrate on the validation part; the test part is not touched.
+    """Train a head on the training part; stop, calibrate and choose a gate's τ on the validation part.
+
+    The test part is not touched.
 
     Args:
         positions: with the features of ``settings``, as ``read_positions`` reads them.
@@ -99,6 +102,13 @@ def train(
             str(settings.calibration), network(second.inputs), second.labels, second.weights
         )
     network.fold(mean, spread)
+    head = _head(config, network, curve)
+    if settings.drift is not None:
+        held = positions.select((parts == 1) & positions.at_temperature(1.0))
+        tau = choose(
+            settings.drift, score(head, held.inputs), held.columns["overlap"][:, TEMPERATURES.index(1.0)]
+        )
+        head.config = replace(config, tau=tau)
     split = {
         name: {
             "prompts": len(torch.unique(positions.group[parts == number])),
@@ -106,7 +116,14 @@ def train(
         }
         for number, name in enumerate(PARTS)
     }
-    return Trained(_head(config, network, curve), settings, label, history, split, weight)
+    return Trained(head, settings, label, history, split, weight)
+
+
+@torch.inference_mode()
+def score(head: Head, inputs: Tensor) -> Tensor:
+    """Scores ``[n]`` of features that stand side by side, ``[n, m]``."""
+    parts = [head.calibration(head.network(part)) for part in torch.split(inputs, 65536)]
+    return torch.cat(parts).clone()
 
 
 def position_weights(positions: Positions, settings: TrainSettings) -> Tensor:
@@ -153,7 +170,7 @@ def _check_parts(positions: Positions, parts: Tensor, values: Tensor, label: Lab
         if not bool((parts == number).any()):
             raise UserError(
                 f"no prompt fell into the {name} part ({len(positions.prompts)} prompts in all): "
-                "label more prompts, some 30 at least"
+                f"label more prompts, some {FEW} at least"
             )
     for number, name in enumerate(PARTS[:2]):
         here = values[parts == number]
@@ -192,7 +209,8 @@ def _config(positions: Positions, settings: TrainSettings) -> HeadConfig:
     return HeadConfig(
         hidden_size=info.hidden_size, draft_id=info.draft_id, target_id=info.target_id,
         draft_revision=info.draft_revision, draft_fingerprint=info.draft_fingerprint,
-        label=str(settings.target), tau=settings.tau, kind=preset["kind"], architecture=preset["architecture"],
+        label=str(settings.target), tau=0.5 if settings.tau is None else settings.tau,
+        kind=preset["kind"], architecture=preset["architecture"],
         features=settings.inputs, width=settings.width, layers=settings.layers,
     )  # fmt: skip
 

@@ -40,9 +40,8 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
     Raises:
         UserError: the directory cannot be written (a full disk, say); files half-written are taken away.
     """
-    own = {
-        key: value for key, value in asdict(head.config).items() if key not in ("width", "layers") or value
-    }
+    told = ("width", "layers", "drift", "trusted")  # where they are known
+    own = {key: value for key, value in asdict(head.config).items() if key not in told or value is not None}
     config = {
         "speculators_model_type": _TYPE,
         **own,

@@ -7,13 +7,16 @@ networks.
 
 from __future__ import annotations
 
+import logging
 import os
 
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head, save_head
 from sprinter.heads.head import Gate, Head, HeadConfig, weights_fingerprint
 
-__all__ = ["Gate", "GateConfig", "load_gate", "save_gate", "weights_fingerprint"]
+__all__ = ["Gate", "GateConfig", "extreme", "load_gate", "save_gate", "weights_fingerprint"]
+
+_log = logging.getLogger("sprinter")
 
 GateConfig = HeadConfig
 """What a gate was made for."""
@@ -33,4 +36,19 @@ def load_gate(source: str | os.PathLike[str]) -> Head:
             f"'{source}' is a {head.config.kind} head, which stops drafts: give a gate, or train one "
             "with 'sprinter gate train'"
         )
+    if (line := extreme(head.config.tau, head.config.trusted)) is not None:
+        _log.warning("the gate in '%s' %s", source, line)
     return head
+
+
+def extreme(tau: float, trusted: float | None) -> str | None:
+    """What a user should hear of a gate whose threshold decides nothing; None for any other.
+
+    Args:
+        tau: the threshold. trusted: share of draft tokens that score at least that, None: not measured.
+    """
+    if trusted == 0:
+        return f"trusts no token at its tau={tau:g}: every token is checked; lower it with sprinter(tau=...)"
+    if trusted == 1:
+        return f"trusts every token at its tau={tau:g}: the text is nearly the draft's; raise it with sprinter(tau=...)"
+    return None

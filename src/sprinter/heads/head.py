@@ -33,7 +33,9 @@ class HeadConfig:
         draft_id, draft_revision, draft_fingerprint: the draft whose hidden states and laws it reads.
         target_id: the target that it predicts.
         label: what the score estimates, e.g. "overlap" (β, the chance that exact acceptance keeps a draft token).
-        tau: threshold at which its maker reports it.
+        tau: threshold that its maker chose for it; a gate's is the τ of ``sprinter`` where none is given.
+        drift: of a gate, the mean drift expected at tau, at temperature 1 on texts that it was not trained on.
+        trusted: of a gate, the share of draft tokens that score at least tau there. Both None: not measured.
         kind: "gate", "specdec++" or "disco".
         architecture: "linear", "mlp", "ffn" or "resnet".
         features: what it reads, in order; see ``sprinter.heads.features``.
@@ -52,6 +54,8 @@ class HeadConfig:
     features: tuple[str, ...] = ("hidden",)
     width: int | None = None
     layers: int | None = None
+    drift: float | None = None
+    trusted: float | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -60,8 +64,11 @@ class HeadConfig:
             or self.hidden_size < 1
         ):
             raise UserError(f"hidden_size={self.hidden_size} is out of range: give the draft's hidden size")
-        if isinstance(self.tau, bool) or not isinstance(self.tau, int | float) or not 0 <= self.tau <= 1:
-            raise UserError(f"tau={self.tau} is out of range: give a number in [0, 1]")
+        for name, share in (("tau", self.tau), ("drift", self.drift), ("trusted", self.trusted)):
+            if share is None and name != "tau":
+                continue
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise UserError(f"{name}={share} is out of range: give a number in [0, 1]")
         for what, value, known in (
             ("kind of head", self.kind, KINDS),
             ("architecture", self.architecture, ARCHITECTURES),

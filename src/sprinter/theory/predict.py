@@ -110,6 +110,7 @@ def predict(
         raise UserError(
             "a prediction needs one recording along texts of the target, and at most one of the draft"
         )
+    method = method.settle(by_writer["target"].taus)
     along = {writer: replay(one, method, repeats=repeats, seed=seed) for writer, one in by_writer.items()}
     target, draft = along["target"], along.get("draft")
     weight = _weight(target, draft)

@@ -48,6 +48,7 @@ class Recording:
         outcomes: token id of each outcome, −1 for a group, ``[N, K]``; None: outcome i is token i.
         heads: those whose features depend on the run or the token; features: the rest of what they read, ``[N, ...]``.
             The draft's state at x (hidden_x) is the one at the text's own token.
+        taus: by kind of head, the threshold that the pair's own records.
     """
 
     p: Tensor
@@ -64,6 +65,7 @@ class Recording:
     outcomes: Tensor | None = field(default=None, repr=False)
     heads: Mapping[str, Head] = field(default_factory=dict, repr=False)
     features: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    taus: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -196,4 +198,5 @@ def _joined(texts: Sequence[_Text], pair: Pair, new_tokens: int, writer: Writer)
         outcomes=torch.cat(outcomes) if outcomes else None,
         heads=heads,
         features={name: torch.cat([text.features[name] for text in texts]) for name in names},
+        taus={kind: head.config.tau for kind, head in pair.heads.items()},
     )  # fmt: skip

@@ -305,6 +305,7 @@ def replay(
         UserError: the method needs a signal that was not recorded.
     """
     at_least("repeats", repeats, 1)
+    method = method.settle(recording.taus)
     _refuse(method, unrecorded(recording, method))
     numbers = np.random.default_rng(seed)
     rows = []

@@ -31,8 +31,14 @@ class EngineArm:
         self.method = method
         self._pair: Pair | None = None
 
+    def fit(self, pair: Pair) -> None:
+        """Fill in the thresholds that the method leaves to the pair's heads, so that ``spec`` tells them."""
+        self.method = self.method.settle(pair._parts.taus)
+        self.spec = self.method.name
+
     def start(self, pair: Pair) -> None:
         """Raises UserError if the pair lacks a draft or a head that the method needs."""
+        self.fit(pair)
         quiet = copy.copy(pair)  # shares models, heads and caches
         # Ids are asked for: text would be made on the arm's time.
         quiet.tokenizer, quiet._parts = None, pair._parts.without_text()

@@ -85,5 +85,6 @@ def _interval(name: str, prompts: Sequence[Sequence[Values]]) -> Interval:
     bottoms = [sum(values[bottom] if bottom else 1.0 for values in having) for having in kept]
     value, low, high = ratio_of_sums(tops, bottoms)
     if name == "perplexity":
-        return perplexity(value, 1), perplexity(high, 1), perplexity(low, 1)
+        lowest, highest = (None if end is None else perplexity(end, 1) for end in (high, low))
+        return perplexity(value, 1), lowest, highest
     return value, low, high

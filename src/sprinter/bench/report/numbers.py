@@ -34,13 +34,13 @@ def value(of: Any) -> float | None:
 
 
 def interval(of: Any) -> Interval | None:
-    """(value, low, high); a plain number, or an end that is not finite, stands for itself."""
+    """(value, low, high); a plain number, or an end that is not finite, has no interval."""
     middle = value(of)
     if middle is None:
         return None
     ends = [value(end) for end in of[1:3]] if isinstance(of, list | tuple) else []
     low, high = (*ends, None, None)[:2]
-    return middle, middle if low is None else low, middle if high is None else high
+    return middle, low, high
 
 
 def number(of: Any, digits: int = 3) -> str:

@@ -14,7 +14,7 @@ from sprinter.bench.report.digest import Digest, Summary, drift_of, front, plane
 from sprinter.bench.report.labels import lane_rows
 from sprinter.bench.report.numbers import drift, interval, multiple, number, percentage, value
 from sprinter.bench.report.svg import HALF, WIDE, Axis, Plot, axis, tag
-from sprinter.bench.statistics import Interval
+from sprinter.bench.statistics import Interval, bounds
 
 __all__ = [
     "Part",
@@ -47,7 +47,9 @@ class Part(NamedTuple):
 
 def range_text(of: Interval | None, show: Callable[[Any], str] = number) -> str:
     """1.62× (1.55× to 1.70×)."""
-    return "not known" if of is None else f"{show(of[0])} ({show(of[1])} to {show(of[2])})"
+    if of is None:
+        return "not known"
+    return show(of[0]) if None in of else f"{show(of[0])} ({show(of[1])} to {show(of[2])})"
 
 
 def tip_of(run: Digest, summary: Summary) -> str:
@@ -86,8 +88,8 @@ def plane(run: Digest, summaries: Sequence[Summary]) -> Part:
         return Part(None, ["no arm knows both its speed and its drift"])
     exact = [summary for summary in told if summary.get("lossless") is True]
     lossy = [summary for summary in told if summary.get("lossless") is not True]
-    x = _speed_axis(run, [end for s in told for end in speed_of(s, run.base) or ()])
-    most = max((far[2] for s in lossy if (far := drift_of(s))), default=0.0) or 0.1
+    x = _speed_axis(run, [end for s in told for end in _span(speed_of(s, run.base))])
+    most = max((bounds(far)[1] for s in lossy if (far := drift_of(s))), default=0.0) or 0.1
     y = axis([], "↑ mean drift TV(π, p), less is nearer to the target", low=0.0, high=1.06 * most)
     rows = lane_rows([x.share(points[s["arm"]][0]) for s in exact])
     lane = 44 + _LANE_ROW * max(rows, default=0) if exact else 0
@@ -118,10 +120,17 @@ def _plane_name(run: Digest, points: Mapping[str, tuple[float, float]]) -> str:
 
 def _whiskers(plot: Plot, run: Digest, summary: Summary, at: tuple[float, float]) -> None:
     look, speed, far = run.looks[summary["arm"]], speed_of(summary, run.base), drift_of(summary)
-    if speed:
-        plot.whisker((speed[1], at[1]), (speed[2], at[1]), look.colour, look.index)
-    if far:
-        plot.whisker((at[0], far[1]), (at[0], far[2]), look.colour, look.index)
+    if speed and None not in speed:
+        low, high = bounds(speed)
+        plot.whisker((low, at[1]), (high, at[1]), look.colour, look.index)
+    if far and None not in far:
+        low, high = bounds(far)
+        plot.whisker((at[0], low), (at[0], high), look.colour, look.index)
+
+
+def _span(of: Interval | None) -> list[float]:
+    """What an axis must reach."""
+    return [] if of is None else [of[0], *bounds(of)]
 
 
 # --- dials -----------------------------------------------------------------------------------------------------------
@@ -276,15 +285,15 @@ def longform_picture(run: Digest, found: LongForm) -> Part:
     for arm, points in sorted(lines.items(), key=lambda item: _mean([at[0] for _, at in item[1]])):
         if points:
             best[run.looks[arm].kind] = arm
-    ups = [edge for arm in best.values() for _, at in lines[arm] for edge in at]
+    ups = [edge for arm in best.values() for _, at in lines[arm] for edge in _span(at)]
     x = Axis(float(found.edges[0]), float(found.edges[-1]), "position in the context, tokens →", found.edges)
     y = axis(ups, f"↑ {_speed_label(run.base if over else None).rstrip(' →')}", low=0.0)
     plot = Plot(x, y, f"Speed against position for {', '.join(best.values())}.", height=300)
     for arm in best.values():
         look, points = run.looks[arm], lines[arm]
         plot.band(
-            [(at, low) for at, (_, low, _) in points],
-            [(at, high) for at, (_, _, high) in points],
+            [(at, bounds(of)[0]) for at, of in points],
+            [(at, bounds(of)[1]) for at, of in points],
             look.colour,
         )
         plot.line([(at, middle) for at, (middle, _, _) in points], look.colour, index=look.index)

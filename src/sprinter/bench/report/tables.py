@@ -14,7 +14,7 @@ from sprinter.bench.report.digest import Digest, Summary, drift_of, headline, sp
 from sprinter.bench.report.looks import Look
 from sprinter.bench.report.numbers import NONE, count, drift, interval, multiple, number, percentage, value
 from sprinter.bench.report.svg import tag
-from sprinter.bench.statistics import Interval
+from sprinter.bench.statistics import Interval, bounds
 
 __all__ = [
     "Cell", "Row", "Table", "category_table", "full_table", "headline_table", "latency_table", "longform_table",
@@ -56,13 +56,15 @@ def _cell(of: Any, show: Callable[[Any], str] = number) -> Cell:
     told = interval(of)
     if told is None:
         return Cell(NONE)
-    title = f"{show(told[1])} to {show(told[2])}" if told[1:] != (told[0], told[0]) else ""
+    title = f"{show(told[1])} to {show(told[2])}" if None not in told else ""
     return Cell(show(told[0]), title)
 
 
 def _with_interval(of: Interval | None, show: Callable[[Any], str] = number) -> Cell:
     if of is None:
         return Cell(NONE)
+    if None in of:
+        return Cell(show(of[0]), "no interval")
     small = tag("small", f"{show(of[1])} – {show(of[2])}".replace("×", ""))
     return Cell(Markup("{} {}").format(show(of[0]), small))
 
@@ -117,7 +119,7 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     told = [(summary, speed_of(summary, base)) for summary in summaries]
     there = [(summary, speed) for summary, speed in told if speed is not None]
     there.sort(key=lambda item: -item[1][0])
-    most = max((speed[2] for _, speed in there), default=1.0)
+    most = max((bounds(speed)[1] for _, speed in there), default=1.0)
     show, mark = (multiple, 1.0) if base else (number, None)
     rows = [
         _row(run, s, [_with_interval(speed, show), _bar(run.looks[s["arm"]].colour, speed, most, mark)])
@@ -130,7 +132,7 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
 
 
 def _bar(colour: str, speed: Interval, most: float, mark: float | None) -> Cell:
-    middle, low, high = (f"{100 * max(0.0, each) / most:.2f}" for each in speed)
+    middle, low, high = (f"{100 * max(0.0, each) / most:.2f}" for each in (speed[0], *bounds(speed)))
     parts = [
         tag("i", class_=f"fill {colour}", style=f"width:{middle}%"),
         tag("i", class_="interval", style=f"left:{low}%;width:{max(0.3, float(high) - float(low)):.2f}%"),
