@@ -194,11 +194,13 @@ def runner_maker(kind: str) -> Callable[..., Runner]:
     return make
 
 
-def random_request(chance: random.Random, methods: tuple[str, ...], seed: int) -> dict[str, Any]:
+def random_request(
+    chance: random.Random, methods: tuple[str, ...], seed: int, longest: int
+) -> dict[str, Any]:
     return {
         "prompt": [chance.randrange(24) for _ in range(chance.choice((1, 2, 5, 9, 30)))],
         "method": chance.choice(methods),
-        "max_new_tokens": chance.randint(1, 24),
+        "max_new_tokens": chance.randint(1, longest),
         "temperature": chance.choice((1.0, 0.75, 0.5, 0.0)),
         "top_k": chance.choice((0, 0, 5)),
         "top_p": chance.choice((1.0, 1.0, 0.9)),
@@ -228,7 +230,7 @@ class Trial:
 
     Args:
         pair: disturbed. twin: the same models, with caches of its own.
-        kind: of the runners.
+        kind: of the runners. longest: most new tokens of a request.
     """
 
     pair: sprinter.Pair
@@ -237,10 +239,11 @@ class Trial:
     chance: random.Random
     disturber: Disturber
     counts: Counter[str]
+    longest: int
 
     def run(self, count: int, first_seed: int, streams: bool) -> None:
         methods = SINGLE if self.kind == "crop" else SINGLE + 4 * SEVERAL
-        asked = [random_request(self.chance, methods, first_seed + i) for i in range(count)]
+        asked = [random_request(self.chance, methods, first_seed + i, self.longest) for i in range(count)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "make_runner", runner_maker(self.kind))
             alone = [self.twin.generate(**one) for one in asked]

@@ -10,27 +10,27 @@ from tests.engine.conftest import double_pair
 from tests.engine.disturbed import KINDS, SEVERAL, SINGLE, Disturber, Trial
 
 
-def disturb(requests: int, seed: int) -> Counter[str]:
+def disturb(requests: int, seed: int, longest: int) -> Counter[str]:
     chance = random.Random(seed)
     pair, twin, disturber, counts = double_pair(), double_pair(), Disturber(chance), Counter[str]()
     trial = 0
     while counts["requests"] < requests:
         # Most in engines over rows; every fifth trial streams, every sixth the one row of a crop runner.
         kind = "crop" if trial % 6 == 5 else KINDS[trial % 2]
-        Trial(pair, twin, kind, chance, disturber, counts).run(10, 10 * trial, trial % 5 == 4)
+        Trial(pair, twin, kind, chance, disturber, counts, longest).run(10, 10 * trial, trial % 5 == 4)
         trial += 1
     return counts + disturber.seen
 
 
 def test_a_hundred_disturbed_requests() -> None:
-    counts = disturb(100, 1)
+    counts = disturb(100, 1, 10)
     assert counts["survived"] >= 50 and counts["failed"] >= 5 and counts["KeyboardInterrupt"] >= 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_disturbed_requests() -> None:
-    counts = disturb(1000, 2)
+    counts = disturb(1000, 2, 24)
     for name, count in sorted(counts.items()):
         print(f"{count:6} {name}")
     assert counts["survived"] >= 500 and counts["failed"] >= 50 and counts["cancelled"] >= 10
