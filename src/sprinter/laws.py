@@ -99,12 +99,9 @@ def process(logits: Tensor, sampling: Sampling) -> Tensor:
         return one_hot(full)
     if 0 < sampling.top_k < full.shape[-1]:
         full = _keep_top_k(full, sampling.top_k)
-    law, top_p = (
-        torch.softmax(full / sampling.temperature, -1),
-        torch.tensor(sampling.top_p, dtype=full.dtype),
-    )
-    if top_p < 1.0:
-        law = torch.softmax(_keep_top_p(full, law, top_p) / sampling.temperature, -1)
+    if sampling.top_p < 1.0:
+        full = _keep_top_p(full, sampling)
+    law = _heated(full, sampling)
     if sampling.min_p > 0.0:
         law = law.masked_fill(law < sampling.min_p * law.amax(-1, keepdim=True), 0.0)
         law = law / law.sum(-1, keepdim=True)
@@ -122,7 +119,6 @@ def _full(logits: Tensor) -> Tensor:
 
 _FEW = 256
 """Most laws hold top_p in fewer tokens: these are ranked first, and all only where that does not do."""
-
 
 _WHOLE = 2.0**50
 _SLACK = {torch.float32: 1e-6, torch.float64: 1e-9}
@@ -143,7 +139,14 @@ def _keep_top_k(full: Tensor, k: int) -> Tensor:
     return full.masked_fill(~_largest(full, k, full.topk(k, -1).values[..., -1:]), -torch.inf)
 
 
-def _keep_top_p(full: Tensor, law: Tensor, top_p: Tensor) -> Tensor:
+def _heated(full: Tensor, sampling: Sampling) -> Tensor:
+    return torch.softmax(full if sampling.temperature == 1.0 else full / sampling.temperature, -1)
+
+
+def _keep_top_p(full: Tensor, sampling: Sampling) -> Tensor:
+    law, top_p = _heated(full, sampling), torch.tensor(sampling.top_p, dtype=full.dtype)
+    if top_p >= 1.0:  # rounded to the law's precision
+        return full
     goal = _goal(top_p, law)
     ranked, ids = full.topk(min(_FEW, full.shape[-1]), -1)
     parts = _parts(law.gather(-1, ids))
