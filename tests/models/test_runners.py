@@ -1,5 +1,8 @@
 """Runners: whatever is fed, forgotten and copied, logits and hidden states are those of the uncached pass."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from tests.models.tiny import CONTEXT, VOCAB, WINDOW, fresh, tiny
@@ -102,6 +105,27 @@ def test_an_interrupted_pass_leaves_the_rows_as_they_were(kind: str) -> None:
     handle.remove()
     assert told.runner.lengths == [6]
     told.extend([5])
+
+
+def test_an_interrupt_beside_a_pass_does_not_touch_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh("llama")
+    head = model.get_output_embeddings()
+    register = head.register_forward_pre_hook
+
+    def interrupted(hook: Callable[..., Any]) -> None:
+        register(hook)
+        raise KeyboardInterrupt
+
+    runner, tokens = make_runner(model, max_len=8), torch.tensor([[3, 1, 4]])
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "register_forward_pre_hook", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner.extend(tokens, logits=False)
+    assert head._forward_pre_hooks  # the hook is still there
+    logits = runner.extend(tokens).logits
+    expected = make_runner(fresh("llama"), max_len=8).extend(tokens).logits
+    assert logits is not None and expected is not None
+    assert torch.equal(logits, expected)
 
 
 def test_runners_share_a_model_and_leave_it_as_it_was() -> None:

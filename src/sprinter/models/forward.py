@@ -195,15 +195,18 @@ def call_model(
     runners may share it.
     """
     head = head_of(model)
-    caught: list[Tensor] = []
+    caught: list[Tensor] | None = None
 
     def catch(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if caught is None or caught:
+            return None  # an interrupt beside the pass has left this hook behind: it must not touch another's
         caught.append(args[0])
         return None if keep is None else (keep(args[0]),)
 
     with _turn(head):
         handle = head.register_forward_pre_hook(catch)
         try:
+            caught = []
             output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
         finally:
             handle.remove()
