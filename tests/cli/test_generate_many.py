@@ -36,7 +36,7 @@ def test_one_object_a_line_in_the_order_of_the_file(run: Run, places: Places, pr
         (2, 4, 7),
         (3, 5, 8),
     ]
-    assert [row["prompt"] for row in found] == ["ab cd", "xyz", "the sea", "hills "]
+    assert [row["prompt"]["text"] for row in found] == ["ab cd", "xyz", "the sea", "hills "]
     # each is what the command gives for that prompt alone
     alone = run("generate", "the sea", *places.pair, *COMMON, "--seed", "7", "--json")
     assert json.loads(alone.out)["token_ids"] == found[2]["token_ids"]

@@ -86,16 +86,18 @@ class Disturber:
     """What goes wrong, and when: every chance is drawn from one seeded source.
 
     Attributes:
+        often: a factor on every chance.
         calm: nothing goes wrong while this is set.
         seen: how often each disturbance happened.
     """
 
     chance: random.Random
+    often: float = 1.0
     calm: bool = True
     seen: Counter[str] = field(default_factory=Counter)
 
     def now(self, what: str, rate: float) -> bool:
-        if self.calm or self.chance.random() >= rate:
+        if self.calm or self.chance.random() >= self.often * rate:
             return False
         self.seen[what] += 1
         return True

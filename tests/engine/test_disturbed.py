@@ -10,9 +10,9 @@ from tests.engine.conftest import double_pair
 from tests.engine.disturbed import KINDS, SEVERAL, SINGLE, Disturber, Trial
 
 
-def disturb(requests: int, seed: int, longest: int) -> Counter[str]:
-    chance = random.Random(seed)
-    pair, twin, disturber, counts = double_pair(), double_pair(), Disturber(chance), Counter[str]()
+def disturb(requests: int, seed: int, longest: int, often: float = 1.0) -> Counter[str]:
+    chance, counts = random.Random(seed), Counter[str]()
+    pair, twin, disturber = double_pair(), double_pair(), Disturber(chance, often)
     trial = 0
     while counts["requests"] < requests:
         # Most in engines over rows; every fifth trial streams, every sixth the one row of a crop runner.
@@ -23,7 +23,7 @@ def disturb(requests: int, seed: int, longest: int) -> Counter[str]:
 
 
 def test_a_hundred_disturbed_requests() -> None:
-    counts = disturb(100, 1, 10)
+    counts = disturb(100, 1, 10, often=3.0)
     assert counts["survived"] >= 50 and counts["failed"] >= 5 and counts["KeyboardInterrupt"] >= 20
 
 

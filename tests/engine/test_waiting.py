@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from sprinter.bench.arms.engine import settle
+from sprinter.engine.rows import Feed, Read
 from sprinter.engine.steps import EagerTargetPasses, TargetRow
 from sprinter.laws import Sampling
 
@@ -19,10 +19,11 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 def test_a_target_pass_waits_for_its_own_device(waited: list[torch.device]) -> None:
     class Rows:
-        def read(self, feeds: object) -> tuple[Tensor, None]:
-            return torch.zeros(1, 2, 7, device="meta"), None
+        def read(self, feeds: object) -> Read:
+            logits = torch.zeros(1, 2, 7, device="meta")
+            return Read(logits, logits, {})
 
-    EagerTargetPasses(Rows())([TargetRow(0, [1, 2], Sampling())])  # type: ignore[arg-type]
+    EagerTargetPasses(Rows())([TargetRow(Feed(0, 0, [1, 2]), Sampling())])  # type: ignore[arg-type]
     assert waited == [torch.device("meta")]
 
 

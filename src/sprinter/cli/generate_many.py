@@ -199,7 +199,7 @@ def _generate(
     for prompt in chunk:
         about = {"index": prompt.index, "line": prompt.line, "seed": options["seed"] + prompt.index}
         shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
-        found.append({**about, **({} if prompt.text is None else {"prompt": prompt.text}), **shown})
+        found.append({**about, **({} if prompt.text is None else {"prompt": {"text": prompt.text}}), **shown})
     return found
 
 

@@ -178,7 +178,7 @@ class _Graph:
         # A graph holds none of the memory that it reads: all of it is held here.
         self._seen, self._buffers = torch.arange(keys, device=device), buffers
         module = as_module(run, unit)
-        self._weights = [*module.parameters(), *module.buffers()]
+        self._weights = [x for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
         inputs = (*self._places, self._rows[0], self._seen, self._rows[1:], self._buffers)
         self._fill(like)
         # Twice outside the graph, on a stream of its own: libraries set themselves up at the first calls. The keys and
