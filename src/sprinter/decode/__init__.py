@@ -56,10 +56,10 @@ if TYPE_CHECKING:
         Svip,
         Untrusted,
     )
-    from sprinter.decode.trust import Coin, Everyone, Gate, Nobody, State, TrustRule
+    from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, Nobody, State, TrustRule
 
 __all__ = [
-    "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated", "Batch", "Bild",
+    "ACCEPT", "DRAFTER", "METHODS", "RECORDED", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated", "Batch", "Bild",
     "BildFallback", "Chain", "Coin", "Confidence", "Disco", "Drafter", "Everyone", "Exact", "Fixed", "Fuzzy",
     "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model",
     "Never", "Nobody", "Nothing", "Opt", "Origin", "RandomAccept", "Registry", "RuleState", "SeveralRule",
@@ -91,6 +91,6 @@ __getattr__, __dir__ = lazy_names(
             "AdaEdl", "BildFallback", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "SpecDec",
             "StopRule", "Svip", "Untrusted",
         ),
-        "sprinter.decode.trust": ("Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"),
+        "sprinter.decode.trust": ("RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"),
     },
 )  # fmt: skip
