@@ -9,6 +9,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 STAMP  := $(VENV)/.sprinter-installed
+# A worker a core, four at most (each loads torch); a file's tests stay together, so that they share what they set up.
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
@@ -55,10 +57,10 @@ floors: $(STAMP) ## import-linter: modules import only from lower floors
 
 unit: $(STAMP) ## pytest without the slow and the GPU tests, with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu" --cov --cov-report=term-missing
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(PARALLEL) --cov --cov-report=term-missing
 
 test-all: $(STAMP) ## pytest, slow tests too
-	@$(BIN)/python -m pytest -m "not gpu"
+	@$(BIN)/python -m pytest -m "not gpu" $(PARALLEL)
 
 test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu
