@@ -97,7 +97,7 @@ class Method:
 
     @property
     def sees_token(self) -> bool:
-        """Whether the choice of what is trusted looks at x (then drift is metered by its unbiased one-sample form)."""
+        """Whether the choice of what is trusted looks at x (then drift is metered by its one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
 
     def settle(self, taus: Mapping[str, float]) -> Method:

@@ -29,7 +29,7 @@ class TrustRule(ABC):
     ``needs`` names the signals: any of ``gate`` (score of the gate, in [0, 1]), ``uniform`` (one addressed number),
     ``entropy``, ``max_prob`` and ``token_prob`` (q(x)) of the raw draft law, or of the processed one with the ending
     ``_processed``; ``drafted`` (place in the run, from 1) is always there. Set ``sees_token = True`` if the decision
-    depends on x beyond its prefix: drift is then metered with max(0, 1 − p(x)/q(x)).
+    depends on x beyond its prefix: drift is then metered with one sample (see ``decode.meter``).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
