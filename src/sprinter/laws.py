@@ -251,9 +251,12 @@ def overlap(p: Tensor, q: Tensor) -> Tensor:
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p‖q) = Σ p ln(p/q) in nats; inf where p has mass and q has none. ``[..., V]`` -> ``[...]``."""
+    """KL(p‖q) = Σ p ln(p/q) in nats; inf where p has mass and q has none. ``[..., V]`` -> ``[...]``.
+
+    Never below 0, where rounding would take it if the laws are nearly equal.
+    """
     terms = torch.where(p > 0, p * (p.log() - q.log()), torch.zeros_like(p))
-    return terms.sum(-1)
+    return terms.sum(-1).clamp(min=0)
 
 
 def js_divergence(p: Tensor, q: Tensor) -> Tensor:
