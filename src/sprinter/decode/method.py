@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge, SeveralRule
 from sprinter.decode.checks import at_least
@@ -109,11 +110,25 @@ class Method:
         trust = self.trust.settle(taus)
         if trust == self.trust:
             return self
-        tau = f"tau={taus['gate']}"
-        return replace(self, trust=trust, name=self.name.replace(f"tau={RECORDED}", tau))
+        name = self.name
+        for before, after in _filled(self.trust, trust):
+            name = name.replace(before, after, 1)
+        return replace(self, trust=trust, name=name)
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
         if not self.drafter.proposes:
             return True
         return self.trust.never and (self.accept.lossless_greedy if greedy else self.accept.lossless)
+
+
+def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:
+    """Each parameter that was left to a head and is not any more, as a spec writes it then and now."""
+    if type(before) is not type(after) or not is_dataclass(before):
+        return
+    for field in fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if old == RECORDED and new != RECORDED:
+            yield f"{field.name}={old}", f"{field.name}={new}"
+        else:
+            yield from _filled(old, new)

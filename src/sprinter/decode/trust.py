@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -103,7 +103,7 @@ class Gate(TrustRule):
 
     def settle(self, taus: Mapping[str, float]) -> Gate:
         """With the gate's own τ where none was given."""
-        return Gate(taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
+        return replace(self, tau=taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """gate >= tau."""
