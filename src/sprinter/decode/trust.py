@@ -13,7 +13,7 @@ from torch import Tensor
 from sprinter.decode.checks import between
 from sprinter.decode.registry import TRUST
 
-__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
+__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule", "reaches"]
 
 State = tuple[Tensor, ...]
 
@@ -21,6 +21,17 @@ RECORDED = "recorded"
 """In place of a threshold: the one that the head's maker chose and recorded in it."""
 _UNRECORDED = 0.5
 """The threshold where no head is there to have recorded one: chains and laws without models."""
+
+
+def reaches(scores: Tensor, tau: float | Tensor) -> Tensor:
+    """score >= τ, wherever a head's score meets its threshold: in float32, in which heads score.
+
+    So a score of 0.7 reaches τ = 0.7, which is a little less in float32, whatever dtype the score is handed over in.
+
+    Args:
+        scores, tau: shapes that broadcast.
+    """
+    return scores.float() >= torch.as_tensor(tau, dtype=torch.float32, device=scores.device)
 
 
 class TrustRule(ABC):
@@ -107,7 +118,7 @@ class Gate(TrustRule):
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """gate >= tau."""
-        return signals["gate"] >= (_UNRECORDED if isinstance(self.tau, str) else self.tau), state
+        return reaches(signals["gate"], _UNRECORDED if isinstance(self.tau, str) else self.tau), state
 
 
 @TRUST.rule("coin")

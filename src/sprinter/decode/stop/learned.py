@@ -11,7 +11,7 @@ from torch import Tensor
 from sprinter.decode.checks import at_least, between
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
-from sprinter.decode.trust import State
+from sprinter.decode.trust import State, reaches
 
 __all__ = ["Disco", "SpecDec"]
 
@@ -84,4 +84,4 @@ class Disco(StopRule):
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """score < threshold."""
-        return signals["disco"] < self.threshold, state
+        return ~reaches(signals["disco"], self.threshold), state
