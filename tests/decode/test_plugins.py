@@ -12,12 +12,16 @@ from torch import Tensor
 
 import sprinter
 from sprinter.decode import registry
+from sprinter.decode.accept import SpecInfer
 from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.enumerate import MarkovPair, run_chain
+from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
 from sprinter.decode.methods import parse_method
-from sprinter.decode.stop import Fixed
-from sprinter.decode.trust import RECORDED, Coin, Gate, State, TrustRule
+from sprinter.decode.stop import Fixed, Never
+from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, State, TrustRule
 from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
 
 Install = Callable[[registry.Registry, str, str], None]
 
@@ -161,3 +165,38 @@ def test_a_rule_made_from_gate_stays_itself_when_its_threshold_is_filled_in() ->
 def test_a_rule_may_settle_on_any_head(taus: dict[str, float], rule: Either, name: str) -> None:
     method = Method(trust=Either(), name="either(h=recorded, inner=gate(tau=recorded))").settle(taus)
     assert (method.trust, method.name) == (rule, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter(Fixed):
+    """Stops a token sooner than the rule that it is made from."""
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] >= self.gamma - 1, state
+
+
+@dataclass(frozen=True, slots=True)
+class Some(Everyone):
+    """Trusts every other token."""
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] % 2 == 1, state
+
+
+@dataclass(frozen=True, slots=True)
+class Once(Never):
+    """Stops at once."""
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] >= 1, state
+
+
+def test_a_rule_made_from_a_built_in_one_is_asked() -> None:
+    pair = MarkovPair(seed=7, distance=0.0)  # p = q: all is accepted
+    record = run_chain(Method(stop=Shorter(4)), pair, (0,), Limits(8), AddressedDraws(1))
+    assert record.accept_lengths == [4, 4]  # three drafts and a bonus a round
+    assert Method(stop=Shorter(4)).length is None
+    for rules in ({"trust": Some(), "stop": Never()}, {"trust": Everyone(), "stop": Once()}):
+        assert Method(**rules).needs_target
+    with pytest.raises(UserError, match="several drafts go with trust=nobody and stop=fixed"):
+        Method(stop=Shorter(4), accept=SpecInfer(), drafter=Model(drafts=2))

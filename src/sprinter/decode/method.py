@@ -75,13 +75,13 @@ class Method:
             raise UserError(
                 f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
             )
-        if not self.trust.never or not isinstance(self.stop, Fixed):
+        if not self.trust.never or type(self.stop) is not Fixed:
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
 
     @property
     def length(self) -> int | None:
         """Tokens of a draft if that is fixed, cap included."""
-        if not isinstance(self.stop, Fixed):
+        if type(self.stop) is not Fixed:  # a rule made from it may stop elsewhere
             return None
         return self.stop.gamma if self.cap is None else min(self.cap, self.stop.gamma)
 
@@ -93,7 +93,7 @@ class Method:
     @property
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
-        trusts_all = isinstance(self.trust, Everyone) and isinstance(self.stop, Never) and self.cap is None
+        trusts_all = type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None
         return not (trusts_all and isinstance(self.drafter, Model))
 
     @property
