@@ -83,10 +83,11 @@ class Untrusted(StopRule):
         waiting = state[0] + begun.to(state[0].dtype)
         stop, rest = waiting > self.tail, state[1:]
         if self.under is not None:
-            ended, rest = self.under.stop(
+            ended, after = self.under.stop(
                 {**signals, "drafted": waiting}, rest
             )  # it counts the tail's tokens
             stop = stop | (begun & ended)
+            rest = tuple(torch.where(begun, new, old) for new, old in zip(after, rest, strict=True))
         return stop, (waiting, *rest)
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
