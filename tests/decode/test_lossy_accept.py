@@ -1,7 +1,9 @@
 """Lossy accept rules against the laws that their papers state."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -202,6 +204,13 @@ def test_fuzzy_decides_on_the_raw_laws():
     one = torch.tensor([1.0, 0.0], dtype=torch.float64)
     near = torch.tensor([0.55, 0.45], dtype=torch.float64)
     assert Fuzzy("tv", 0.2).keep(one, one.flip(-1), LawPair(near, near.flip(-1))).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("rule", [Opt, Uno, Lenient, RandomAccept, Mentored, Typical, Bild])
+def test_parameters_may_be_numbers_of_any_kind(rule):
+    for given in (Fraction(1, 8), np.float32(0.125), np.float64(0.125)):
+        assert repr(rule(given)) == repr(rule(0.125))
+        assert torch.equal(rule(given).law(P[:4], Q[:4]), rule(0.125).law(P[:4], Q[:4]))
 
 
 def test_lossless_ends_of_the_dials():

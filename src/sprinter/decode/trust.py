@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import between
+from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST
 
 __all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule", "reaches"]
@@ -110,7 +110,7 @@ class Gate(TrustRule):
 
     def __post_init__(self) -> None:
         if self.tau != RECORDED:
-            between("tau", self.tau, 0.0, 1.0)
+            ranged(self, "tau", 0.0, 1.0)
 
     def settle(self, taus: Mapping[str, float]) -> Gate:
         """With the gate's own τ where none was given."""
@@ -134,7 +134,7 @@ class Coin(TrustRule):
     needs: ClassVar[frozenset[str]] = frozenset({"uniform"})
 
     def __post_init__(self) -> None:
-        between("rate", self.rate, 0.0, 1.0)
+        ranged(self, "rate", 0.0, 1.0)
 
     @property
     def never(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
 from sprinter.decode.trust import State, reaches
@@ -34,7 +34,7 @@ class SpecDec(StopRule):
     least: int = 2
 
     def __post_init__(self) -> None:
-        between("h", self.h, 0.0, 1.0)
+        ranged(self, "h", 0.0, 1.0)
         at_least("least", self.least, 1)
 
     @property
@@ -75,7 +75,7 @@ class Disco(StopRule):
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        between("threshold", self.threshold, 0.0, 1.0)
+        ranged(self, "threshold", 0.0, 1.0)
 
     @property
     def needs(self) -> frozenset[str]:
