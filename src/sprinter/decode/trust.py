@@ -55,6 +55,10 @@ class TrustRule(ABC):
         """State at the start of a sequence."""
         return ()
 
+    def possible(self, state: State) -> bool:
+        """Whether the rule may be in this state, of shapes and dtypes as ``start`` has: asked where one is read."""
+        return True
+
     def settle(self, taus: Mapping[str, float]) -> TrustRule:
         """The rule with the thresholds that it leaves to a head filled in.
 

@@ -148,6 +148,10 @@ class AdaEdl(StopRule):
             torch.tensor(self.alpha, dtype=torch.float64),
         )
 
+    def possible(self, state: State) -> bool:
+        """AR is a rate; λ has no bound."""
+        return 0 <= float(state[1]) <= 1
+
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """1 − sqrt(g·H) < λ, or the longest run."""
         low = 1 - (self.g * signals[law_of("entropy", self.law)]).sqrt() < state[0]

@@ -51,6 +51,10 @@ class SpecDec(StopRule):
         """(Π p̂,), float64."""
         return (torch.ones((), dtype=torch.float64),)
 
+    def possible(self, state: State) -> bool:
+        """A chance."""
+        return 0 <= float(state[0]) <= 1
+
     def begin_round(self, state: State) -> State:
         """The product begins anew."""
         return (torch.ones_like(state[0]),)
