@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -60,6 +62,7 @@ def laws(draw: st.DrawFn, count: int) -> list[Tensor]:
         ({"top_k": -1}, "top_k=-1 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
         ({"top_k": 2.5}, "top_k=2.5 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
         ({"top_k": 2.0}, "top_k=2.0 is out of range: give a whole number >= 0 (0 keeps all tokens)"),
+        ({"top_k": True}, "top_k=True is out of range: give a whole number >= 0 (0 keeps all tokens)"),
         ({"top_k": math.inf}, "top_k=inf is out of range: give a whole number >= 0 (0 keeps all tokens)"),
         ({"top_p": 0.0}, "top_p=0.0 is out of range: give a number in (0, 1] (1 keeps all tokens)"),
         ({"top_p": 1.1}, "top_p=1.1 is out of range: give a number in (0, 1] (1 keeps all tokens)"),
@@ -80,6 +83,14 @@ def test_sampling_takes_the_edges_of_its_ranges() -> None:
         assert process(torch.tensor([1.0, 3.0, 2.0]), sampling).tolist() == [0, 1, 0]
     assert Sampling(temperature=0).greedy
     assert not Sampling().greedy
+
+
+def test_sampling_takes_numbers_of_any_kind() -> None:
+    given = Sampling(Fraction(1, 2), np.int64(5), Fraction(9, 10), np.float32(0.25))  # type: ignore[arg-type]
+    plain = Sampling(0.5, 5, 0.9, 0.25)
+    assert given == plain and repr(given) == repr(plain)
+    logits = random_logits(2, 12, dtype=torch.float32)
+    assert torch.equal(process(logits, given), process(logits, plain))
 
 
 # --- process ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -56,19 +56,23 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
-            value = getattr(self, name)
+            value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
+            if not (type(value) is int or type(value) is float):  # torch takes no fraction
+                object.__setattr__(self, name, float(value))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
         if 0.0 < self.temperature < 1e-30:
             raise UserError(f"temperature={self.temperature} is too small to divide by: give 0 (greedy)")
         if self.temperature > 1e30:
             raise UserError(f"temperature={self.temperature} is too large to divide by: give 1e30 or less")
-        if not isinstance(self.top_k, int) or self.top_k < 0:
+        top_k: object = self.top_k
+        if isinstance(top_k, bool) or not isinstance(top_k, Integral) or int(top_k) < 0:
             raise UserError(
                 f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)"
             )
+        object.__setattr__(self, "top_k", int(top_k))
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(
                 f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)"
@@ -251,9 +255,12 @@ def overlap(p: Tensor, q: Tensor) -> Tensor:
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p‖q) = Σ p ln(p/q) in nats; inf where p has mass and q has none. ``[..., V]`` -> ``[...]``."""
+    """KL(p‖q) = Σ p ln(p/q) in nats; inf where p has mass and q has none. ``[..., V]`` -> ``[...]``.
+
+    Never below 0, where rounding would take it if the laws are nearly equal.
+    """
     terms = torch.where(p > 0, p * (p.log() - q.log()), torch.zeros_like(p))
-    return terms.sum(-1)
+    return terms.sum(-1).clamp(min=0)
 
 
 def js_divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Lossy accept rules against the laws that their papers state."""
 
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -181,10 +183,34 @@ def test_fuzzy_compares_the_top_tokens_and_a_bucket_for_the_rest():
     assert Fuzzy("tv", 0.05, top_k=2).keep(p, q).tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("top_k", [0, 50])
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_fuzzy_keeps_nothing_at_threshold_zero_however_close_the_laws(divergence, top_k):
+    """In float32 a sum of p·ln(p/q) rounds to less than 0 where the laws are nearly equal."""
+    chance = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(64, 8192, generator=chance)
+    for distance in (0.0, 1e-5, 1e-4, 1e-3):
+        p, q = (
+            torch.softmax(logits + d * torch.randn(logits.shape, generator=chance), -1)
+            for d in (0.0, distance)
+        )
+        assert float(DIVERGENCES[divergence](p, q).min()) >= 0
+        rule = Fuzzy(divergence, 0.0, top_k=top_k)
+        assert rule.lossless
+        assert not rule.keep(p, q).any()
+
+
 def test_fuzzy_decides_on_the_raw_laws():
     one = torch.tensor([1.0, 0.0], dtype=torch.float64)
     near = torch.tensor([0.55, 0.45], dtype=torch.float64)
     assert Fuzzy("tv", 0.2).keep(one, one.flip(-1), LawPair(near, near.flip(-1))).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("rule", [Opt, Uno, Lenient, RandomAccept, Mentored, Typical, Bild])
+def test_parameters_may_be_numbers_of_any_kind(rule):
+    for given in (Fraction(1, 8), np.float32(0.125), np.float64(0.125)):
+        assert repr(rule(given)) == repr(rule(0.125))
+        assert torch.equal(rule(given).law(P[:4], Q[:4]), rule(0.125).law(P[:4], Q[:4]))
 
 
 def test_lossless_ends_of_the_dials():

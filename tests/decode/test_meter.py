@@ -19,14 +19,26 @@ from tests.decode.chains import (
     paths,
 )
 
-from sprinter.decode.accept import AcceptRule, Opt, RandomAccept, Typical
-from sprinter.decode.draft import Origin, Scores, Token
+from sprinter.decode.accept import (
+    AcceptRule,
+    Batch,
+    Bild,
+    Exact,
+    Fuzzy,
+    Lenient,
+    Mentored,
+    Opt,
+    RandomAccept,
+    Typical,
+    Uno,
+)
+from sprinter.decode.draft import LawPair, Origin, Scores, Token
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.decode.loop import METER_CHUNK, Limits
 from sprinter.decode.meter import Meter
 from sprinter.decode.methods import Method, parse_method
 from sprinter.decode.stop import Fixed, Untrusted
-from sprinter.decode.trust import Everyone, Gate
+from sprinter.decode.trust import Coin, Everyone, Gate, TrustRule
 from sprinter.laws import tv_distance
 
 DENSE = MarkovPair(seed=21)
@@ -144,6 +156,52 @@ def test_the_one_sample_form_is_unbiased_where_trust_looks_at_the_token(c: float
         assert expected_drift(by_stop, pair, length, ends) == pytest.approx(wanted, abs=1e-9)
 
 
+RULES = [
+    Exact(), RandomAccept(0.0), RandomAccept(0.3), Fuzzy("js", 0.05), Typical(), Bild(1.0), Lenient(0.5), Opt(0.1),
+    Uno(0.1), Mentored(0.05),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("accept", RULES, ids=str)
+@pytest.mark.parametrize("trust", [Gate(0.0), Coin(0.5), LikelyToken(0.5)], ids=str)
+def test_the_mean_is_never_less_than_the_drift_where_x_decides_what_is_checked(
+    trust: TrustRule, accept: AcceptRule
+) -> None:
+    """A token at the cap that ends the text, or a rule that looks at x: a bound, which exact acceptance meets."""
+    gap = 0.0
+    for seed in range(6):
+        pair = MarkovPair(2, seed, sharp=2.0)
+
+        def ends(text: Text) -> str | None:
+            return "eos" if text[-1] == 0 else None
+
+        def chance(text: Text, x: int, pair: MarkovPair = pair) -> float:
+            rate = trust.rate if isinstance(trust, Coin) else 1.0
+            return float(pair.q(text)[x] >= 0.5) if trust.sees_token else rate
+
+        method = Method(trust=trust, stop=Untrusted(), accept=accept, cap=1)
+        found = expected_drift(method, pair, 2, ends)
+        law, wanted = oracle(pair, 2, chance, 1, ends=ends, accept=accept)
+        target, _ = oracle(pair, 2, lambda text, x: 0.0, 1, ends=ends)
+        texts = law.keys() | target.keys()
+        distance = sum(abs(law.get(text, 0.0) - target.get(text, 0.0)) for text in texts) / 2
+        assert distance <= wanted + 1e-12
+        assert found >= wanted - 1e-12
+        gap = max(gap, found - wanted)
+    if isinstance(accept, Exact):
+        assert gap < 1e-12
+
+
+def test_a_rule_for_several_drafts_is_metered_as_the_exact_one_that_it_is_of_a_single_draft() -> None:
+    exact, batch = (
+        Method(trust=LikelyToken(0.4), stop=Untrusted(), accept=accept, cap=2)
+        for accept in (Exact(), Batch())
+    )
+    assert expected_drift(batch, DENSE, 2, never_ends) == pytest.approx(
+        expected_drift(exact, DENSE, 2, never_ends)
+    )
+
+
 def test_the_total_variation_form_would_be_biased_there() -> None:
     """Why the rule must say that it looks: metered as if it did not, the mean is wrong."""
 
@@ -227,3 +285,16 @@ def test_the_meter_finds_its_rows() -> None:
     assert meter.waiting == 0
     meter.score(10, Scores(torch.ones(3, 2) / 2))
     assert tokens[0].drift == pytest.approx(0.4)
+
+
+def test_the_meter_asks_the_accept_rule_about_a_token_that_x_spared() -> None:
+    """TV(π, p) of the rule + 1 − b(x), b by the raw laws where the rule reads them."""
+    rule = Fuzzy("tv", 0.5)
+    p, q = (torch.tensor(law, dtype=torch.float64) for law in ([0.2, 0.8], [0.6, 0.4]))
+    far, near = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64)
+    for raw_q, wanted in ((far, 1.0), (near, 0.4)):  # refused for sure: π = p; kept for sure: π = q
+        meter, token = Meter(rule), Token(0, Origin.TRUSTED, 1)
+        meter.wait(11, token, q, saw_token=True, raw_q=raw_q)
+        meter.score(10, Scores(p[None], p[None]))
+        assert token.drift == pytest.approx(wanted)
+        assert wanted == pytest.approx(float(rule.drift(p, q, LawPair(p, raw_q))) + (raw_q is far))

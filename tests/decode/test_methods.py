@@ -147,6 +147,8 @@ def test_compositions(spec: str, wanted: Method) -> None:
         ("accept=exct", "unknown accept rule 'exct': did you mean 'exact'?"),
         ("trust=nobody(tau=1)", "trust rule 'nobody' takes no parameters, and got 'tau'"),
         ("trust=gate(0.5)", "'0.5' in 'gate(0.5)' is not name=value: parameters are given by keyword"),
+        ("lookup(n=abc)", "n=abc is out of range: give a whole number >= 1"),
+        ("lookup(n=none)", "n=None is out of range: give a whole number >= 1"),
         ("trust=gate(tau=0.5", "parentheses do not match in method 'trust=gate(tau=0.5'"),
     ],
 )

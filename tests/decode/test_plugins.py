@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from torch import Tensor
 
 import sprinter
 from sprinter.decode import registry
+from sprinter.decode.accept import SpecInfer
 from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.enumerate import MarkovPair, run_chain
+from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
 from sprinter.decode.methods import parse_method
-from sprinter.decode.stop import Fixed
-from sprinter.decode.trust import Coin, Gate
+from sprinter.decode.stop import Fixed, Never
+from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, State, TrustRule
 from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
 
 Install = Callable[[registry.Registry, str, str], None]
 
@@ -112,3 +117,86 @@ def test_a_function_that_returns_no_method_is_named(install: Install) -> None:
     install(registry.METHODS, "theirs", "no_method")
     with pytest.raises(UserError, match="method 'theirs' returned 'speculative'"):
         parse_method("theirs")
+
+
+# --- rules that go on from a built-in one ----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Careful(Gate):
+    """A gate that never trusts below a floor."""
+
+    floor: float = 0.9
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        decision, state = Gate.trust(self, signals, state)
+        return decision & (signals["gate"] >= self.floor), state
+
+
+@dataclass(frozen=True)
+class Either(TrustRule):
+    """Leaves thresholds to two heads, one of them in a rule within."""
+
+    h: float | str = RECORDED
+    inner: Gate = field(default_factory=Gate)
+    needs: ClassVar[frozenset[str]] = frozenset({"gate", "disco"})
+
+    def settle(self, taus: Mapping[str, float]) -> Either:
+        return replace(self, h=taus.get("disco", self.h), inner=self.inner.settle(taus))
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return self.inner.trust(signals, state)
+
+
+def test_a_rule_made_from_gate_stays_itself_when_its_threshold_is_filled_in() -> None:
+    settled = Method(trust=Careful(floor=0.8), name="trust=careful(tau=recorded)").settle({"gate": 0.7})
+    assert settled.trust == Careful(0.7, floor=0.8)
+    assert type(settled.trust) is Careful
+    assert settled.name == "trust=careful(tau=0.7)"
+
+
+@pytest.mark.parametrize(
+    ("taus", "rule", "name"),
+    [
+        ({"disco": 0.2}, Either(0.2), "either(h=0.2, inner=gate(tau=recorded))"),
+        ({"gate": 0.3}, Either(inner=Gate(0.3)), "either(h=recorded, inner=gate(tau=0.3))"),
+        ({"gate": 0.3, "disco": 0.2}, Either(0.2, Gate(0.3)), "either(h=0.2, inner=gate(tau=0.3))"),
+        ({"specdec++": 0.3}, Either(), "either(h=recorded, inner=gate(tau=recorded))"),
+    ],
+)
+def test_a_rule_may_settle_on_any_head(taus: dict[str, float], rule: Either, name: str) -> None:
+    method = Method(trust=Either(), name="either(h=recorded, inner=gate(tau=recorded))").settle(taus)
+    assert (method.trust, method.name) == (rule, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter(Fixed):
+    """Stops a token sooner than the rule that it is made from."""
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] >= self.gamma - 1, state
+
+
+@dataclass(frozen=True, slots=True)
+class Some(Everyone):
+    """Trusts every other token."""
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] % 2 == 1, state
+
+
+@dataclass(frozen=True, slots=True)
+class Once(Never):
+    """Stops at once."""
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"] >= 1, state
+
+
+def test_a_rule_made_from_a_built_in_one_is_asked() -> None:
+    pair = MarkovPair(seed=7, distance=0.0)  # p = q: all is accepted
+    record = run_chain(Method(stop=Shorter(4)), pair, (0,), Limits(8), AddressedDraws(1))
+    assert record.accept_lengths == [4, 4]  # three drafts and a bonus a round
+    assert Method(stop=Shorter(4)).length is None
+    for rules in ({"trust": Some(), "stop": Never()}, {"trust": Everyone(), "stop": Once()}):
+        assert Method(**rules).needs_target
+    with pytest.raises(UserError, match="several drafts go with trust=nobody and stop=fixed"):
+        Method(stop=Shorter(4), accept=SpecInfer(), drafter=Model(drafts=2))

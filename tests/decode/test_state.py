@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -63,3 +65,37 @@ def test_a_state_left_by_another_rule_is_refused():
         text(parse_method("heuristic(start=6)"), left)
     with pytest.raises(UserError, match="no state of rules"):
         text(parse_method("heuristic(start=6)"), 7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        *[("heuristic", {"trust": [], "stop": [value]})
+          for value in (0.7, float("nan"), float("inf"), -7, 0, 41, 2**70, 2**63, 1e30, None, True, "5", [5])],
+        *[("adaedl", {"trust": [], "stop": value})
+          for value in ([float("nan"), 0.9], [0.5, float("inf")], [0.5, 1.5], [0.5, -0.1], [0.5], [[0.5], [0.9]])],
+        *[("trust=nobody,stop=untrusted(tail=2,under=heuristic)", {"trust": [], "stop": value})
+          for value in ([-1, 5], [0, -5], [0.5, 5])],
+        *[("speculative", told)
+          for told in ({}, {"trust": []}, {"trust": "x", "stop": [1, 2]}, {"trust": [], "stop": ""},
+                       {"trust": [], "stop": [], "stpo": []})],
+    ],
+)  # fmt: skip
+def test_a_state_that_no_text_can_have_left_is_refused(spec: str, told: dict[str, object]) -> None:
+    method = parse_method(spec)
+    with pytest.raises(
+        UserError, match=r"^rules=.* is no state of the (trust|stop) rule: give what an earlier"
+    ):
+        RuleState.begin(method.trust, method.stop, told)
+
+
+def test_a_state_goes_through_json() -> None:
+    for spec in ("heuristic(start=60)", "adaedl", "specdec++", "speculative", "sprinter(tail=2)"):
+        method = parse_method(spec)
+        own = RuleState.begin(method.trust, method.stop)
+        assert RuleState.begin(method.trust, method.stop, json.loads(json.dumps(own.to_dict()))) == own
+    method = parse_method("heuristic")
+    assert (
+        RuleState.begin(method.trust, method.stop, {"trust": [], "stop": [7.0]}).stop_state[0].dtype
+        == torch.int64
+    )

@@ -8,7 +8,7 @@ import torch
 from sprinter.decode.conformance import check_same_law, check_stop
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
 from sprinter.decode.methods import Method, parse_method
-from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Fixed, Heuristic, Svip, Untrusted
+from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Fixed, Heuristic, SpecDec, Svip, Untrusted
 from sprinter.decode.trust import Gate
 from sprinter.errors import UserError
 
@@ -144,3 +144,16 @@ def test_a_tail_under_a_gate_with_equal_laws_is_the_target():
 def test_values_out_of_range(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def test_the_rule_of_a_tail_sees_the_tail_alone():
+    """SpecDec++'s product is of the untrusted tokens: four trusted ones of chance 0.5 do not count."""
+    rule = Untrusted(tail=5, under=SpecDec(0.7, least=1))
+    state, stops = rule.begin_round(rule.start()), []
+    for drafted, (trusted, chance) in enumerate(
+        [(True, 0.5)] * 4 + [(False, 0.95), (False, 0.5), (True, 0.5)], 1
+    ):
+        signals = {"trusted": trusted, "specdec++": chance, "drafted": drafted}
+        stop, state = rule.stop({name: torch.tensor(value) for name, value in signals.items()}, state)
+        stops.append(bool(stop))
+    assert stops == [False] * 6 + [True]  # 1 - 0.95 * 0.5 * 0.5 = 0.76

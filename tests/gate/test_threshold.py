@@ -13,12 +13,16 @@ from tests.gate.synthetic import make_records, write_labels
 
 import sprinter
 from sprinter.cli import main
+from sprinter.decode.stop import Disco
+from sprinter.decode.trust import Gate
 from sprinter.errors import UserError
 from sprinter.gate.dataset import read_positions
+from sprinter.gate.metrics import Bootstrap, rates
 from sprinter.gate.settings import TrainSettings
 from sprinter.gate.threshold import choose, setting
 from sprinter.gate.train import train
 from sprinter.heads.gate import load_gate, save_gate
+from sprinter.theory.pareto import gate_curve
 
 QUICK = ["--epochs", "2", "--lr", "0.005", "--batch", "64", "--repeats", "20"]
 
@@ -175,3 +179,26 @@ def test_predictions_and_bench_arms_take_it_too(tmp_path: Path) -> None:
         pair, parse_arms(["sprinter"]), [suite], out=tmp_path, extras=Extras(quality=None, analysis=False)
     )["arms"]
     assert (arm["name"], arm["spec"]) == ("sprinter", "sprinter(tau=0.83, cap=20, tail=0)")
+
+
+@pytest.mark.parametrize("tau", [0.94, 0.8, 0.7, 0.6, 0.9, 0.3, 0.55, 0.65, 0.85])
+def test_reports_and_decoding_agree_about_scores_that_lie_on_the_threshold(tau: float) -> None:
+    """A calibration's level stretches give many tokens one score: float32 in a head, float64 in what drivers tell."""
+    scores, overlap = torch.tensor([tau]), torch.tensor([0.5])
+    told = torch.tensor(scores.tolist(), dtype=torch.float64)
+    decided = bool(Gate(tau).trust({"gate": told}, ())[0])
+    assert decided
+    assert setting(tau, scores, overlap).trusted == setting(tau, told, overlap).trusted == 1.0
+    for given in (scores, told):
+        (point,) = gate_curve(given, 1 - overlap, [tau])
+        assert point.x == 0.0
+        found, _ = rates(
+            given,
+            torch.ones(1),
+            torch.tensor([tau], dtype=torch.float64),
+            Bootstrap.make(torch.zeros(1).long(), 2),
+        )
+        assert found.y.tolist() == [1.0]
+    assert not bool(Disco(tau).stop({"disco": told}, ())[0])
+    assert choose(0.1, scores, overlap) > tau
+    assert not bool(Gate(choose(0.1, scores, overlap)).trust({"gate": told}, ())[0])

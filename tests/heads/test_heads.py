@@ -203,6 +203,9 @@ def test_isotonic_never_falls(values: list[float], seed: int) -> None:
         lambda: Isotonic(torch.tensor([1.0, 1.0]), torch.tensor([0.2, 0.5])),
         lambda: Isotonic(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.2])),
         lambda: Isotonic(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 1.2])),
+        lambda: Isotonic(torch.tensor([-torch.inf, 0.0, 1.0]), torch.tensor([0.1, 0.5, 0.9])),
+        lambda: Isotonic(torch.tensor([0.0, 1e300], dtype=torch.float64), torch.tensor([0.5, 0.9])),
+        lambda: Isotonic(torch.tensor([1.0, 1 + 1e-12], dtype=torch.float64), torch.tensor([0.5, 0.9])),
     ],
 )
 def test_curves_that_are_none_are_refused(make) -> None:

@@ -120,7 +120,7 @@ def _read(recording: Recording) -> dict[str, Tensor]:
         "entropy": recording.signals["entropy"],
         "overlap": overlap(p, q),
         "raw_overlap": overlap(raw_p, raw_q),
-        "kl": kl_divergence(raw_q, raw_p).clamp(min=0),
+        "kl": kl_divergence(raw_q, raw_p),
         "pinsker": pinsker(raw_p, raw_q),
         "bretagnolle_huber": bretagnolle_huber(raw_p, raw_q),
         "kept": (q.gather(-1, own) / p.gather(-1, own)).squeeze(-1).clamp(max=1),

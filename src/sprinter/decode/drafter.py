@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import Draft
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.errors import UserError
@@ -91,7 +91,7 @@ class Allocated(Drafter):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        between("share", self.share, 0.0, 1.0)
+        ranged(self, "share", 0.0, 1.0)
 
     @property
     def proposes(self) -> bool:

@@ -3,6 +3,10 @@
 drift of a position = TV(π, p), π the law that the method really gave that position: 0 where the target drew, TV(q, p)
 where a token was trusted, the accept rule's own TV where it judged. The expected sum of drifts bounds the total
 variation of the whole text.
+
+Where x itself decided that it is not checked, π is the accept rule's law π₀ but for what was spared, so that
+TV(π, p) <= TV(π₀, p) + Σ q(x)·(1 − b(x)) over the spared x. A spared token drifts by TV(π₀, p) + 1 − b(x): on average
+this bound. Under exact acceptance that is max(0, 1 − p(x)/q(x)), and the bound is met.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import Scores, Token
+from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.draft import LawPair, Scores, Token
 from sprinter.laws import tv_distance
 
 __all__ = ["Meter"]
@@ -20,18 +25,26 @@ __all__ = ["Meter"]
 
 @dataclass(slots=True)
 class Meter:
-    """Holds trusted tokens until the target has scored them."""
+    """Holds trusted tokens until the target has scored them.
 
-    _waiting: list[tuple[int, Token, Tensor, bool]] = field(default_factory=list)
+    Attributes:
+        rule: what judges the tokens that are checked.
+    """
 
-    def wait(self, position: int, token: Token, q: Tensor, saw_token: bool = False) -> None:
+    rule: AcceptRule = Exact()
+    _waiting: list[tuple[int, Token, Tensor, Tensor | None, bool]] = field(default_factory=list)
+
+    def wait(
+        self, position: int, token: Token, q: Tensor, saw_token: bool = False, raw_q: Tensor | None = None
+    ) -> None:
         """A token trusted at ``position`` of the text, drawn from ``q [V]``.
 
         Args:
-            saw_token: whether the choice not to check it looked at x. Its drift is then max(0, 1 − p(x)/q(x)), unbiased
-                with exact acceptance of what is checked, instead of TV(q, p).
+            saw_token: whether the choice not to check it looked at x. Its drift is then one sample, as above, instead
+                of TV(q, p).
+            raw_q: the raw law ``[V]`` if the accept rule decides on raw laws.
         """
-        self._waiting.append((position, token, q, saw_token))
+        self._waiting.append((position, token, q, raw_q, saw_token))
 
     @property
     def waiting(self) -> int:
@@ -41,11 +54,13 @@ class Meter:
     def score(self, start: int, scores: Scores) -> None:
         """Settle what waits: row i of the scores is the law at position ``start + i + 1``."""
         whole = []
-        for position, token, q, saw_token in self._waiting:
+        for position, token, q, raw_q, saw_token in self._waiting:
+            row = position - start - 1
             if saw_token:
-                token.drift = self._one_sample(scores.laws[position - start - 1], q, token.id)
+                raw = None if scores.raw is None or raw_q is None else LawPair(scores.raw[row], raw_q)
+                token.drift = self._one_sample(LawPair(scores.laws[row], q), raw, token.id)
             else:
-                whole.append((position - start - 1, token, q))
+                whole.append((row, token, q))
         if whole:
             rows, tokens, laws = zip(*whole, strict=True)
             together = rows[-1] - rows[0] + 1 == len(rows)  # as a rule: a slice costs less than a choice
@@ -55,6 +70,5 @@ class Meter:
                 token.drift = drift
         self._waiting.clear()
 
-    @staticmethod
-    def _one_sample(p: Tensor, q: Tensor, x: int) -> float:
-        return max(0.0, 1.0 - float(p[x]) / float(q[x]))
+    def _one_sample(self, laws: LawPair, raw: LawPair | None, x: int) -> float:
+        return float(self.rule.drift(*laws, raw)) + 1.0 - float(self.rule.keep(*laws, raw)[x])

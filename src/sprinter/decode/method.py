@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge, SeveralRule
 from sprinter.decode.checks import at_least
@@ -74,13 +75,13 @@ class Method:
             raise UserError(
                 f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
             )
-        if not self.trust.never or not isinstance(self.stop, Fixed):
+        if not self.trust.never or type(self.stop) is not Fixed:
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
 
     @property
     def length(self) -> int | None:
         """Tokens of a draft if that is fixed, cap included."""
-        if not isinstance(self.stop, Fixed):
+        if type(self.stop) is not Fixed:  # a rule made from it may stop elsewhere
             return None
         return self.stop.gamma if self.cap is None else min(self.cap, self.stop.gamma)
 
@@ -92,12 +93,12 @@ class Method:
     @property
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
-        trusts_all = isinstance(self.trust, Everyone) and isinstance(self.stop, Never) and self.cap is None
+        trusts_all = type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None
         return not (trusts_all and isinstance(self.drafter, Model))
 
     @property
     def sees_token(self) -> bool:
-        """Whether the choice of what is trusted looks at x (then drift is metered by its unbiased one-sample form)."""
+        """Whether the choice of what is trusted looks at x (then drift is metered by its one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
 
     def settle(self, taus: Mapping[str, float]) -> Method:
@@ -109,11 +110,25 @@ class Method:
         trust = self.trust.settle(taus)
         if trust == self.trust:
             return self
-        tau = f"tau={taus['gate']}"
-        return replace(self, trust=trust, name=self.name.replace(f"tau={RECORDED}", tau))
+        name = self.name
+        for before, after in _filled(self.trust, trust):
+            name = name.replace(before, after, 1)
+        return replace(self, trust=trust, name=name)
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
         if not self.drafter.proposes:
             return True
         return self.trust.never and (self.accept.lossless_greedy if greedy else self.accept.lossless)
+
+
+def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:
+    """Each parameter that was left to a head and is not any more, as a spec writes it then and now."""
+    if type(before) is not type(after) or not is_dataclass(before):
+        return
+    for field in fields(before):
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        if old == RECORDED and new != RECORDED:
+            yield f"{field.name}={old}", f"{field.name}={new}"
+        else:
+            yield from _filled(old, new)

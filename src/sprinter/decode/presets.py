@@ -20,6 +20,7 @@ from sprinter.decode.accept import (
     Typical,
     Uno,
 )
+from sprinter.decode.checks import at_least
 from sprinter.decode.drafter import Allocated, Lookup, Model, Nothing
 from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
@@ -206,4 +207,5 @@ def spectr(*, drafts: int = 2, gamma: int = 5) -> Method:
 @preset("lookup", "prompt lookup decoding (Saxena 2023)")
 def lookup(*, n: int = 3, gamma: int = 5) -> Method:
     """Draft by copying what followed the same words before; no draft model."""
+    at_least("n", n, 1)
     return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Chain, Draft, Origin, Record, Scores, Token
 from sprinter.decode.meter import Meter
@@ -80,10 +81,12 @@ class Row:
         """A row that holds the prompt; ``rules`` as in ``decode``."""
         n = len(prompt)
         states = RuleState.begin(method.trust, method.stop, rules)
+        # A rule for several drafts is the exact one where there is one draft, as wherever a token may be trusted.
+        rule = method.accept if isinstance(method.accept, AcceptRule) else Exact()
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            proposes=method.drafter.begin(draws),
+            proposes=method.drafter.begin(draws), meter=Meter(rule),
         )  # fmt: skip
 
     def settle(self, position: int, token: Token) -> bool:
@@ -131,7 +134,8 @@ def draft_run(row: Row) -> Asking:
                 token = Token(x, Origin.TRUSTED, round)
                 if row.complete or method.needs_target:
                     spared = forced and len(text) < row.end  # by being a token that ends the text
-                    row.meter.wait(position, token, answer.laws[i], saw_token=method.sees_token or spared)
+                    raw_q = None if answer.raw is None else answer.raw[i]
+                    row.meter.wait(position, token, answer.laws[i], method.sees_token or spared, raw_q)
                 row.settle(position, token)
             else:
                 tokens.append(x)

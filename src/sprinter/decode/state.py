@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from sprinter.decode.stop import StopRule
 from sprinter.decode.trust import State, TrustRule
@@ -46,12 +48,10 @@ class RuleState:
         """The state to begin a text with: the rules' own, or what an earlier text left.
 
         Raises:
-            UserError: ``earlier`` is the state of other rules.
+            UserError: ``earlier`` is the state of other rules, or one that no text can have left.
         """
         if isinstance(earlier, Mapping):
-            return cls(
-                trust, stop, _read(earlier, "trust", trust.start()), _read(earlier, "stop", stop.start())
-            )
+            return cls(trust, stop, _read(earlier, "trust", trust), _read(earlier, "stop", stop))
         if earlier is None:
             return cls(trust, stop, trust.start(), stop.start())
         if not isinstance(earlier, RuleState):
@@ -66,14 +66,27 @@ class RuleState:
         return earlier
 
 
-def _read(told: Mapping[str, Any], which: str, like: State) -> State:
-    """A state of the kind of ``like``, from the numbers of ``to_dict``."""
+def _read(told: Mapping[str, Any], which: str, rule: TrustRule | StopRule) -> State:
+    """A state that ``rule`` may be in, from the numbers of ``to_dict``."""
+    like, values = rule.start(), told.get(which)
+    if set(told) == {"trust", "stop"} and isinstance(values, list | tuple) and len(values) == len(like):
+        parts = [_part(value, part) for value, part in zip(values, like, strict=True)]
+        state = tuple(part for part in parts if part is not None)
+        if len(state) == len(like) and rule.possible(state):
+            return state
+    raise UserError(f"rules={dict(told)} is no state of the {which} rule: give what an earlier record holds")
+
+
+def _part(value: Any, like: Tensor) -> Tensor | None:
+    """The numbers as a tensor of the kind of ``like``; None where they are not finite numbers of its shape and kind."""
     try:
-        parts = [torch.tensor(value, dtype=part.dtype) for value, part in zip(told[which], like, strict=True)]
-    except (KeyError, TypeError, ValueError):
-        parts = []
-    if [part.shape for part in parts] != [part.shape for part in like]:
-        raise UserError(
-            f"rules={dict(told)} is no state of the {which} rule: give what an earlier record holds"
-        )
-    return tuple(parts)
+        numbers = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        return None
+    kinds = "b" if like.dtype == torch.bool else "if"
+    if numbers.dtype.kind not in kinds or numbers.shape != like.shape or not np.isfinite(numbers).all():
+        return None
+    given = torch.tensor(numbers.tolist(), dtype=torch.float64)
+    part = torch.tensor(numbers).to(like.dtype)
+    same = part.isfinite().all() if like.dtype.is_floating_point else (part.double() == given).all()
+    return part if bool(same) else None

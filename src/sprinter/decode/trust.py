@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import between
+from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST
 
-__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
+__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule", "reaches"]
 
 State = tuple[Tensor, ...]
 
@@ -23,13 +23,24 @@ _UNRECORDED = 0.5
 """The threshold where no head is there to have recorded one: chains and laws without models."""
 
 
+def reaches(scores: Tensor, tau: float | Tensor) -> Tensor:
+    """score >= τ, wherever a head's score meets its threshold: in float32, in which heads score.
+
+    So a score of 0.7 reaches τ = 0.7, which is a little less in float32, whatever dtype the score is handed over in.
+
+    Args:
+        scores, tau: shapes that broadcast.
+    """
+    return scores.float() >= torch.as_tensor(tau, dtype=torch.float32, device=scores.device)
+
+
 class TrustRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
     ``needs`` names the signals: any of ``gate`` (score of the gate, in [0, 1]), ``uniform`` (one addressed number),
     ``entropy``, ``max_prob`` and ``token_prob`` (q(x)) of the raw draft law, or of the processed one with the ending
     ``_processed``; ``drafted`` (place in the run, from 1) is always there. Set ``sees_token = True`` if the decision
-    depends on x beyond its prefix: drift is then metered with max(0, 1 − p(x)/q(x)).
+    depends on x beyond its prefix: drift is then metered with one sample (see ``decode.meter``).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -43,6 +54,10 @@ class TrustRule(ABC):
     def start(self) -> State:
         """State at the start of a sequence."""
         return ()
+
+    def possible(self, state: State) -> bool:
+        """Whether the rule may be in this state, of shapes and dtypes as ``start`` has: asked where one is read."""
+        return True
 
     def settle(self, taus: Mapping[str, float]) -> TrustRule:
         """The rule with the thresholds that it leaves to a head filled in.
@@ -99,15 +114,15 @@ class Gate(TrustRule):
 
     def __post_init__(self) -> None:
         if self.tau != RECORDED:
-            between("tau", self.tau, 0.0, 1.0)
+            ranged(self, "tau", 0.0, 1.0)
 
     def settle(self, taus: Mapping[str, float]) -> Gate:
         """With the gate's own τ where none was given."""
-        return Gate(taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
+        return replace(self, tau=taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """gate >= tau."""
-        return signals["gate"] >= (_UNRECORDED if isinstance(self.tau, str) else self.tau), state
+        return reaches(signals["gate"], _UNRECORDED if isinstance(self.tau, str) else self.tau), state
 
 
 @TRUST.rule("coin")
@@ -123,7 +138,7 @@ class Coin(TrustRule):
     needs: ClassVar[frozenset[str]] = frozenset({"uniform"})
 
     def __post_init__(self) -> None:
-        between("rate", self.rate, 0.0, 1.0)
+        ranged(self, "rate", 0.0, 1.0)
 
     @property
     def never(self) -> bool:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sprinter.decode.trust import reaches
+
 __all__ = [
     "Bootstrap", "Curve", "Curves", "Interval", "auc", "calibration_curve", "calibration_error", "curves",
     "mean_interval", "rates",
@@ -151,7 +153,7 @@ def curves(scores: Tensor, labels: Tensor, bootstrap: Bootstrap) -> Curves:
 
 def rates(scores: Tensor, labels: Tensor, taus: Tensor, bootstrap: Bootstrap) -> tuple[Curve, Curve]:
     """η_TP and η_FP: the shares of positives and of negatives that score at least τ, over τ ``[k]``."""
-    kept = (scores.unsqueeze(1) >= taus).double()
+    kept = reaches(scores.unsqueeze(1), taus).double()
     found = []
     for weight in (labels.double(), 1 - labels.double()):
         values = torch.cat([kept * weight.unsqueeze(1), weight.unsqueeze(1)], 1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sprinter.decode.trust import reaches
 from sprinter.errors import UserError
 from sprinter.gate.dataset import Positions, check_head, part_of, read_positions
 from sprinter.gate.labels import Accept, Agreement, Columns, Label, Overlap, Ratio, above_median, parse_label
@@ -224,7 +225,7 @@ def _expected(head: Head, scores: Tensor, positions: Positions, repeats: int, se
         [setting(tau, scores, overlap) for tau in taus]
         for taus in ([head.config.tau], (choose(drift, scores, overlap) for drift in _DRIFTS))
     )
-    kept = (scores >= head.config.tau).double()
+    kept = reaches(scores, head.config.tau).double()
     tokens = 1 + overlap * (1 - kept)
     drift = mean_interval(
         (1 - overlap) * kept / tokens, tokens, Bootstrap.make(positions.group, repeats, seed)
@@ -256,7 +257,7 @@ def _labels(own: Label, columns: Columns, *, at_text: bool) -> dict[str, Tensor]
 def _truth(
     values: Tensor, signals: Mapping[str, Tensor], scores: Tensor, tau: float, bootstrap: Bootstrap
 ) -> Truth:
-    kept = (scores >= tau).float()
+    kept = reaches(scores, tau).float()
     return Truth(
         share=float(values.double().mean()),
         signals={name: curves(signal, values, bootstrap) for name, signal in signals.items()},
@@ -267,7 +268,7 @@ def _truth(
 
 def _row(tau: float, scores: Tensor, positions: Positions) -> dict[str, Any]:
     """At each temperature, of the scores that the head gives there: the share >= τ, and the mean overlap of those."""
-    kept, shares, overlaps = scores >= tau, {}, {}
+    kept, shares, overlaps = reaches(scores, tau), {}, {}
     for i, temperature in enumerate(TEMPERATURES):
         here = positions.at_temperature(temperature)
         chosen = positions.columns["overlap"][here & kept][:, i].double()

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from sprinter.decode.checks import between
+from sprinter.decode.trust import reaches
 
 __all__ = ["Setting", "choose", "setting"]
 
@@ -54,7 +55,7 @@ def setting(tau: float, scores: Tensor, overlap: Tensor) -> Setting:
     Args:
         scores: of the gate, ``[n]``. overlap: β at the same positions, ``[n]``.
     """
-    trusted, beta = scores >= tau, overlap.double().clamp(0, 1)
+    trusted, beta = reaches(scores, tau), overlap.double().clamp(0, 1)
     share = float(trusted.double().mean())
     tokens = 1 + float((beta * ~trusted).mean())
     return Setting(tau, share, float(((1 - beta) * trusted).mean()) / tokens, (1 - share) / tokens)

@@ -61,7 +61,7 @@ class Isotonic(Calibration):
     """A rising curve through knots, straight in between and level outside (Zadrozny and Elkan 2002).
 
     Args:
-        logits: ``[k]`` rising, k >= 2. scores: ``[k]`` not falling, in [0, 1].
+        logits: ``[k]`` rising, finite, k >= 2. scores: ``[k]`` not falling, in [0, 1].
     """
 
     kind = "isotonic"
@@ -70,9 +70,11 @@ class Isotonic(Calibration):
 
     def __init__(self, logits: Tensor, scores: Tensor) -> None:
         super().__init__()
+        logits, scores = logits.float(), scores.float()  # as the curve is read
         fits = logits.dim() == 1 and logits.shape == scores.shape and len(logits) >= 2
         if not (
             fits
+            and bool(logits.isfinite().all())
             and bool((logits.diff() > 0).all())
             and bool((scores.diff() >= 0).all())
             and 0 <= float(scores[0]) <= float(scores[-1]) <= 1
@@ -80,8 +82,8 @@ class Isotonic(Calibration):
             raise UserError(
                 "the isotonic curve does not rise through at least two knots: make the gate again"
             )
-        self.register_buffer("logits", logits.float())
-        self.register_buffer("scores", scores.float())
+        self.register_buffer("logits", logits)
+        self.register_buffer("scores", scores)
 
     def forward(self, logits: Tensor) -> Tensor:
         """As above."""

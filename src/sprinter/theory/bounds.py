@@ -14,12 +14,12 @@ __all__ = ["bretagnolle_huber", "cross_entropy", "entropy_bound", "fuzzy_bound",
 
 def pinsker(p: Tensor, q: Tensor) -> Tensor:
     """β >= 1 − sqrt(KL(q‖p)/2) (SVIP, equations 4 and 5; Pinsker), ``[..., V]`` -> ``[...]``; may be negative."""
-    return 1 - (kl_divergence(q, p).clamp(min=0) / 2).sqrt()
+    return 1 - (kl_divergence(q, p) / 2).sqrt()
 
 
 def bretagnolle_huber(p: Tensor, q: Tensor) -> Tensor:
     """β >= 1 − sqrt(1 − exp(−KL(q‖p))) (SVIP, Appendix B), ``[..., V]`` -> ``[...]``; always in [0, 1]."""
-    return 1 - (-torch.expm1(-kl_divergence(q, p).clamp(min=0))).sqrt()
+    return 1 - (-torch.expm1(-kl_divergence(q, p))).sqrt()
 
 
 def cross_entropy(q: Tensor, p: Tensor) -> Tensor:

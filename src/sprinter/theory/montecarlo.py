@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import at_least, between, ranged
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores
 from sprinter.decode.drafter import Model
 from sprinter.decode.loop import Limits, decode
@@ -76,8 +76,8 @@ class ClassGate(TrustRule):
     sees_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        between("eta_tp", self.eta_tp, 0.0, 1.0)
-        between("eta_fp", self.eta_fp, 0.0, 1.0)
+        ranged(self, "eta_tp", 0.0, 1.0)
+        ranged(self, "eta_fp", 0.0, 1.0)
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """u < η of x's class."""

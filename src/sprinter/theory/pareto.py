@@ -23,6 +23,7 @@ from torch import Tensor
 from sprinter.decode.accept import AcceptRule, Bild, Fuzzy, Lenient, Mentored, Opt, RandomAccept, Typical, Uno
 from sprinter.decode.draft import LawPair
 from sprinter.decode.methods import parse_method
+from sprinter.decode.trust import reaches
 from sprinter.laws import tv_distance
 from sprinter.theory.front import rejection
 from sprinter.theory.predict import predict
@@ -109,7 +110,7 @@ def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
 
 def gate_curve(scores: Tensor, tv: Tensor, thresholds: Sequence[float]) -> list[Point]:
     """Trust where the score reaches τ: share looked at against drift, ``scores`` and ``tv`` ``[N]``."""
-    trusted = [(tau, scores >= tau) for tau in thresholds]
+    trusted = [(tau, reaches(scores, tau)) for tau in thresholds]
     return [Point(tau, 1 - float(t.double().mean()), float((tv * t).mean())) for tau, t in trusted]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
-from sprinter.decode.checks import between
+from sprinter.decode.checks import ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import entropy, one_hot
@@ -30,7 +30,7 @@ class RandomAccept(AcceptRule):
     rate: float = 0.5
 
     def __post_init__(self) -> None:
-        between("rate", self.rate, 0.0, 1.0)
+        ranged(self, "rate", 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:
@@ -79,8 +79,8 @@ class Typical(AcceptRule):
     delta: float = 0.3
 
     def __post_init__(self) -> None:
-        between("epsilon", self.epsilon, 0.0, 1.0)
-        between("delta", self.delta, 0.0, 1.0)
+        ranged(self, "epsilon", 0.0, 1.0)
+        ranged(self, "delta", 0.0, 1.0)
 
     @property
     def lossless_greedy(self) -> bool:
@@ -110,7 +110,7 @@ class Bild(AcceptRule):
     needs_raw: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        between("rollback", self.rollback, 0.0, 1000.0)
+        ranged(self, "rollback", 0.0, 1000.0)
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """1 where the raw p is at least exp(−rollback), else 0."""

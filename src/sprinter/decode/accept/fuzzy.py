@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT, did_you_mean
 from sprinter.errors import UserError
@@ -57,7 +57,7 @@ class Fuzzy(AcceptRule):
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
             raise did_you_mean("divergence", str(self.divergence), list(DIVERGENCES))
-        between("threshold", self.threshold, 0.0, float("inf"))
+        ranged(self, "threshold", 0.0, float("inf"))
         at_least("top_k", self.top_k, 0)
         if not isinstance(self.greedy_replacement, bool):
             raise UserError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import between
+from sprinter.decode.checks import ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
@@ -27,7 +27,7 @@ class Lenient(AcceptRule):
     w: float = 0.8
 
     def __post_init__(self) -> None:
-        between("w", self.w, 0.0, 1.0)
+        ranged(self, "w", 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:

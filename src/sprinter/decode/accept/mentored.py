@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import between
+from sprinter.decode.checks import ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
@@ -39,7 +39,7 @@ class Mentored(AcceptRule):
     kl: float = 0.1
 
     def __post_init__(self) -> None:
-        between("kl", self.kl, 0.0, float("inf"))
+        ranged(self, "kl", 0.0, float("inf"))
 
     @property
     def lossless(self) -> bool:

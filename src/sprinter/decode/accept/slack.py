@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
-from sprinter.decode.checks import between
+from sprinter.decode.checks import ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
@@ -29,7 +29,7 @@ class Opt(AcceptRule):
     epsilon: float = 0.01
 
     def __post_init__(self) -> None:
-        between("epsilon", self.epsilon, 0.0, 1.0)
+        ranged(self, "epsilon", 0.0, 1.0)
 
     @property
     def lossless(self) -> bool:
@@ -60,7 +60,7 @@ class Uno(AcceptRule):
     epsilon: float = 0.01
 
     def __post_init__(self) -> None:
-        between("epsilon", self.epsilon, 0.0, 1.0)
+        ranged(self, "epsilon", 0.0, 1.0)
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """min(1, (p + ε)/q)."""

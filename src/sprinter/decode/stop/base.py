@@ -38,6 +38,10 @@ class StopRule(ABC):
         """State at the start of a sequence."""
         return ()
 
+    def possible(self, state: State) -> bool:
+        """Whether the rule may be in this state, of shapes and dtypes as ``start`` has: asked where one is read."""
+        return True
+
     def begin_round(self, state: State) -> State:
         """State at the start of a draft run."""
         return state

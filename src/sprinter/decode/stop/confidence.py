@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule, law_of
 from sprinter.decode.trust import State
@@ -31,7 +31,7 @@ class Confidence(StopRule):
     law: str = "raw"
 
     def __post_init__(self) -> None:
-        between("c", self.c, 0.0, 1.0)
+        ranged(self, "c", 0.0, 1.0)
         law_of("token_prob", self.law)
 
     @property
@@ -64,7 +64,7 @@ class BildFallback(StopRule):
     discards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        between("f", self.f, 0.0, 1.0)
+        ranged(self, "f", 0.0, 1.0)
         law_of("max_prob", self.law)
 
     @property
@@ -92,8 +92,8 @@ class Svip(StopRule):
     law: str = "raw"
 
     def __post_init__(self) -> None:
-        between("h", self.h, 0.0, 1e6)
-        between("c", self.c, 0.0, 1e6)
+        ranged(self, "h", 0.0, 1e6)
+        ranged(self, "c", 0.0, 1e6)
         law_of("entropy", self.law)
 
     @property
@@ -130,9 +130,9 @@ class AdaEdl(StopRule):
     law: str = "raw"
 
     def __post_init__(self) -> None:
-        between("g", self.g, 0.0, 1e6)
+        ranged(self, "g", 0.0, 1e6)
         for name in ("alpha", "beta1", "beta2", "epsilon", "threshold"):
-            between(name, getattr(self, name), 0.0, 1.0)
+            ranged(self, name, 0.0, 1.0)
         at_least("longest", self.longest, 1)
         law_of("entropy", self.law)
 
@@ -147,6 +147,10 @@ class AdaEdl(StopRule):
             torch.tensor(self.threshold, dtype=torch.float64),
             torch.tensor(self.alpha, dtype=torch.float64),
         )
+
+    def possible(self, state: State) -> bool:
+        """AR is a rate; λ has no bound."""
+        return 0 <= float(state[1]) <= 1
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """1 − sqrt(g·H) < λ, or the longest run."""

@@ -71,6 +71,10 @@ class Untrusted(StopRule):
         """(untrusted tokens in this run, state of ``under``...)."""
         return (torch.tensor(0), *(self.under.start() if self.under else ()))
 
+    def possible(self, state: State) -> bool:
+        """A count, and what ``under`` says."""
+        return bool(state[0] >= 0) and (self.under is None or self.under.possible(state[1:]))
+
     def begin_round(self, state: State) -> State:
         """No untrusted token yet."""
         return (torch.zeros_like(state[0]), *(self.under.begin_round(state[1:]) if self.under else ()))
@@ -83,10 +87,11 @@ class Untrusted(StopRule):
         waiting = state[0] + begun.to(state[0].dtype)
         stop, rest = waiting > self.tail, state[1:]
         if self.under is not None:
-            ended, rest = self.under.stop(
+            ended, after = self.under.stop(
                 {**signals, "drafted": waiting}, rest
             )  # it counts the tail's tokens
             stop = stop | (begun & ended)
+            rest = tuple(torch.where(begun, new, old) for new, old in zip(after, rest, strict=True))
         return stop, (waiting, *rest)
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
@@ -127,6 +132,10 @@ class Heuristic(StopRule):
     def start(self) -> State:
         """(γ,)."""
         return (torch.tensor(self.first),)
+
+    def possible(self, state: State) -> bool:
+        """γ within 1 and ``longest``, or ``first`` if that is more."""
+        return 1 <= int(state[0]) <= max(self.first, self.longest)
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """drafted >= γ."""

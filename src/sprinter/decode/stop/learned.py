@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.checks import at_least, between
+from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
-from sprinter.decode.trust import State
+from sprinter.decode.trust import State, reaches
 
 __all__ = ["Disco", "SpecDec"]
 
@@ -34,7 +34,7 @@ class SpecDec(StopRule):
     least: int = 2
 
     def __post_init__(self) -> None:
-        between("h", self.h, 0.0, 1.0)
+        ranged(self, "h", 0.0, 1.0)
         at_least("least", self.least, 1)
 
     @property
@@ -50,6 +50,10 @@ class SpecDec(StopRule):
     def start(self) -> State:
         """(Π p̂,), float64."""
         return (torch.ones((), dtype=torch.float64),)
+
+    def possible(self, state: State) -> bool:
+        """A chance."""
+        return 0 <= float(state[0]) <= 1
 
     def begin_round(self, state: State) -> State:
         """The product begins anew."""
@@ -75,7 +79,7 @@ class Disco(StopRule):
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        between("threshold", self.threshold, 0.0, 1.0)
+        ranged(self, "threshold", 0.0, 1.0)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -84,4 +88,4 @@ class Disco(StopRule):
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """score < threshold."""
-        return signals["disco"] < self.threshold, state
+        return ~reaches(signals["disco"], self.threshold), state
