@@ -69,6 +69,10 @@ class Sampling:
             raise UserError(
                 f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)"
             )
+        if self.top_k >= 1 << 31:
+            raise UserError(
+                f"top_k={self.top_k} is out of range: give less than 2**31, or 0 to keep all tokens"
+            )
         if not 0.0 < self.top_p <= 1.0:
             raise UserError(
                 f"top_p={self.top_p} is out of range: give a number in (0, 1] (1 keeps all tokens)"

@@ -90,6 +90,10 @@ class Batch:
     ) -> None:
         self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
         at_least("rows", rows, 1)
+        if memory_bytes is not None:
+            at_least("memory_bytes", memory_bytes, 0)
+        if not isinstance(policy, Policy):
+            raise UserError(f"policy={policy!r} is no policy: give sprinter.Policy(...), or leave it out")
         loaded = [parts.models.target] * needs_target + [parts.models.draft] * needs_draft
         models = [one.model for one in loaded if one is not None]
         for model in models:
