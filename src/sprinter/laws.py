@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,10 +57,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
-            value: object = getattr(self, name)
+            value: Any = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
-            if not (type(value) is int or type(value) is float):  # torch takes no fraction
+            if type(value) not in (int, float):  # torch takes no fraction
                 object.__setattr__(self, name, float(value))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
@@ -71,6 +72,10 @@ class Sampling:
         if isinstance(top_k, bool) or not isinstance(top_k, Integral) or int(top_k) < 0:
             raise UserError(
                 f"top_k={self.top_k} is out of range: give a whole number >= 0 (0 keeps all tokens)"
+            )
+        if self.top_k >= 1 << 31:
+            raise UserError(
+                f"top_k={self.top_k} is out of range: give less than 2**31, or 0 to keep all tokens"
             )
         object.__setattr__(self, "top_k", int(top_k))
         if not 0.0 < self.top_p <= 1.0:

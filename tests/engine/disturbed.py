@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +273,9 @@ class Trial:
             self.chance.choice((0.0, 0.5, 1.0)), self.chance.choice((2, 16)), self.chance.choice((3, 128))
         )
         ended: dict[int, tuple[sprinter.Generation, Exception | None]] = {}
+        pieces: defaultdict[int, list[int]] = defaultdict(list)
+        whole: dict[int, sprinter.Generation] = {}
+        unheard = set[int]()  # under way when ``finish`` took events
         with Engine(self.pair, rows=rows, policy=policy) as engine:
             numbers = {engine.add(**one): i for i, one in enumerate(asked)}
             for _ in range(100_000):
@@ -283,11 +287,15 @@ class Trial:
                     if number in engine._batch._waiting or number in engine._batch._live:
                         ended[number] = engine.cancel(number), None
                 if self.chance.random() < 0.02:
+                    unheard |= engine._batch._waiting.keys() | engine._batch._live.keys()
                     self._finish(engine, ended)
                 with self.disturber.interrupting():
                     engine._batch.advance()
                 for event in engine._batch.told:
+                    assert event.id not in whole, "the end of a request is told twice"
+                    pieces[event.id] += [token.id for token in event.tokens]
                     if event.generation is not None:
+                        whole[event.id] = event.generation
                         ended[event.id] = event.generation, event.error
                 engine._batch.told.clear()
             else:
@@ -295,6 +303,9 @@ class Trial:
             self._finish(engine, ended)
             for side in (engine._batch._models.target, engine._batch._models.draft):
                 assert side is not None and not any(side.runner.lengths)
+        for number, generation in whole.items():
+            if number not in unheard:
+                assert pieces[number] == [token.id for token in generation.tokens]
         for number, i in numbers.items():
             self._check(ended[number][0], alone[i], ended[number][1])
 
@@ -311,11 +322,13 @@ class Trial:
         for one, twin in zip(asked, alone, strict=True):
             with self.pair.stream(**one) as stream:
                 done: list[Exception | None] = []
+                pieces: list[int] = []
                 for _ in range(1000):
                     with self.disturber.interrupting():
                         try:
                             if self.chance.random() < 0.5:
-                                next(stream, None)
+                                # One line, so that no interrupt falls between the token and the list.
+                                pieces += [token.id for token in islice(stream, 1)]
                             else:
                                 stream.finish()
                                 done = [None]
@@ -329,4 +342,7 @@ class Trial:
                         break
                 else:
                     raise AssertionError("the stream stalls")
-                self._check(stream.generation, twin, done[0])
+                pieces += [token.id for token in stream]  # what ``finish`` left
+                told = stream.generation
+                assert pieces == [token.id for token in told.tokens]
+                self._check(told, twin, done[0])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.conftest import double_pair
-from tests.engine.disturbed import KINDS, runner_maker
+from tests.engine.disturbed import KINDS, facts, runner_maker
 from tests.engine.disturbed import text as words
 from tests.models.told import Told
 
@@ -17,10 +17,12 @@ import sprinter
 from sprinter.decode import run
 from sprinter.engine import batch as batches
 from sprinter.engine import pool
-from sprinter.engine.driver import Models
+from sprinter.engine import stream as streams
+from sprinter.engine.driver import Models, TargetJob
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
 from sprinter.engine.rows import Feed, Rows, Side
+from sprinter.engine.run import Run
 from sprinter.engine.stream import Reader
 from sprinter.engine.work import Work
 from sprinter.errors import BatchError, SprinterError
@@ -205,6 +207,71 @@ def test_an_interrupt_anywhere_loses_no_request(
                 interrupts += 1
     assert 1 <= interrupts < 5
     assert [words(done[number]) for number in numbers] == [words(out) for out in alone]
+
+
+def broken_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: Callable[..., bool]) -> list[bool]:
+    """An interrupt before the first call for which ``at`` holds; whether it came."""
+    original, came = getattr(owner, name), [False]
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if not came[0] and at(*args):
+            came[0] = True
+            raise KeyboardInterrupt
+        return original(*args, **kwargs)
+
+    patch.setattr(owner, name, interrupted)
+    return came
+
+
+def test_an_interrupt_in_the_closing_pass_loses_no_token(
+    pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**asked(1, "draft-only"), "meter": "complete"}
+    alone = pair.generate(**settings)
+    came = broken_once(monkeypatch, Models, "run", lambda models, jobs: isinstance(jobs[0], TargetJob))
+    told: list[int] = []
+    with pair.stream(**settings) as stream:
+        while len(told) < len(alone.tokens):
+            try:
+                token = next(stream)
+            except KeyboardInterrupt:
+                continue
+            told.append(token.id)
+        assert next(stream, None) is None
+    assert came[0] and told == [token.id for token in alone.tokens]
+    assert facts(stream.generation) == facts(alone)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Run, "generation"), (Rows, "rewind"), (batches, "Event"), (Reader, "read"), (streams, "render")],
+)
+def test_an_interrupt_loses_no_token_of_an_event(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call in turn is broken off, until there are no more of them."""
+    pair = sprinter.load_pair()
+    alone = pair.generate("Once", max_new_tokens=6, seed=1)
+    for call in range(1, 99):
+        events: list[Any] = []
+        calls = iter(range(1, 1000))
+        with Engine(pair, rows=2, max_len=64) as engine, monkeypatch.context() as patch:
+            came = broken_once(patch, owner, name, lambda *_, calls=calls, call=call: next(calls) == call)
+            number = engine.add("Once", max_new_tokens=6, seed=1)
+            while engine.unfinished:
+                try:
+                    events += engine.step()
+                except KeyboardInterrupt:
+                    continue
+            events += engine.step()
+        assert {event.id for event in events} == {number}
+        (generation,) = [event.generation for event in events if event.generation is not None]
+        told = [token for event in events for token in event.tokens]
+        assert [token.id for token in told] == [token.id for token in alone.tokens]
+        assert "".join(token.text for token in told) == alone.text == generation.text
+        if not came[0]:
+            return
+    raise AssertionError("it goes on for ever")
 
 
 def test_what_a_broken_pass_left_in_a_living_row_is_not_read(pair: sprinter.Pair) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from tests.engine.conftest import tiny_llama
+from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.decode.methods import Method, parse_method
 from sprinter.decode.stop import Svip, Untrusted
 from sprinter.decode.trust import Gate
+from sprinter.engine import pool
+from sprinter.engine.record import models_record
 from sprinter.errors import UserError
+from sprinter.models import memory
+from sprinter.models.pair import LoadedModel, LoadedPair
 
 PROMPT = [3, 7, 1, 12, 5]
 
@@ -55,7 +62,10 @@ def test_a_result_is_made_again_from_its_own_record(options: dict[str, Any]) -> 
     pair = sprinter.load_pair(
         models["target"]["id"], models["draft"]["id"], gate=models["gate"]["id"],
         heads=[head["id"] for head in models["heads"]], dtype=models["target"]["dtype"],
-        device=models["target"]["device"], compile=models["target"]["compile"],
+        device=models["target"]["device"],
+        **{name: models["target"][name] for name in (
+            "compile", "attn_implementation", "quantization_config", "trust_remote_code",
+        )},
     )  # fmt: skip
     second = again(first, pair)
     assert {key: second[key] for key in SAME} == {key: first[key] for key in SAME}
@@ -81,11 +91,31 @@ def test_the_record_names_models_and_versions(builtin_pair: sprinter.Pair) -> No
     }
     assert record["models"]["draft"] == {
         "id": str(paths["draft"]), "revision": None, "dtype": "float32", "runner": "row", "compile": None,
-        "device": str(builtin_pair.models.target.model.device),
+        "device": str(builtin_pair.models.target.model.device), "attn_implementation": "sdpa",
+        "quantization_config": None, "trust_remote_code": False,
     }  # fmt: skip
     assert record["version"] == {
         "sprinter": sprinter.__version__, "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip
+
+
+def test_the_record_tells_what_changes_the_law() -> None:
+    def told(model: LoadedModel) -> dict[str, Any]:
+        record = models_record(LoadedPair(model, None, None), {})["target"]
+        return dict(json.loads(json.dumps(record)))
+
+    model, eager, quantised, foreign = (tiny_llama(1) for _ in range(4))
+    eager.module("").set_attn_implementation("eager")
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    quantised.module("").config.quantization_config = settings
+    foreign.module("").__class__ = type(
+        "Own", (LlamaForCausalLM,), {"__module__": "transformers_modules.own"}
+    )
+    assert told(model)["attn_implementation"] == "sdpa" and told(eager)["attn_implementation"] == "eager"
+    assert told(model)["quantization_config"] is None
+    held = told(quantised)["quantization_config"]
+    assert held["load_in_4bit"] and BitsAndBytesConfig.from_dict(held).to_dict() == settings.to_dict()
+    assert [told(one)["trust_remote_code"] for one in (model, foreign)] == [False, True]
 
 
 @pytest.mark.parametrize("spec", [row["spec"] for row in sprinter.methods()])
@@ -133,3 +163,60 @@ def test_a_bad_prompt_of_a_batch_is_named(
         tiny_pair.generate_batch(prompts, **{"max_new_tokens": 8, **options})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        (None, {}, "prompts=None is no list of prompts"),
+        ([PROMPT], {"policy": None}, "policy=None is no policy"),
+        ([PROMPT], {"memory_bytes": -5}, "memory_bytes=-5 is out of range"),
+        ([PROMPT], {"memory_bytes": "1 GB"}, "memory_bytes=1 GB is out of range"),
+        ([PROMPT], {"stop": 5}, "stop=5 is neither text nor a list"),
+        ([PROMPT], {"top_k": 2**70}, f"top_k={2**70} is out of range"),
+    ],
+)
+def test_bad_settings_of_a_batch(
+    tiny_pair: sprinter.Pair, prompts: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny_pair.generate_batch(prompts, **{"max_new_tokens": 2, **options})
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("max_len", ["5", 10.5, True, 0, 97])
+def test_bad_lengths_of_rows(tiny_pair: sprinter.Pair, max_len: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        sprinter.Engine(tiny_pair, max_len=max_len)
+    assert str(caught.value).startswith(f"max_len={max_len} is out of range: give ")
+
+
+def test_prompts_may_come_one_by_one(tiny_pair: sprinter.Pair) -> None:
+    made = tiny_pair.generate_batch((prompt for prompt in (PROMPT, [4])), max_new_tokens=2, seed=[1, 2])
+    assert [out.prompt_ids for out in made] == [PROMPT, [4]]
+
+
+@pytest.mark.parametrize("new", [None, 3000])
+def test_a_long_row_that_does_not_fit_is_refused(new: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = dataclasses.replace(tiny_llama(1), context=4000)
+    pair = sprinter.Pair(LoadedPair(model, None, None))
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1 << 16)
+    assert len(pair.generate(PROMPT, max_new_tokens=2).tokens) == 2
+    with pytest.raises(UserError, match=r"rows of \d+ tokens need .*a smaller max_new_tokens"):
+        pair.generate(PROMPT, max_new_tokens=new)
+
+
+def test_rows_that_are_as_long_as_a_context_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine's rows are as long as the larger context: those of the other model end before."""
+    made: list[Any] = []
+    make = pool.make_runner
+    monkeypatch.setattr(
+        pool, "make_runner", lambda *args, **kwargs: made.append(make(*args, **kwargs)) or made[-1]
+    )
+    pair = sprinter.Pair(LoadedPair(tiny_llama(1), dataclasses.replace(tiny_llama(2), context=64), None))
+    for _ in range(3):
+        with sprinter.Engine(pair, rows=2) as engine:
+            engine.add(PROMPT, max_new_tokens=2)
+            engine.finish()
+    assert len(made) == 2
+    assert pair._parts.drafts is not None and pair._parts.drafts.holds(96, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
-from weakref import ref
+from weakref import WeakSet, ref
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class FakeGraph:
 
     open: FakeGraph | None = None
     settings: ClassVar[list[dict[str, Any]]] = []
-    pools: ClassVar[list[object]] = []
+    pools: ClassVar[list[_Pool]] = []
     device: ClassVar[torch.device | None] = None
 
     def __init__(self) -> None:
@@ -54,6 +54,11 @@ def _graph(graph: FakeGraph, **settings: Any) -> Iterator[None]:
     assert FakeGraph.device is not None, "captured on whatever device is the current one"
     FakeGraph.settings.append(settings)
     FakeGraph.open = graph
+    pool: _Pool = settings["pool"]
+    if pool.ever and not pool.used:
+        raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+    pool.ever = True
+    pool.used.add(graph)
     try:
         yield
     finally:
@@ -69,8 +74,15 @@ def _device(device: torch.device) -> Iterator[None]:
         FakeGraph.device = before
 
 
-def _pool() -> object:
-    FakeGraph.pools.append(object())
+class _Pool:
+    """Torch counts the graphs of a pool: once all are gone, captured or broken off, its id is dead."""
+
+    def __init__(self) -> None:
+        self.ever, self.used = False, WeakSet[FakeGraph]()
+
+
+def _pool() -> _Pool:
+    FakeGraph.pools.append(_Pool())
     return FakeGraph.pools[-1]
 
 

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -93,8 +94,25 @@ def _attribute(model: PreTrainedModel) -> None:
     model.model.norm.variance_epsilon = 0.5
 
 
+def _hook(model: PreTrainedModel) -> None:
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: 2 * output)
+
+
+def _pre_hook(model: PreTrainedModel) -> None:
+    model.lm_head.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+
+
+def _hook_with_kwargs(model: PreTrainedModel) -> None:
+    model.register_forward_hook(_scaled, with_kwargs=True)
+
+
+def _scaled(module: nn.Module, args: object, kwargs: object, output: Any) -> Any:
+    output.logits = 2 * output.logits
+    return output
+
+
 CHANGES = [_load, _data, _row, _column, _element, _numpy, _optimizer, _parameter, _layer, _order, _activation,
-           _attribute]  # fmt: skip
+           _attribute, _hook, _pre_hook, _hook_with_kwargs]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__[1:])
@@ -187,7 +205,7 @@ def test_graphs_follow_weights_to_another_place(graphs: tuple[PreTrainedModel, C
     _load(model)  # in place, where a graph reads them
     says(runner, model)
     assert runner._units._graphs == held  # type: ignore[attr-defined]
-    for change in (_parameter, _layer):
+    for change in (_parameter, _layer, _hook):
         change(model)
         says(runner, model)
         assert not held.items() & runner._units._graphs.items()  # type: ignore[attr-defined]

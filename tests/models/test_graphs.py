@@ -121,9 +121,38 @@ def test_numbers_of_rows_share_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
             torch.testing.assert_close(step.logits[i, :count], expected[-count:], rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(step.hidden[i, :count], hidden[-count:], rtol=1e-4, atol=1e-4)
     told.extend([1] * 6)
-    numbers = [key[1][1] for key in told.runner._units._graphs]  # type: ignore[attr-defined]
-    some = {-rows for rows in numbers if rows < 0}
+    some = {-key[1][1] for key in told.runner._units._graphs if key[1][1] < 0}  # type: ignore[attr-defined]
     assert some == {1, 4, 6}
+
+
+def test_the_only_graph_is_followed_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pool is gone with it."""
+    fake_cuda(monkeypatch)
+    monkeypatch.setattr(graphs, "MOST", 1)
+    told = Told(runner_of("llama", 1, 40), "llama")
+    for n in (1, 2, 1):
+        told.extend([n])
+    assert len(FakeGraph.settings) == 3
+
+
+def test_a_broken_capture_spoils_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch)
+    capture, broken = torch.cuda.graph, [True]
+
+    @contextmanager
+    def graph(*args: object, **settings: object) -> Iterator[None]:
+        with capture(*args, **settings):  # type: ignore[arg-type]
+            yield
+            if broken.pop():
+                raise RuntimeError("operation not permitted when stream is capturing")
+            broken.append(False)
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    broken.insert(0, False)
+    runner = runner_of("llama", 1, 40, must=False)
+    runner.extend(torch.tensor([[5]]), logits=False)
+    runner.extend(torch.tensor([[5]]))
+    assert runner._units._refused and len(runner._units._graphs) == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("must", [False, True])
@@ -160,6 +189,21 @@ def test_cuda_graphs_on_another_device_than_the_current_one() -> None:
         tokens = torch.ones(1, n, dtype=torch.long, device="cuda:1")
         expected, given = row.extend(tokens), captured.extend(tokens)
         torch.testing.assert_close(given.logits, expected.logits, rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_are_captured_again_after_weights_were_replaced() -> None:
+    model = fresh("llama").to("cuda")  # type: ignore[arg-type]
+    row, captured = (make_runner(model, max_len=40, compile=compile) for compile in (False, True))
+    tokens = torch.tensor([[5]], device="cuda")
+    for _ in range(3):
+        for runner in (row, captured):
+            runner.rewind([0])
+        for _ in range(3):
+            expected, given = row.extend(tokens), captured.extend(tokens)
+            torch.testing.assert_close(given.logits, expected.logits, rtol=0, atol=1e-3)
+        assert captured._units._graphs  # type: ignore[attr-defined]
+        model.lm_head.weight = torch.nn.Parameter(-model.lm_head.weight.detach())
 
 
 @pytest.mark.gpu

@@ -10,9 +10,12 @@ import pytest
 import torch
 from tests.models.tiny import fresh, save, tiny
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoModelForCausalLM
 
 from sprinter.heads.networks import build_network
+from sprinter.models import marks
+from sprinter.models.forward import call_model
 from sprinter.models.marks import Watch, digest
 
 
@@ -84,6 +87,43 @@ def test_code_that_was_typed_serves_its_process_alone(monkeypatch: pytest.Monkey
         made.append(digest(space["Own"]()))
         assert made[-1] == digest(space["Own"]())
     assert made[0] != made[1]
+
+
+def test_code_of_a_hooked_model_serves_its_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fresh("llama")
+    plain, watches = digest(model), [Watch(), Watch(contents=False)]
+    assert all(watch.changed(model) for watch in watches)
+    for module in (model, model.model.layers[1].mlp):
+        for register in (module.register_forward_hook, module.register_forward_pre_hook):
+            handle = register(lambda *_: None)
+            assert all(watch.changed(model) and not watch.changed(model) for watch in watches)
+            here = digest(model)
+            with monkeypatch.context() as other_process:
+                other_process.setattr(marks, "_RUN", "another")
+                there = marks._digest(model)
+            assert len({plain, here, there}) == 3
+            handle.remove()
+            assert all(watch.changed(model) for watch in watches) and digest(model) == plain
+    handle = register_module_forward_hook(lambda *_: None)
+    assert all(watch.changed(model) for watch in watches) and digest(model) != plain
+    handle.remove()
+
+
+def test_hooks_that_only_note_are_not_looked_at() -> None:
+    """Ours is there while another thread's pass is under way, transformers' from the first recorded pass on."""
+    model, found = fresh("llama"), []
+    before, watch = digest(model), Watch()
+    watch.changed(model)
+
+    def look(hidden: torch.Tensor) -> torch.Tensor:
+        assert model.lm_head._forward_pre_hooks
+        found.append((watch.changed(model), digest(model)))
+        return hidden
+
+    call_model(model, torch.tensor([[3]]), look)
+    assert found == [(False, before)]
+    model(input_ids=torch.tensor([[3]]), output_hidden_states=True)
+    assert any(part._forward_hooks for part in model.modules()) and digest(model) == before
 
 
 def test_a_watch_of_places_knows_no_values() -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -350,13 +351,35 @@ def test_a_token_that_one_model_lacks_is_never_written(saved: Path, added: Path,
 def test_an_end_of_text_that_the_common_vocabulary_lacks(saved: Path, added: Path) -> None:
     model = fresh("gpt2")
     model.config.eos_token_id = model.generation_config.eos_token_id = VOCAB - 1
-    tokenizer = word_tokenizer(VOCAB - 1)
-    tokenizer.eos_token = None
-    line = refusal(model, saved / "target", tokenizer=tokenizer)
+    model.generation_config._from_model_config = False  # else the tokenizer's own is one too
+    line = refusal(model, saved / "target", tokenizer=word_tokenizer(VOCAB - 1))
     assert (
         f"the target ends texts with token {VOCAB - 1}, and the models have only the first {VOCAB - 1}"
         in line
     )
+
+
+def test_ends_of_text_that_are_lost_are_named(saved: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = fresh("gpt2")
+    model.config.eos_token_id = model.generation_config.eos_token_id = [VOCAB - 1, 0]
+    load_models(model, saved / "target", tokenizer=word_tokenizer())
+    assert not caplog.records
+    loaded = load_models(model, saved / "target", tokenizer=word_tokenizer(VOCAB - 1))
+    assert loaded.vocab_size == VOCAB - 1
+    (line,) = caplog.messages
+    assert f"also ends texts with token {VOCAB - 1}, which is never written" in line
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"tokenizer": 5}, "tokenizer=5 is none"),
+        ({"compile": "yes"}, "compile='yes' is unknown: give True, False or None"),
+        ({"draft_revision": "abc"}, "draft_revision=abc was given without a draft"),
+    ],
+)
+def test_options_that_mean_nothing(saved: Path, options: dict[str, Any], line: str) -> None:
+    assert refusal(saved / "target", **options).startswith(line)
 
 
 def test_a_given_tokenizer_is_held_against_both_models(saved: Path, tmp_path: Path) -> None:

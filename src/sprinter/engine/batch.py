@@ -90,6 +90,10 @@ class Batch:
     ) -> None:
         self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
         at_least("rows", rows, 1)
+        if memory_bytes is not None:
+            at_least("memory_bytes", memory_bytes, 0)
+        if not isinstance(policy, Policy):
+            raise UserError(f"policy={policy!r} is no policy: give sprinter.Policy(...), or leave it out")
         loaded = [parts.models.target] * needs_target + [parts.models.draft] * needs_draft
         models = [one.model for one in loaded if one is not None]
         for model in models:
@@ -238,20 +242,31 @@ class Batch:
         """Note what is new of each request; those that have ended leave."""
         for one in list(self._live.values()):
             if one.work.over:
-                tokens, generation = self._news(one), one.work.run.generation()
-                self._leave(one, Event(one.id, tokens, generation, one.work.error))
-            elif tokens := self._news(one):
-                self.told.append(Event(one.id, tokens))
+                self._leave(one, one.work.run.generation())
+            else:
+                self._note(one)
 
-    def _news(self, one: _Live) -> list[Token]:
-        """Tokens that nobody was told of."""
-        return one.reader.read() if one.reader else []
-
-    def _leave(self, one: _Live, last: Event | None = None) -> None:
-        """Free the rows of a request, with a last word of it."""
+    def _leave(self, one: _Live, generation: Generation | None = None) -> None:
+        """Free the rows of a request; its event tells of the result, if there is one."""
         for rows in (self._models.target, self._models.draft):
             if rows is not None:
                 rows.rewind(dict.fromkeys(one.work.numbers, 0))
-        if last is not None:
-            self.told.append(last)
-        del self._live[one.id]
+        if generation is None:
+            del self._live[one.id]
+        else:
+            self._note(one, generation)
+
+    def _note(self, one: _Live, generation: Generation | None = None) -> None:
+        """What nobody was told of a request, once: an interrupt before it is noted leaves all to the next step."""
+        place = one.reader and one.reader.place
+        try:
+            if generation is not None:
+                del self._live[one.id]
+            tokens = one.reader.read() if one.reader else []
+            if tokens or generation is not None:
+                self.told.append(Event(one.id, tokens, generation, one.work.error))
+        except BaseException:
+            self._live[one.id] = one
+            if one.reader and place:
+                one.reader.place = place
+            raise

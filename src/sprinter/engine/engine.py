@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from sprinter.decode.checks import at_least
 from sprinter.decode.methods import Method
 from sprinter.decode.state import RuleState
 from sprinter.engine.batch import Batch, Event
@@ -56,8 +57,9 @@ class Engine:
     ) -> None:
         most = pair.models.longest
         longest = min(most, _LONGEST) if max_len is None else max_len
-        if not 1 <= longest <= most:
-            raise UserError(f"max_len={max_len} is out of range: give 1 to {most} tokens")
+        at_least("max_len", longest, 1)
+        if longest > most:
+            raise UserError(f"max_len={max_len!r} is out of range: give 1 to {most} tokens")
         self._pair, self._rows, self._longest = pair, rows, longest
         self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
         self._results = _Results(self._batch)

@@ -74,6 +74,8 @@ class Request:
         """From the keywords of the public calls."""
         ids = () if stop_token_ids is None else stop_token_ids
         ends = tuple(whole("stop_token_ids", id) for id in (ids if isinstance(ids, Iterable) else (ids,)))
+        if stop is not None and not isinstance(stop, Iterable):
+            raise UserError(f"stop={stop!r} is neither text nor a list of texts: give stop=['...']")
         words = (stop,) if isinstance(stop, str) else tuple(stop or ())
         sampling = Sampling(temperature, whole("top_k", top_k), top_p, min_p)
         new = None if max_new_tokens is None else whole("max_new_tokens", max_new_tokens)
@@ -116,7 +118,7 @@ class Generation:
         rules: state of the method's rules at the end, for a text that is to go on from it.
         request: what was asked, ``max_new_tokens`` as it was used.
         prompt, prompt_ids: the prompt as text (None if it was given as ids), and its token ids.
-        models: target, draft, gate, other heads and tokenizer: id, revision, dtype, device, runner.
+        models: target, draft, gate, other heads and tokenizer: id, revision, and how they were loaded.
     """
 
     text: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -184,7 +184,7 @@ class Pair:
 
     def generate_batch(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: Iterable[str | Sequence[int]],
         *,
         method: str | Method | Sequence[str | Method | None] | None = None,
         max_new_tokens: int | Sequence[int | None] | None = 64,
@@ -220,6 +220,9 @@ class Pair:
         """
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")
+        if not isinstance(prompts, Iterable):
+            raise UserError(f"prompts={prompts!r} is no list of prompts: give one")
+        prompts = list(prompts)
         count = len(prompts)
         columns = [
             _spread("method", method, count), _spread("max_new_tokens", max_new_tokens, count),

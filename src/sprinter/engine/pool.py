@@ -27,7 +27,7 @@ class RunnerPool:
         """A runner of ``rows`` rows that hold ``max_len`` tokens each."""
         with self._lock:
             for runner in self._free:
-                if runner.max_len >= max_len and runner.batch == rows:
+                if self._serves(runner, max_len, rows):
                     self._free.remove(runner)
                     return runner
         return make_runner(
@@ -37,7 +37,11 @@ class RunnerPool:
     def holds(self, max_len: int, rows: int) -> bool:
         """Whether such a runner waits here: to take it needs no more memory."""
         with self._lock:
-            return any(runner.max_len >= max_len and runner.batch == rows for runner in self._free)
+            return any(self._serves(runner, max_len, rows) for runner in self._free)
+
+    def _serves(self, runner: Runner, max_len: int, rows: int) -> bool:
+        """Rows are never longer than the model's context, whatever is asked for."""
+        return runner.max_len >= min(max_len, self.model.context) and runner.batch == rows
 
     def clear(self) -> None:
         """Drop the runners that wait here."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedModel
 
 import sprinter
 from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
+from sprinter.models.gguf import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 __all__ = ["models_record", "versions"]
@@ -49,6 +52,22 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         "device": str(model.model.device),
         "runner": runner_kind(model.model)[0],
         "compile": model.compile,
+        **_loading(model.model),
+    }
+
+
+def _loading(model: PreTrainedModel | GgufModel) -> dict[str, Any]:
+    """Keywords of ``load_pair`` that change the law, as transformers keeps them; None and False of a GGUF file."""
+    config: Any = model.config
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is not None and not isinstance(quantization, dict):
+        quantization = quantization.to_dict()
+    return {
+        "attn_implementation": getattr(config, "_attn_implementation", None)
+        if isinstance(model, PreTrainedModel)
+        else None,
+        "quantization_config": json.loads(json.dumps(quantization, default=str)),
+        "trust_remote_code": type(model).__module__.startswith("transformers_modules."),
     }
 
 

@@ -28,6 +28,9 @@ from sprinter.random import AddressedDraws
 
 __all__ = ["Parts", "Run", "render"]
 
+_LONG = 2048
+"""Tokens that a row holds without a look at the memory that is free."""
+
 
 class Parts:
     """What requests are served with: two models, a tokenizer, heads, and caches on loan.
@@ -147,8 +150,15 @@ class Run:
         return None if self._spelling is None else Writer(self._spelling)
 
     def take(self) -> Models:
-        """Rows of its own, on loan."""
-        return self._parts.take(self.length, self.rows, self.needs_target, self.needs_draft)
+        """Rows of its own, on loan.
+
+        Raises:
+            UserError: long rows, whose caches do not fit into what is free.
+        """
+        needed = self.length, self.rows, self.needs_target, self.needs_draft
+        if self.length > _LONG:
+            self._parts.check_memory(*needed, None)
+        return self._parts.take(*needed)
 
     def give_back(self, models: Models) -> None:
         """Return what was on loan."""

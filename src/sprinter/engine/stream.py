@@ -7,6 +7,7 @@ import weakref
 
 from sprinter.decode.draft import Token
 from sprinter.engine.driver import Models
+from sprinter.engine.ending import Writer
 from sprinter.engine.generation import Generation
 from sprinter.engine.run import Run, render
 from sprinter.engine.work import Work
@@ -15,25 +16,30 @@ __all__ = ["Reader", "Stream"]
 
 
 class Reader:
-    """Gives out the tokens of a request once each, with their text."""
+    """Gives out the tokens of a request once each, with their text.
+
+    Attributes:
+        place: how far it is. Whoever took tokens and was broken off sets it back, and reads them again.
+    """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._given = run, 0
-        self._writer = run.writer()
+        self._run = run
+        self.place: tuple[int, Writer | None] = (0, run.writer())
 
     @property
     def left(self) -> int:
         """Tokens that were not given out yet."""
-        return max(0, len(self._run.record.tokens) - self._given)  # fewer where a request began anew
+        return max(0, len(self._run.record.tokens) - self.place[0])  # fewer where a request began anew
 
     def read(self, at_most: int | None = None) -> list[Token]:
         """The next tokens. The last one of a finished text carries what is left of the text."""
-        record = self._run.record
-        end = len(record.tokens) if at_most is None else self._given + at_most
-        tokens = record.tokens[self._given : end]
-        self._given += len(tokens)
-        if tokens and self._writer is not None:
-            render(tokens, self._writer, last=record.finish is not None and not self.left)
+        record, (given, writer) = self._run.record, self.place
+        tokens = record.tokens[given : None if at_most is None else given + at_most]
+        given += len(tokens)
+        if tokens and writer is not None:
+            writer = writer.copy()
+            render(tokens, writer, last=record.finish is not None and given == len(record.tokens))
+        self.place = given, writer
         return tokens
 
 
@@ -66,10 +72,15 @@ class Stream:
         while not self._reader.left:
             if not self._step():
                 raise StopIteration
-        (token,) = self._reader.read(1)
-        if self._run.record.finish is not None and not self._reader.left:
-            self.finish()  # a closing pass may be left
-        return token
+        if self._run.record.finish is not None and self._reader.left == 1:
+            self.finish()  # a closing pass may be left; whatever interrupts it, the token is still to come
+        place = self._reader.place
+        try:
+            (token,) = self._reader.read(1)
+            return token
+        except BaseException:
+            self._reader.place = place
+            raise
 
     def finish(self) -> Generation:
         """Work to the end; the whole result."""

@@ -126,7 +126,9 @@ class GraphUnits:
         self, run: RowPass, unit: Unit, rows: int, length: int, keys: int, like: Sequence[Tensor]
     ) -> _Graph:
         with _capturing, torch.cuda.device(like[0].device):
-            if self._pool is None:
+            if (
+                not self._graphs
+            ):  # torch forgets a pool with the last of its graphs, and takes it for none anew
                 self._pool = torch.cuda.graph_pool_handle()
             return _Graph(run, unit, rows, length, keys, like, self._pool)
 

@@ -1,7 +1,7 @@
 """What captured code takes from a module: noticed when it changes (``Watch``), told for good (``digest``).
 
-Compiled code has a module's classes, plain attributes and weights frozen into it, a CUDA graph the places where the
-weights lie. Either is wrong as soon as one of these is another.
+Compiled code has a module's classes, plain attributes, hooks and weights frozen into it, a CUDA graph the places where
+the weights lie. Either is wrong as soon as one of these is another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from transformers import PretrainedConfig, PreTrainedModel
+
+from sprinter.models import forward
 
 __all__ = ["Watch", "digest", "hash_file", "places"]
 
@@ -31,6 +34,9 @@ _EVERY = 61
 
 _NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
 """Attributes that say nothing of what a module computes, or are read apart."""
+
+_NOTING = (forward.__name__, "transformers.utils.output_capturing")
+"""Where hooks are written that come and go or stay, and change nothing: they note what passes by."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -76,13 +82,32 @@ def _identity(module: nn.Module) -> tuple[list[Hashable], list[Tensor]]:
     while waiting:
         part = waiting.pop()
         if part is not None:
-            held += (id(type(part)), *map(id, vars(part).values()))
+            held += (id(type(part)), *map(id, vars(part).values()), *_hooks(part))
             for own in (part._parameters, part._buffers):
                 if own:
                     tensors += [x for x in own.values() if x is not None]
             waiting += part._modules.values()
     config = getattr(module, "config", None)
-    return [*held, _settings(config)], tensors
+    return [*held, _settings(config), *_hooks_of_all()], tensors
+
+
+def _hooks(part: nn.Module) -> list[Hashable]:
+    """Hooks that may change what a part computes: torch numbers what is registered, and never the same way again."""
+    return _foreign(part._forward_hooks) + _foreign(part._forward_pre_hooks)
+
+
+def _hooks_of_all() -> list[Hashable]:
+    """Likewise those that were registered for all modules."""
+    return _foreign(torch_module._global_forward_hooks) + _foreign(torch_module._global_forward_pre_hooks)
+
+
+def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
+    # A list first: another thread's pass registers and removes its own hook meanwhile.
+    return [
+        (number, id(hook))
+        for number, hook in (list(hooks.items()) if hooks else ())
+        if getattr(hook, "__module__", None) not in _NOTING
+    ]
 
 
 def _sample(x: Tensor) -> np.ndarray:
@@ -97,7 +122,8 @@ _digests: WeakKeyDictionary[nn.Module, tuple[Watch, str]] = WeakKeyDictionary()
 def digest(module: nn.Module) -> str:
     """SHA-256 of everything that compiled code takes from a module, the same in every process.
 
-    Classes with their sources, plain attributes and weights. Taken anew when the module has changed.
+    Classes with their sources, plain attributes and weights. Taken anew when the module has changed. What a hook does
+    cannot be told for good: the code of a module that has any serves this process alone.
     """
     watch, made = _digests.get(module, (Watch(), ""))
     if watch.changed(module):
@@ -129,7 +155,12 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
     facts: list[Hashable] = []
     tensors: list[tuple[str, Tensor]] = []
     for path, part in module.named_modules(remove_duplicate=False):
-        facts += [path, _name(type(part)), _name(type(part).forward)]
+        facts += [
+            path,
+            _name(type(part)),
+            _name(type(part).forward),
+            *((_RUN, hook) for hook in _hooks(part)),
+        ]
         held = [*part._parameters.items(), *part._buffers.items()]
         for name, value in vars(part).items():
             if name in _NOT_READ or (name[0] == "_" and isinstance(part, PreTrainedModel)):
@@ -139,7 +170,7 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
             else:
                 facts.append((name, _plain(value)))
         tensors += [(f"{path}.{name}", value) for name, value in held if value is not None]
-    return facts, tensors
+    return [*facts, *((_RUN, hook) for hook in _hooks_of_all())], tensors
 
 
 def _settings(config: Any) -> Hashable:

@@ -120,7 +120,11 @@ def _check_budget(caches: Sequence[tuple[_Model, int]], batch: int, budget_bytes
     if batch <= fits:
         return
     longest = max(length for _, length in caches)
-    mend = f"use a batch of {fits} or less, or shorter rows" if fits else "use shorter rows"
+    mend = (
+        f"use a batch of {fits} or less, or shorter rows"
+        if fits
+        else "use shorter rows (a smaller max_new_tokens)"
+    )
     raise UserError(
         f"the caches of {batch} rows of {longest} tokens need {batch * row_bytes / 1e9:.2f} GB and may take "
         f"{budget_bytes / 1e9:.2f} GB: {mend}"

@@ -180,6 +180,12 @@ def load_models(
     Raises:
         UserError: one line that says what is wrong and how to mend it.
     """
+    if compile is not None and not isinstance(compile, bool):
+        raise UserError(f"compile={compile!r} is unknown: give True, False or None")
+    if draft is None and draft_revision is not None:
+        raise UserError(
+            f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
+        )
     where = _device(device)  # a GGUF file is told the name, which says more
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards
@@ -366,6 +372,10 @@ def _speaker(
     """The tokenizer that the pair speaks: the one that was given, else the target's own."""
     if isinstance(given, PreTrainedTokenizerBase):
         return given
+    if given is not None and not isinstance(given, str | Path):
+        raise UserError(
+            f"tokenizer={given!r} is none: give a directory, a hub id, a GGUF file or a tokenizer"
+        )
     if given is not None:
         path = Path(given).expanduser()
         return gguf_tokenizer(path) if path.suffix == ".gguf" else _read_tokenizer(given, trust)
@@ -400,12 +410,19 @@ def _own_vocabulary(origin: Origin, trust: bool) -> Vocabulary | None:
 
 
 def _check_ends(target: LoadedModel, tokens: int | None) -> None:
-    """Refuse a common vocabulary without the token that ends a text."""
-    if tokens is not None and target.eos_ids and min(target.eos_ids) >= tokens:
+    """Refuse a common vocabulary without a token that ends a text; a line is said if it has not all of them."""
+    lost = [id for id in target.eos_ids if tokens is not None and id >= tokens]
+    if lost and len(lost) == len(target.eos_ids):
         raise UserError(
-            f"the target ends texts with token {target.eos_ids[0]}, and the models have only the first {tokens} tokens "
+            f"the target ends texts with token {lost[0]}, and the models have only the first {tokens} tokens "
             "in common: choose a draft that knows it"
         )
+    if lost:
+        _log.warning(
+            "the target also ends texts with token %s, which is never written: the models have only the first %d "
+            "tokens in common",
+            ", ".join(map(str, lost)), tokens,
+        )  # fmt: skip
 
 
 def check_request(
