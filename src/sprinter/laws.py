@@ -58,9 +58,10 @@ class Sampling:
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
             value: Any = getattr(self, name)
+            plain = type(value) in (int, float)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
-            if type(value) not in (int, float):  # torch takes no fraction
+            if not plain:  # torch takes no fraction
                 object.__setattr__(self, name, float(value))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
