@@ -59,7 +59,8 @@ class Sampling:
             value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
-            if not (type(value) is int or type(value) is float):  # torch takes no fraction
+            kind: type = type(value)
+            if kind not in (int, float):  # torch takes no fraction
                 object.__setattr__(self, name, float(value))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
