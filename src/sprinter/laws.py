@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,11 +56,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p"):
-            value: Any = getattr(self, name)
-            plain = type(value) in (int, float)
+            value: object = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
-            if not plain:  # torch takes no fraction
+            kind: type = type(value)
+            if kind not in (int, float):  # torch takes no fraction
                 object.__setattr__(self, name, float(value))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")

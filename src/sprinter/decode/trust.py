@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST
+from sprinter.decode.threshold import reaches
 
-__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule", "reaches"]
+__all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"]
 
 State = tuple[Tensor, ...]
 
@@ -21,17 +22,6 @@ RECORDED = "recorded"
 """In place of a threshold: the one that the head's maker chose and recorded in it."""
 _UNRECORDED = 0.5
 """The threshold where no head is there to have recorded one: chains and laws without models."""
-
-
-def reaches(scores: Tensor, tau: float | Tensor) -> Tensor:
-    """score >= τ, wherever a head's score meets its threshold: in float32, in which heads score.
-
-    So a score of 0.7 reaches τ = 0.7, which is a little less in float32, whatever dtype the score is handed over in.
-
-    Args:
-        scores, tau: shapes that broadcast.
-    """
-    return scores.float() >= torch.as_tensor(tau, dtype=torch.float32, device=scores.device)
 
 
 class TrustRule(ABC):

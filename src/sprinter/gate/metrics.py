@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.decode.trust import reaches
+from sprinter.decode.threshold import reaches
 
 __all__ = [
     "Bootstrap", "Curve", "Curves", "Interval", "auc", "calibration_curve", "calibration_error", "curves",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sprinter.decode.trust import reaches
+from sprinter.decode.threshold import reaches
 from sprinter.errors import UserError
 from sprinter.gate.dataset import Positions, check_head, part_of, read_positions
 from sprinter.gate.labels import Accept, Agreement, Columns, Label, Overlap, Ratio, above_median, parse_label

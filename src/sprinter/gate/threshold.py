@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from sprinter.decode.checks import between
-from sprinter.decode.trust import reaches
+from sprinter.decode.threshold import reaches
 
 __all__ = ["Setting", "choose", "setting"]
 

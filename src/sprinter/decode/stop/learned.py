@@ -11,7 +11,8 @@ from torch import Tensor
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.base import StopRule
-from sprinter.decode.trust import State, reaches
+from sprinter.decode.threshold import reaches
+from sprinter.decode.trust import State
 
 __all__ = ["Disco", "SpecDec"]
 
