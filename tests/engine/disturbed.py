@@ -312,7 +312,8 @@ class Trial:
                 engine._batch.told.clear()
             else:
                 raise AssertionError("the engine stalls")
-            self._finish(engine, ended)
+            while not self._finish(engine, ended):
+                pass
             for side in (engine._batch._models.target, engine._batch._models.draft):
                 assert side is not None and not any(side.runner.lengths)
         for number, generation in whole.items():
@@ -321,14 +322,16 @@ class Trial:
         for number, i in numbers.items():
             self._check(ended[number][0], alone[i], ended[number][1])
 
-    def _finish(self, engine: Engine, ended: dict[int, Any]) -> None:
-        """What ``finish`` gives, when it is interrupted and called again."""
+    def _finish(self, engine: Engine, ended: dict[int, Any]) -> bool:
+        """What ``finish`` gives; False if it was interrupted and must be called again."""
         with self.disturber.interrupting():
             try:
                 ended |= {id: (out, None) for id, out in engine.finish().items()}
             except BatchError as error:
                 ended |= {id: (out, None) for id, out in error.done.items()}
                 ended |= {id: (out, error.errors[id]) for id, out in error.partial.items()}
+            return True
+        return False
 
     def _in_streams(self, asked: list[dict[str, Any]], alone: list[sprinter.Generation]) -> None:
         for one, twin in zip(asked, alone, strict=True):

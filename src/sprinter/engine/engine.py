@@ -191,14 +191,15 @@ class _Results:
             batch.advance()
             self._last |= {event.id: event for event in batch.told if event.generation is not None}
             batch.told.clear()  # not before it is kept here: an interrupt may come at any time
-        last, self._last = self._last, {}
-        results = {id: event.generation for id, event in sorted(last.items()) if event.generation is not None}
-        errors = {id: event.error for id, event in sorted(last.items()) if event.error is not None}
-        if errors:
-            done = {id: result for id, result in results.items() if id not in errors}
-            partial = {id: results[id] for id in errors}
-            raise BatchError(what, errors, done, partial) from next(iter(errors.values()))
-        return results
+        last = sorted(self._last.items())
+        results = {id: event.generation for id, event in last if event.generation is not None}
+        errors = {id: event.error for id, event in last if event.error is not None}
+        # Handed over and forgotten in one line: an interrupt before it leaves all to the next call.
+        if not errors:
+            return (results, self._last.clear())[0]  # type: ignore[func-returns-value]
+        done = {id: result for id, result in results.items() if id not in errors}
+        failed = BatchError(what, errors, done, {id: results[id] for id in errors})
+        raise (failed, self._last.clear())[0] from next(iter(errors.values()))  # type: ignore[func-returns-value]
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class Stream:
 
     An interrupt (Ctrl-C, no memory for a pass) harms nothing: go on, and the text is the same. Logits that are not
     finite, and whatever a rule raises, end the text: they are raised once, ``finish_reason`` is then "error". (After an
-    interrupt the text is made anew: if it then fails or is closed early, ``generation`` may hold less than was streamed.)
+    interrupt a text is made anew: if it then fails or is closed early, ``generation`` may be the shorter one.)
     """
 
     def __init__(self, run: Run) -> None:
