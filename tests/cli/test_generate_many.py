@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.tiny import CONTEXT, Places, Run
 
+import sprinter
 from sprinter.cli import generate_many as many
+from sprinter.heads.artifact import load_head, save_head
 
 COMMON = ("-m", "speculative(gamma=3)", "-n", "8")
 
@@ -106,6 +111,39 @@ def test_results_are_not_mixed(run: Run, places: Places, prompts: Path, tmp_path
     notes.write_text("mine\n")
     status, _, err = run(*args[:-1], str(notes))
     assert status == 2 and "no file of results" in err and notes.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("other", ["weights", "tau", "target", "version"])
+def test_results_of_other_contents_under_the_same_name_are_not_mixed(
+    run: Run, places: Places, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    gate, target, out = tmp_path / "gg", tmp_path / "target", tmp_path / "mix.jsonl"
+    shutil.copytree(places.gate, gate)
+    shutil.copytree(places.target, target)
+    args = ["generate", "--prompts", str(prompts), "--target", str(target), "--draft", str(places.draft)]
+    args += ["--gate", str(gate), "-m", "sprinter", "-n", "4", "--out", str(out)]
+    assert run(*args).status == 0
+    out.write_text("".join(out.read_text().splitlines(keepends=True)[:2]))  # ended half way
+    held, word = out.read_text(), "gate"
+    if other == "version":
+        monkeypatch.setattr(sprinter, "__version__", "0.0")
+        word = "sprinter version"
+    elif other == "target":
+        weights, word = target / "model.safetensors", "target"
+        os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
+    else:
+        old = load_head(gate)
+        if other == "weights":
+            old.network.weight.data[0, -1] += 1
+        else:
+            old.config = replace(old.config, tau=0.75)
+        save_head(old, gate, "# Another gate\n")
+    for _ in range(2):
+        status, _, err = run(*args)
+        assert status == 2 and f"with another {word}:" in err and "--restart" in err and err.count("\n") == 1
+        assert out.read_text() == held
+    assert run(*args, "--restart").status == 0 and len(objects(out.read_text())) == 4
+    assert run(*args).status == 0, "nothing differs now"
 
 
 @pytest.mark.parametrize(("args", "word"), [
