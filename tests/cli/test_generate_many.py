@@ -160,12 +160,33 @@ def test_results_of_other_contents_under_the_same_name_are_not_mixed(
     (("--prompts", "{file}", "-n", "99999"), "exceed the context"),
     (("--prompts", "{file}", "--out", "/proc/nowhere/x"), "cannot write --out"),
     (("--prompts", "{file}", "--out", "{folder}"), "is a directory"),
+    (("--prompts", "{file}", "--out", "{pipe}"), "is no regular file"),
+    (("--prompts", "{file}", "--out", "/dev/null"), "is no regular file"),
+    (("--prompts", "{file}", "--rows", "100000000"), "--rows 100000000 cannot be had: the caches"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(
     run: Run, places: Places, prompts: Path, tmp_path: Path, args: tuple[str, ...], word: str
 ) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
-    named = [arg.format(file=prompts, empty=empty, folder=tmp_path) for arg in args]
+    os.mkfifo(pipe := tmp_path / "pipe")
+    named = [arg.format(file=prompts, empty=empty, folder=tmp_path, pipe=pipe) for arg in args]
     status, out, err = run("generate", *named, *places.pair)
     assert status == 2 and out == "" and err.count("\n") == 1 and word in err, err
+    assert not list(tmp_path.glob("*.run.json")) and not Path("/dev/null.run.json").exists()
+
+
+def test_progress_ends_with_its_last_line(run: Run, places: Places, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "texts.jsonl"
+    args = ("generate", "--prompts", str(prompts), *places.pair, *COMMON, "--rows", "1", "--out", str(out))
+    lines = run(*args).err.splitlines()
+    assert lines[0].startswith("1/4") and lines[-1].startswith("4/4")
+
+
+def test_a_line_that_failed_shows_its_text_alone(run: Run, places: Places, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"text": "ab"}, {"text": "y" * CONTEXT}, {"other": 1}]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = objects(run("generate", "--prompts", str(file), *places.pair, *COMMON).out)
+    assert set(found[0]["prompt"]) == {"text", "token_ids"}
+    assert set(found[1]["prompt"]) == {"text"} and "prompt" not in found[2]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.bench_pages import Meter
 from sprinter.cli.pages import print_json
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Results:
         self.file, self._about = file, file.with_name(f"{file.name}.run.json")
         if file.is_dir():
             raise UserError(f"--out '{file}' is a directory: give a file")
+        if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
+            raise UserError(f"--out '{file}' is no regular file: give one, or leave --out out and redirect")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if restart:
@@ -216,6 +218,8 @@ def _generate(
     try:
         done = dict(zip(good, _batch(pair, good, options, rows), strict=True))
         errors = {prompt: prompt.error for prompt in chunk if prompt.error is not None}
+    except RowsError as error:  # of the setting, not of a prompt
+        raise UserError(f"--rows {rows} cannot be had: {error}") from None
     except SprinterError as error:
         if len(chunk) > 1:
             return [row for prompt in chunk for row in _generate(pair, [prompt], options, rows)]
