@@ -15,8 +15,8 @@ _EVERY_S = 20  # between lines where standard error is no terminal
 
 
 class Meter:
-    """Answers done and wanted, the time left and what is at work: a bar on a terminal, elsewhere a line now and then and
-    at the end.
+    """Answers done and wanted, the time left and what is at work: a bar on a terminal, elsewhere a line now and then
+    and at the end.
 
     A context; call it with (done, wanted, note).
     """

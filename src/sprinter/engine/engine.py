@@ -206,7 +206,7 @@ def of_prompt(i: int) -> Iterator[None]:
     """Errors of one request among many say whose they are."""
     try:
         yield
-    except RowsError:
-        raise  # of all
+    except RowsError as error:
+        raise RowsError(f"prompt {i}: {error}") from error
     except UserError as error:
         raise UserError(f"prompt {i}: {error}") from error
