@@ -3,6 +3,7 @@
 ``Exception``
 └── ``SprinterError``: everything that this package raises on purpose
     ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to mend it
+    │   └── ``RowsError``: so many rows at a time cannot be had, or are too few for a method
     └── ``BatchError``: some of many requests failed; it holds what came of all of them
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BatchError", "SprinterError", "UserError"]
+__all__ = ["BatchError", "RowsError", "SprinterError", "UserError"]
 
 
 class SprinterError(Exception):
@@ -20,6 +21,10 @@ class SprinterError(Exception):
 
 class UserError(SprinterError, ValueError):
     """The user's mistake: one line that says what is wrong and how to mend it."""
+
+
+class RowsError(UserError):
+    """More rows at a time than can be had, or fewer than a method needs: no one request's mistake."""
 
 
 class BatchError(SprinterError):

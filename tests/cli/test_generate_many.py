@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.cli.tiny import CONTEXT, Places, Run
 
+import sprinter
 from sprinter.cli import generate_many as many
+from sprinter.heads.artifact import load_head, save_head
 
 COMMON = ("-m", "speculative(gamma=3)", "-n", "8")
 
@@ -108,6 +113,39 @@ def test_results_are_not_mixed(run: Run, places: Places, prompts: Path, tmp_path
     assert status == 2 and "no file of results" in err and notes.read_text() == "mine\n"
 
 
+@pytest.mark.parametrize("other", ["weights", "tau", "target", "version"])
+def test_results_of_other_contents_under_the_same_name_are_not_mixed(
+    run: Run, places: Places, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    gate, target, out = tmp_path / "gg", tmp_path / "target", tmp_path / "mix.jsonl"
+    shutil.copytree(places.gate, gate)
+    shutil.copytree(places.target, target)
+    args = ["generate", "--prompts", str(prompts), "--target", str(target), "--draft", str(places.draft)]
+    args += ["--gate", str(gate), "-m", "sprinter", "-n", "4", "--out", str(out)]
+    assert run(*args).status == 0
+    out.write_text("".join(out.read_text().splitlines(keepends=True)[:2]))  # ended half way
+    held, word = out.read_text(), "gate"
+    if other == "version":
+        monkeypatch.setattr(sprinter, "__version__", "0.0")
+        word = "sprinter version"
+    elif other == "target":
+        weights, word = target / "model.safetensors", "target"
+        os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
+    else:
+        old = load_head(gate)
+        if other == "weights":
+            old.network.weight.data[0, -1] += 1
+        else:
+            old.config = replace(old.config, tau=0.75)
+        save_head(old, gate, "# Another gate\n")
+    for _ in range(2):
+        status, _, err = run(*args)
+        assert status == 2 and f"with another {word}:" in err and "--restart" in err and err.count("\n") == 1
+        assert out.read_text() == held
+    assert run(*args, "--restart").status == 0 and len(objects(out.read_text())) == 4
+    assert run(*args).status == 0, "nothing differs now"
+
+
 @pytest.mark.parametrize(("args", "word"), [
     (("x", "--out", "o"), "--out goes with --prompts"),
     (("x", "--rows", "2"), "--rows goes with --prompts"),
@@ -122,12 +160,33 @@ def test_results_are_not_mixed(run: Run, places: Places, prompts: Path, tmp_path
     (("--prompts", "{file}", "-n", "99999"), "exceed the context"),
     (("--prompts", "{file}", "--out", "/proc/nowhere/x"), "cannot write --out"),
     (("--prompts", "{file}", "--out", "{folder}"), "is a directory"),
+    (("--prompts", "{file}", "--out", "{pipe}"), "is no regular file"),
+    (("--prompts", "{file}", "--out", "/dev/null"), "is no regular file"),
+    (("--prompts", "{file}", "--rows", "100000000"), "--rows 100000000 cannot be had: the caches"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(
     run: Run, places: Places, prompts: Path, tmp_path: Path, args: tuple[str, ...], word: str
 ) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
-    named = [arg.format(file=prompts, empty=empty, folder=tmp_path) for arg in args]
+    os.mkfifo(pipe := tmp_path / "pipe")
+    named = [arg.format(file=prompts, empty=empty, folder=tmp_path, pipe=pipe) for arg in args]
     status, out, err = run("generate", *named, *places.pair)
     assert status == 2 and out == "" and err.count("\n") == 1 and word in err, err
+    assert not list(tmp_path.glob("*.run.json")) and not Path("/dev/null.run.json").exists()
+
+
+def test_progress_ends_with_its_last_line(run: Run, places: Places, prompts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "texts.jsonl"
+    args = ("generate", "--prompts", str(prompts), *places.pair, *COMMON, "--rows", "1", "--out", str(out))
+    lines = run(*args).err.splitlines()
+    assert lines[0].startswith("1/4") and lines[-1].startswith("4/4")
+
+
+def test_a_line_that_failed_shows_its_text_alone(run: Run, places: Places, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"text": "ab"}, {"text": "y" * CONTEXT}, {"other": 1}]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = objects(run("generate", "--prompts", str(file), *places.pair, *COMMON).out)
+    assert set(found[0]["prompt"]) == {"text", "token_ids"}
+    assert set(found[1]["prompt"]) == {"text"} and "prompt" not in found[2]

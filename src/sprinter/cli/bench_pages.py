@@ -15,7 +15,8 @@ _EVERY_S = 20  # between lines where standard error is no terminal
 
 
 class Meter:
-    """Answers done and wanted, the time left and what is at work: a bar on a terminal, now and then a line elsewhere.
+    """Answers done and wanted, the time left and what is at work: a bar on a terminal, elsewhere a line now and then
+    and at the end.
 
     A context; call it with (done, wanted, note).
     """
@@ -44,7 +45,7 @@ class Meter:
         now = time.monotonic()
         if self._first < 0 or done < self._first:
             self._first, self._began = done, now
-        if self._bar.disable and now - self._said > _EVERY_S:
+        if self._bar.disable and (now - self._said > _EVERY_S or done >= wanted):
             self._said = now
             rate = (now - self._began) / max(1, done - self._first)
             left = f", about {rate * (wanted - done) / 60:.1f} min left" if done > self._first else ""

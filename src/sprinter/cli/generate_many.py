@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.bench_pages import Meter
 from sprinter.cli.pages import print_json
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ __all__ = ["ROWS", "Prompt", "Results", "generate_many", "read_prompts", "settin
 
 ROWS = 8
 """Texts that are under way at the same time, and so are written at the same time."""
+
+_MEND = "give another --out, or --restart to begin anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,8 @@ def read_prompts(file: Path, field: str | None) -> list[Prompt]:
 class Results:
     """The file of results: lines are appended, and what is there already is not generated again.
 
-    ``FILE.run.json`` beside it says what the results depend on.
+    ``FILE.run.json`` beside it says what the results depend on: the settings, and what ``made_with`` is told once the
+    models are loaded.
 
     Args:
         file: made with its directory if it is not there.
@@ -87,41 +90,54 @@ class Results:
         restart: throw away what is there.
 
     Raises:
-        UserError: it holds results with other settings, or something else, or cannot be written.
+        UserError: it holds results with other settings, or something else, or is no regular file, or cannot be written.
     """
 
     def __init__(self, file: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
         self.file, self._about = file, file.with_name(f"{file.name}.run.json")
         if file.is_dir():
             raise UserError(f"--out '{file}' is a directory: give a file")
+        if (file.exists() and not file.is_file()) or file.absolute().parent == Path("/dev"):
+            raise UserError(f"--out '{file}' is no regular file: give one, or leave --out out and redirect")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             if restart:
                 file.unlink(missing_ok=True)
-            self.rows = self._held(settings)
-            write_atomic(self._about, json_module.dumps(settings) + "\n")
+            self.rows, before = self._held()
+            self._settings = before
+            self.made_with(settings)
             self._keep_whole_lines()
         except OSError as error:
             raise UserError(f"cannot write --out '{file}' ({error.strerror}): give another file") from None
 
-    def _held(self, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def made_with(self, settings: Mapping[str, Any]) -> None:
+        """Keep what results depend on, beside what is kept already.
+
+        Raises:
+            UserError: the results that are there were made with another; its name is told.
+        """
+        before = self._settings
+        if self.rows and (other := [name for name in settings if before.get(name) != settings[name]]):
+            raise UserError(
+                f"--out '{self.file}' holds results with another {other[0].replace('_', ' ')}: {_MEND}"
+            )
+        self._settings = {**before, **settings}
+        write_atomic(self._about, json_module.dumps(self._settings) + "\n")
+
+    def _held(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The results that are there, and what they were made with."""
         if not self.file.is_file() or self.file.stat().st_size == 0:
-            return []
-        mend = "give another --out, or --restart to begin anew"
+            return [], {}
         try:
             before = json_module.loads(self._about.read_text(encoding="utf-8"))
             rows = read_json_lines(self.file)
             if [row["index"] for row in rows] != list(range(len(rows))):
                 raise ValueError
+            return rows, dict(before)
         except FileNotFoundError:
-            raise UserError(f"--out '{self.file}' is no file of results: {mend}") from None
+            raise UserError(f"--out '{self.file}' is no file of results: {_MEND}") from None
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"--out '{self.file}' is damaged: {mend}") from None
-        if other := [name for name in settings if before.get(name) != settings[name]]:
-            raise UserError(
-                f"--out '{self.file}' holds results with another {other[0].replace('_', ' ')}: {mend}"
-            )
-        return rows
+            raise UserError(f"--out '{self.file}' is damaged: {_MEND}") from None
 
     def _keep_whole_lines(self) -> None:
         """Cut off a line that a kill left unfinished."""
@@ -156,6 +172,8 @@ def generate_many(
         json: print one JSON object at the end.
     """
     pair.stream("a", method=method, **options).close()  # what is wrong with every request is said once
+    if results is not None:
+        results.made_with(_made_with(pair, method))
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
     with Meter() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
@@ -178,6 +196,15 @@ def generate_many(
     return 1 if failed else 0
 
 
+def _made_with(pair: Pair, method: str | None) -> dict[str, Any]:
+    """What the results depend on beside the settings, as JSON values; paths and names may stay while these change."""
+    from sprinter.engine.record import fingerprints, versions
+
+    held = fingerprints(pair.models, pair.heads)
+    numbers = {f"{name}_version": number for name, number in versions().items()}
+    return {"default_method": pair.default_method if method is None else None, **held, **numbers}
+
+
 def _chunks(prompts: Sequence[Prompt], rows: int) -> Iterator[Sequence[Prompt]]:
     for first in range(0, len(prompts), rows):
         yield prompts[first : first + rows]
@@ -191,6 +218,8 @@ def _generate(
     try:
         done = dict(zip(good, _batch(pair, good, options, rows), strict=True))
         errors = {prompt: prompt.error for prompt in chunk if prompt.error is not None}
+    except RowsError as error:  # of the setting, not of a prompt
+        raise UserError(f"--rows {rows} cannot be had: {error}") from None
     except SprinterError as error:
         if len(chunk) > 1:
             return [row for prompt in chunk for row in _generate(pair, [prompt], options, rows)]

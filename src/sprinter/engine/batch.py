@@ -20,7 +20,7 @@ from sprinter.engine.policy import Policy
 from sprinter.engine.run import Parts, Run
 from sprinter.engine.stream import Reader
 from sprinter.engine.work import Work
-from sprinter.errors import UserError
+from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import runner_kind
 
 __all__ = ["Batch", "Event"]
@@ -100,7 +100,7 @@ class Batch:
             kind, reason = runner_kind(model)
             if rows > 1 and kind == "crop":
                 name = type(model).__name__
-                raise UserError(f"{name} decodes one row at a time ({reason}): use rows=1")
+                raise RowsError(f"{name} decodes one row at a time ({reason}): use rows=1")
         parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes)
         self._models = parts.take(max_len, rows, needs_target, needs_draft)
         self._waiting: dict[int, Run] = {}
@@ -128,7 +128,7 @@ class Batch:
         if self._closed:
             raise UserError("the engine is closed: make another")
         if run.rows > self._rows:
-            raise UserError(
+            raise RowsError(
                 f"method {run.request.method.name} needs {run.rows} rows, and the engine has {self._rows}: "
                 f"give rows={run.rows} or more, or fewer drafts"
             )

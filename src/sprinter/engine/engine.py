@@ -13,7 +13,7 @@ from sprinter.engine.batch import Batch, Event
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
 from sprinter.engine.run import Run
-from sprinter.errors import BatchError, UserError
+from sprinter.errors import BatchError, RowsError, UserError
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
@@ -207,5 +207,7 @@ def of_prompt(i: int) -> Iterator[None]:
     """Errors of one request among many say whose they are."""
     try:
         yield
+    except RowsError as error:
+        raise RowsError(f"prompt {i}: {error}") from error
     except UserError as error:
         raise UserError(f"prompt {i}: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,16 @@ from sprinter.models.choose import runner_kind
 from sprinter.models.gguf import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
 
-__all__ = ["models_record", "versions"]
+__all__ = ["fingerprints", "models_record", "versions"]
+
+_READ = (
+    ".safetensors",
+    ".bin",
+    ".gguf",
+    ".json",
+    ".model",
+    ".jinja",
+)  # suffixes of what a model is loaded from
 
 
 def versions() -> dict[str, str]:
@@ -42,6 +52,30 @@ def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, An
         "heads": [_head(head) for head in others],
         "tokenizer": None if models.tokenizer is None else {"id": name or None},
     }
+
+
+def fingerprints(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
+    """``models_record`` with what tells other contents of the same name: equal where results can go on.
+
+    Of models and tokenizer size and time of their files (a hub id has its revision), as hashing takes long; of heads
+    their SHA-256.
+    """
+    found = models_record(models, heads)
+    for name in ("target", "draft", "tokenizer"):
+        if (about := found[name]) is not None and about["id"] is not None:
+            about["files"] = _files(Path(about["id"]).expanduser())
+    others = [head for kind, head in heads.items() if kind != "gate"]
+    told = [found["gate"], *found["heads"]] if "gate" in heads else found["heads"]
+    for about, head in zip(told, [heads["gate"], *others] if "gate" in heads else others, strict=True):
+        about["sha256"] = head.fingerprint
+    return dict(json.loads(json.dumps(found)))
+
+
+def _files(place: Path) -> dict[str, tuple[int, int]]:
+    """Size (bytes) and time of change (ns) of the files that a model is loaded from, by name; none of a hub id."""
+    files = sorted(place.iterdir()) if place.is_dir() else [place]
+    stats = {file.name: file.stat() for file in files if file.suffix in _READ and file.is_file()}
+    return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
 
 
 def _model(model: LoadedModel) -> dict[str, Any]:

@@ -7,8 +7,9 @@ Kinds: ``gate`` (SPRINTER's verifier: may this token be kept without asking the 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -116,6 +117,16 @@ class Head(nn.Module):
         self.network = network.float().requires_grad_(False)
         self.calibration = Calibration() if calibration is None else calibration
         self.train(False)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over config, calibration and all weights: another head has another."""
+        told = {**asdict(self.config), "calibration": self.calibration.to_dict()}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        for name, values in sorted(self.state_dict().items()):
+            digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
+            digest.update(values.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.models.forward import CHUNK, Rows
 from sprinter.models.gguf import GgufModel
 from sprinter.models.interface import Step
@@ -44,7 +44,7 @@ class LlamaCppRunner(Rows):
     def __init__(self, model: GgufModel, batch: int, max_len: int) -> None:
         super().__init__(batch, max_len)
         if batch > _MOST_ROWS:
-            raise UserError(f"llama.cpp holds at most {_MOST_ROWS} rows at a time, not {batch}: use fewer")
+            raise RowsError(f"llama.cpp holds at most {_MOST_ROWS} rows at a time, not {batch}: use fewer")
         self.model, self._llama = model, library()
         self.vocab_size, self.hidden_size, self.device = model.vocab_size, model.hidden_size, model.device
         self._context = self._make_context()

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from sprinter.errors import UserError
+from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import cache_slots
 from sprinter.models.forward import call_model
 from sprinter.models.gguf import GgufModel
@@ -125,7 +125,7 @@ def _check_budget(caches: Sequence[tuple[_Model, int]], batch: int, budget_bytes
         if fits
         else "use shorter rows (a smaller max_new_tokens)"
     )
-    raise UserError(
+    raise (RowsError if fits else UserError)(
         f"the caches of {batch} rows of {longest} tokens need {batch * row_bytes / 1e9:.2f} GB and may take "
         f"{budget_bytes / 1e9:.2f} GB: {mend}"
     )
