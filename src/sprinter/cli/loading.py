@@ -47,7 +47,7 @@ class Loading:
             raise UserError("--device-map takes the place of --device: give one of them")
         if self.trust_remote_code and (self.target, self.draft, self.tokenizer) == (None, None, None):
             raise UserError(
-                "trust_remote_code=True is for models that bring code, and the built-in pair has none: give --target too"
+                "trust_remote_code=True is for models that bring code; the built-in pair has none: give --target too"
             )
         for which in ("revision", "draft_revision"):
             model = "draft" if which == "draft_revision" else "target"
