@@ -36,6 +36,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
     pickled = shutil.copytree(found.target, root / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     (root / "empty").mkdir()
+    (root / "texts.txt").write_text("a few words\n")
     return found
 
 

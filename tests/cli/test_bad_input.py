@@ -11,6 +11,8 @@ from tests.cli.tiny import CONTEXT, Places, Run
 
 from sprinter.cli import main
 
+LABEL = ["gate", "label", "{pair}", "--data", "{root}/texts.txt", "--out", "{root}/labels"]
+
 # name, arguments, words of the line; {target}, {root}, ... stand for the tiny models
 REQUESTS = [
     ("empty prompt", ["generate", ""], ["prompt is empty", "give at least one word"]),
@@ -60,6 +62,11 @@ REQUESTS = [
     ),
     ("beyond context", ["generate", "x", "{pair}", "-n", "20000"], [f"{CONTEXT} tokens", f"{CONTEXT - 1} or less"]),
     ("unknown device", ["generate", "x", "{pair}", "--device", "gpu"], ["no device 'gpu'", "cpu"]),
+    ("device of no build", ["generate", "x", "{pair}", "--device", "fpga"], ["'fpga' cannot be used", "cuda or mps"]),
+    ("device meta", ["generate", "x", "{pair}", "--device", "meta"], ["'meta' cannot be used", "cpu, cuda or mps"]),
+    ("local workers", [*LABEL, "--workers", "3"], ["--workers 3 is of the ray engine", "--engine ray"]),
+    ("local address", [*LABEL, "--ray-address", "a:1"], ["--ray-address a:1 is of the ray engine"]),
+    ("field of lines", [*LABEL, "--field", "body"], ["--field body is of records", "leave it out"]),
     ("unknown dtype", ["generate", "x", "{pair}", "--dtype", "int8"], ["no dtype 'int8'", "float32"]),
     ("option of methods", ["methods", "--jsn"], ["--jsn", "--json"]),
     ("demo without tokens", ["demo", "-n", "0"], ["--max-new-tokens", "greater than or equal to 1"]),

@@ -87,6 +87,7 @@ def test_every_option_reaches_the_loader(
 
 @pytest.mark.parametrize(("args", "word"), [
     (("--device", "cpu", "--device-map", "auto", "--target", "t"), "--device-map takes the place of --device"),
+    (("--trust-remote-code",), "--trust-remote-code is for models that bring code"),
     (("--revision", "main"), "--revision main is of a target on the hub: give --target too"),
     (("--draft-revision", "x", "--target", "t"), "--draft-revision x is of a draft on the hub"),
     (("--revision", "main", "--target", "{target}"), "is a directory: leave it out"),

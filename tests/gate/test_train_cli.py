@@ -120,6 +120,43 @@ def test_training_again_takes_the_place_of_a_head(
         (["train", "--out", "{tmp}/g"], ["missing option '--labels'"]),
         (["train", "--labels", "{labels}"], ["missing option '--out'"]),
         (["train", "--labels", "{labels}", "--out", "{tmp}/file"], ["is a file"]),
+        (["train", "--labels", "{labels}", "--out", "{labels}"], ["holds labels (labels.json)", "another"]),
+        (
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--width", "8"],
+            ["--width 8 is of no use to a linear head"],
+        ),
+        (
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--layers", "2"],
+            ["--layers 2 is of no use to a linear head"],
+        ),
+        (
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--head", "resnet", "--width", "8"],
+            ["--width 8 is of no use to a resnet"],
+        ),
+        (
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--mix", "0.3"],
+            ["--mix 0.3 is of no use to a linear head which looks at no"],
+        ),
+        (
+            ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--head", "mlp", "--mix", "0.3"],
+            ["--mix 0.3 is of no use to a mlp head"],
+        ),
+        (
+            [
+                "train",
+                "--labels",
+                "{labels}",
+                "--out",
+                "{tmp}/g",
+                "--head",
+                "specdec++",
+                "--mix",
+                "0.3",
+                "--classes",
+                "draft",
+            ],
+            ["--mix 0.3 is of no use to a specdec++ head whose classes were chosen"],
+        ),
         (["train", "--labels", "/nowhere", "--out", "{gate}"], ["holds a head already", "--force"]),
         (["train", "--labels", "{labels}", "--out", "{tmp}/model", "--force"], ["holds something else"]),
         (["train", "--labels", "{labels}", "--out", "{tmp}/model"], ["holds something else"]),

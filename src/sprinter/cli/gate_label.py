@@ -62,7 +62,7 @@ def command(
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Texts a step; more need more memory.")] = 128,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="Where the steps run.")] = "local",
-    workers: Annotated[int, typer.Option(help="Of the ray engine.")] = 2,
+    workers: Annotated[int | None, typer.Option(help="Of the ray engine.", show_default="2")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="Of a running Ray cluster.", show_default="one on this machine")
     ] = None,

@@ -186,6 +186,10 @@ def _check_out(out: Path, force: bool) -> None:
     """A head may take the place of a head, if told to, and of nothing else."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
+    from sprinter.gate.records import INFO
+
+    if (out / INFO).is_file():
+        raise UserError(f"--out '{out}' holds labels ({INFO}): give another directory for the head")
     config = out / "config.json"
     if not config.is_file():
         return

@@ -45,6 +45,10 @@ class Loading:
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:
             raise UserError("--device-map takes the place of --device: give one of them")
+        if self.trust_remote_code and (self.target, self.draft, self.tokenizer) == (None, None, None):
+            raise UserError(
+                "trust_remote_code=True is for models that bring code; the built-in pair has none: give --target too"
+            )
         for which in ("revision", "draft_revision"):
             model = "draft" if which == "draft_revision" else "target"
             if getattr(self, which) is not None and getattr(self, model) is None:

@@ -22,7 +22,7 @@ _COMPLETE = "_SPRINTER_COMPLETE"  # set by the script that --install-completion 
 _OPTIONS = (
     "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|"
     "top_p|min_p|seed|stop|meter|prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|split|"
-    "engine|workers|repeats|warmup|judge_price"
+    "engine|workers|ray_address|width|layers|mix|repeats|warmup|judge_price"
 )
 _SWITCHES = {
     "across=True": "--across", "compile=True": "--compile", "compile=False": "--no-compile",

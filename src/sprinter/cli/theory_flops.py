@@ -11,6 +11,7 @@ from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
+from sprinter.cli.unused import refuse_unused
 from sprinter.errors import UserError
 
 __all__ = ["command"]
@@ -26,7 +27,7 @@ def command(
             show_default="the paper's",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens to count.")] = 20,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to count.")] = 20,
     context: Annotated[
         int | None, typer.Option(min=1, help="Tokens attended to.", show_default="the model's full context")
     ] = None,
@@ -52,12 +53,18 @@ def command(
     if not method and (others := [name for name in loading.given() if name not in ("target", "draft")]):
         raise UserError(f"--{others[0].replace('_', '-')} is for models that are loaded: give --method too")
     if method:
+        unused = {"models": models, "tokens": tokens, "context": context, "gamma": gamma}
+        refuse_unused(command, unused, "with --method, which counts by a probe of its own: leave it out")
         value = _methods(method, loading, texts, Progress())
     elif target is not None or draft is not None:
         if target is None or draft is None:
             raise UserError("a round needs both models: give --target and --draft")
+        unused = {"models": models, "tokens": tokens, "texts": texts}
+        refuse_unused(command, unused, "on a round, which --target and --draft ask for: leave it out")
         value = _round(target, draft, gamma, context)
     else:
+        refuse_unused(command, {"gamma": gamma}, "on single models: give --target and --draft")
+        refuse_unused(command, {"texts": texts}, "without a probe: give --method")
         value = {"models": _models(models, tokens, context), "tokens": tokens}
     if json:
         print_json(value)

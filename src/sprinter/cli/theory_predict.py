@@ -13,6 +13,7 @@ from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import Progress, read_prompts, record
+from sprinter.cli.unused import refuse_unused
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ def command(
     from sprinter.theory import predict as theory
     from sprinter.theory.replay import check_replayable
 
+    if labels is not None:
+        unused = {"prompts": prompts, "new_tokens": new_tokens, "texts": texts}
+        refuse_unused(command, unused, "with --labels, which take the place of a probe: leave it out")
+    if not best:
+        refuse_unused(command, {"max_drift": max_drift}, "with --no-best: leave one of them out")
     methods = [parse_method(spec) for spec in method or _METHODS]
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
     sampling = Sampling(temperature, top_k, top_p)

@@ -18,7 +18,7 @@ from sprinter.decode.checks import at_least
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.gate.labeller import Engine, Labeller, LabelSettings, Step, steps
-from sprinter.gate.prompts import SPLITS, Cut, PromptRule, is_plain, read_texts, survey
+from sprinter.gate.prompts import SPLITS, Cut, PromptRule, is_plain, is_record, read_texts, survey
 from sprinter.gate.ray_engine import RayEngine
 from sprinter.gate.records import FEW, LabelInfo, dataset_hash
 from sprinter.gate.shards import Shelf
@@ -79,7 +79,7 @@ def label(
     settings: LabelSettings = LabelSettings(),
     *,
     engine: str = "local",
-    workers: int = 2,
+    workers: int | None = None,
     ray_address: str | None = None,
     restart: bool = False,
     progress: Callable[[Progress], None] | None = None,
@@ -91,7 +91,7 @@ def label(
         data: text files, JSON lines, Parquet files or names of data sets, see ``gate.prompts``.
         out: directory of the data set.
         engine: "local", or "ray" for a cluster (extra ``[ray]``).
-        workers: of the ray engine; each loads the pair.
+        workers: of the ray engine, None: 2; each loads the pair.
         ray_address: of a running cluster; None starts one on this machine.
         restart: delete what is in ``out`` first.
         progress: told after each shard.
@@ -160,6 +160,8 @@ def _check(pair: Pair, sources: Sequence[str], settings: LabelSettings) -> None:
             f"split={settings.split} is of plain .txt files, and there is none: records and <doc> blocks are texts, "
             "leave it out"
         )
+    if settings.field is not None and not any(map(is_record, sources)):
+        raise UserError(f"field={settings.field} is of records, and plain text files have none: leave it out")
     if settings.new_tokens >= pair.models.context:
         raise UserError(
             f"new_tokens={settings.new_tokens} leaves no room for a prompt: the pair's context is "
@@ -190,13 +192,22 @@ def _describe(models: LoadedPair, data: list[dict[str, object]], settings: Label
 
 
 def _engine(
-    name: str, pair: Pair, settings: LabelSettings, info: LabelInfo, workers: int, ray_address: str | None
+    name: str,
+    pair: Pair,
+    settings: LabelSettings,
+    info: LabelInfo,
+    workers: int | None,
+    ray_address: str | None,
 ) -> Engine:
     if name == "local":
+        for option, value in (("workers", workers), ("ray_address", ray_address)):
+            if value is not None:
+                raise UserError(f"{option}={value} is of the ray engine: leave it out, or give engine=ray")
         labeller = Labeller(pair.models, settings, info.settings_hash)
         return lambda steps: ((step.number, labeller(step)) for step in steps)
     if name != "ray":
         raise UserError(f"there is no engine '{name}': use local or ray")
+    workers = 2 if workers is None else workers
     at_least("workers", workers, 1)
     return RayEngine(pair, settings, info, workers, ray_address)
 

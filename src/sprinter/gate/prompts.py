@@ -10,9 +10,9 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
-from sprinter.gate.sources import FIELDS, SPLITS, is_plain, read_texts, survey
+from sprinter.gate.sources import FIELDS, SPLITS, is_plain, is_record, read_texts, survey
 
-__all__ = ["FIELDS", "SPLITS", "Cut", "Prompt", "PromptRule", "is_plain", "read_texts", "survey"]
+__all__ = ["FIELDS", "SPLITS", "Cut", "Prompt", "PromptRule", "is_plain", "is_record", "read_texts", "survey"]
 
 _CHARS_PER_TOKEN = 32  # hardly any text has more; encoding megabytes takes long
 

@@ -36,6 +36,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 """What each ``head`` stands for; what is not said is said by ``_USUAL``."""
 _DRIFT = 0.1
 """What a gate's τ is chosen for, where nothing is said."""
+_MIX = 0.15
+"""Share of target tokens in the context, where nothing is said."""
 _USUAL: Mapping[str, Any] = {
     "features": ("hidden",), "label": "overlap", "weight": 1.0, "calibration": "temperature", "width": None,
     "layers": None,
@@ -76,12 +78,13 @@ class TrainSettings:
     layers: int | None = None
     tau: float | None = None
     drift: float | None = None
-    mix: float = 0.15
+    mix: float = _MIX
     classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.head not in PRESETS:
             raise did_you_mean("head", str(self.head), list(PRESETS))
+        self._check_network()
         preset = {**_USUAL, **PRESETS[self.head]}
         for field in fields(self):
             if getattr(self, field.name) is None and field.name in preset:
@@ -106,6 +109,9 @@ class TrainSettings:
         for name in self.classes or ():
             if name not in KINDS:
                 raise did_you_mean("prefix class", name, list(KINDS))
+        if self.mix != _MIX and not (self.own_token and self.classes is None):
+            why = "which looks at no token" if self.classes is None else "whose classes were chosen"
+            raise UserError(f"mix={self.mix} is of no use to a {self.head} head {why}: leave it out")
         label, kind = self.target, self.kind
         if sees_token(self.inputs) and label.sees_token and not label.at_text:
             raise UserError(
@@ -117,6 +123,13 @@ class TrainSettings:
                 f"a {kind} head that reads {', '.join(self.inputs)} looks at the token that it judges, "
                 "which would bias texts: give features of the prefix, or train specdec++"
             )
+
+    def _check_network(self) -> None:
+        for name in ("width", "layers"):
+            if (value := getattr(self, name)) is not None and name not in PRESETS[self.head]:
+                raise UserError(
+                    f"{name}={value} is of no use to a {self.head} head: leave it out, or train mlp"
+                )
 
     def _check_threshold(self) -> None:
         if self.tau is not None and self.drift is not None:
@@ -146,3 +159,8 @@ class TrainSettings:
     def inputs(self) -> tuple[str, ...]:
         """The features."""
         return parse_features(self.features or ())
+
+    @property
+    def own_token(self) -> bool:
+        """Whether label or features look at the text's own token."""
+        return self.target.at_text or sees_token(self.inputs)

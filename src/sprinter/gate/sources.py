@@ -29,6 +29,7 @@ __all__ = [
     "FIELDS",
     "SPLITS",
     "Record",
+    "is_record",
     "is_source",
     "read_hub",
     "read_lines",
@@ -99,7 +100,7 @@ def read_texts(sources: Sequence[str], field: str | None = None, split: str = "l
     for source in sources:
         for where, record in read_records(source, wanted, split):
             # a line or a block is a text by itself, whatever field the records of other sources have
-            yield text_of(record, field if _is_record(source) else "text", where)
+            yield text_of(record, field if is_record(source) else "text", where)
 
 
 def read_records(
@@ -200,7 +201,7 @@ def text_of(record: Any, field: str | None, where: str) -> str:
 
 def is_plain(source: str) -> bool:
     """Whether ``split`` says what a text of this source is."""
-    if _is_record(source) or not Path(source).is_file():
+    if is_record(source) or not Path(source).is_file():
         return False
     first = next((line for _, line in read_lines(source) if line.strip()), "")
     return not first.startswith(_BLOCK)
@@ -224,7 +225,8 @@ def _reader(source: str, split: str) -> Reader:
     return _from_datasets
 
 
-def _is_record(source: str) -> bool:
+def is_record(source: str) -> bool:
+    """Whether the source holds records with fields, not plain text or blocks of it."""
     return not source.removesuffix(".gz").endswith(".txt")
 
 

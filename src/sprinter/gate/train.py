@@ -24,7 +24,6 @@ from sprinter.gate.records import FEW, KINDS, TEMPERATURES
 from sprinter.gate.settings import PRESETS, TrainSettings
 from sprinter.gate.threshold import choose
 from sprinter.heads.calibration import Calibration
-from sprinter.heads.features import sees_token
 from sprinter.heads.head import Gate, Head, HeadConfig
 from sprinter.heads.networks import Linear, Network
 
@@ -133,7 +132,7 @@ def position_weights(positions: Positions, settings: TrainSettings) -> Tensor:
         UserError: prefix classes that do not fit, or no text of those that do.
     """
     label, names = settings.target, settings.inputs
-    own_token = label.at_text or sees_token(names)
+    own_token = settings.own_token
     fitting = ("draft", "interleaved") if own_token else ("draft",) if "position" in names else KINDS
     classes = settings.classes or fitting
     if wrong := [name for name in classes if name not in fitting]:

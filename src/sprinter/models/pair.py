@@ -251,6 +251,12 @@ def _device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not available here: use cpu, or install a CUDA build of PyTorch")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps' is not available here: use device=cpu")
+    try:  # torch knows names of devices that this build or this machine lacks; meta holds no numbers
+        usable = device.type != "meta" and torch.empty(0, device=device) is not None
+    except Exception:  # each backend has an error of its own
+        usable = False
+    if not usable:
+        raise UserError(f"device {name!r} cannot be used here: use cpu, cuda or mps")
     return device
 
 
