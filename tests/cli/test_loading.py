@@ -106,5 +106,5 @@ def test_counting_flops_by_name_loads_nothing(run: Run) -> None:
 
 def test_workers_that_load_models_themselves_are_not_given_half(run: Run, tmp_path: Path) -> None:
     args = ("gate", "label", "--data", "x", "--out", str(tmp_path / "out"), "--engine", "ray")
-    status, _, err = run(*args, "--trust-remote-code")
+    status, _, err = run(*args, "--target", "t", "--draft", "d", "--trust-remote-code")
     assert status == 2 and "without --trust-remote-code: use --engine local" in err
