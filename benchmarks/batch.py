@@ -26,7 +26,7 @@ import sprinter
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms.peer_vllm import VllmPlain
 from sprinter.bench.statistics import Interval, ratio_of_ratios
-from sprinter.engine.run import Parts
+from sprinter.engine.task import Parts
 from sprinter.laws import Sampling
 
 SIZES = (1, 2, 4, 8, 10, 16, 32)

@@ -31,10 +31,10 @@ import torch
 from common import cells, command, environment, interval, write_results
 
 import sprinter
-from sprinter.gate.labeller import Labeller, LabelSettings, Step, steps
-from sprinter.gate.prefixes import Row
-from sprinter.gate.prompts import Cut, PromptRule, read_texts
-from sprinter.gate.records import shard_name
+from sprinter.training.label_step import Labeller, LabelSettings, Step, steps
+from sprinter.training.prefixes import Row
+from sprinter.training.prompts import Cut, PromptRule, read_texts
+from sprinter.training.records import shard_name
 
 TEXTS = {
     "Wikipedia articles": ["wikipedia_en_2015_00.txt.gz", "wikipedia_en_2015_01.txt.gz"],

@@ -19,9 +19,9 @@ from common import command, environment, write_results
 from gate_study import ALL, DRIFTS, SEED
 from torch import Tensor
 
-from sprinter.gate.dataset import Positions, read_positions
-from sprinter.gate.records import TEMPERATURES
 from sprinter.heads.gate import load_gate
+from sprinter.training.dataset import Positions, read_positions
+from sprinter.training.records import TEMPERATURES
 
 GATES = {
     "paper, λ=1.2": "paper-λ=1.2",

@@ -3,8 +3,8 @@
     python benchmarks/gate_study.py --data DIR --work FOLDER [--target DIR --draft DIR --name other]
 
 1. Texts: paragraphs that the built-in pair was trained on, so that no gate has seen a text of step 4.
-2. Labels: `sprinter.gate.label` (kept in FOLDER; an interrupted run goes on).
-3. Gates: `sprinter.gate.train`; AU-ROC on the laboratory's test prompts with intervals over prompts.
+2. Labels: `sprinter.training.label_run` (kept in FOLDER; an interrupted run goes on).
+3. Gates: `sprinter.training.train`; AU-ROC on the laboratory's test prompts with intervals over prompts.
 4. Curves: SPRINTER runs on held-out paragraphs with the meter complete, at temperatures 1, 0.7 and 0, τ at quantiles of
    each gate's scores; target calls a token read off at drift 0.05, 0.10 and 0.15, 95 % bootstrap intervals over
    prompts, gain over the paper's gate prompt by prompt.
@@ -27,14 +27,14 @@ from common import ROOT, TEMPERATURES, command, environment, heldout_prompts, wr
 
 import sprinter
 from pair_data import read_documents
-from sprinter.gate.card import save_trained
-from sprinter.gate.dataset import Positions, read_positions
-from sprinter.gate.label import LabelSettings, label
-from sprinter.gate.roc import Report, judge
-from sprinter.gate.settings import TrainSettings
-from sprinter.gate.train import train
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
+from sprinter.training.card import save_trained
+from sprinter.training.dataset import Positions, read_positions
+from sprinter.training.label_run import LabelSettings, label
+from sprinter.training.roc import Report, judge
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
 
 PAPER = "paper, λ=1.2"
 ALL = "hidden, entropy, max_q, top_q(k=10)"

@@ -24,11 +24,11 @@ from gate_study import SEED, labelled, points, taus, trace
 
 import sprinter
 from pair_data import read_documents
-from sprinter.gate.dataset import read_positions
-from sprinter.gate.roc import judge
-from sprinter.gate.settings import TrainSettings
-from sprinter.gate.train import train
 from sprinter.heads.head import Head
+from sprinter.training.dataset import read_positions
+from sprinter.training.roc import judge
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
 
 GATES = {
     "paper": {"label": "ratio(lambda=1.2)"},

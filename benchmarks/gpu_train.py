@@ -28,13 +28,13 @@ from pair_evaluate import measure, parameters, summarise
 from pair_model import build_model, export, inherit_embedding, load_exported, make_optimizers
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
-from sprinter.gate.card import save_trained
-from sprinter.gate.dataset import read_positions
-from sprinter.gate.label import LabelSettings
-from sprinter.gate.prompts import read_texts
-from sprinter.gate.roc import judge
-from sprinter.gate.settings import TrainSettings
-from sprinter.gate.train import train
+from sprinter.training.card import save_trained
+from sprinter.training.dataset import read_positions
+from sprinter.training.label_run import LabelSettings
+from sprinter.training.prompts import read_texts
+from sprinter.training.roc import judge
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
 from train_builtin_gate import label_texts
 from train_builtin_pair import DISTIL_FROM, Step, autocast_for, loss_function, schedule
 

@@ -44,9 +44,9 @@ from llamacpp_tables import DRIFT, SIZES, predict, publish, table
 import sprinter
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms.parse import parse_arm
-from sprinter.decode.methods import parse_method
-from sprinter.engine.convert import convert_gguf
+from sprinter.decode.spec import parse_method
 from sprinter.laws import Sampling
+from sprinter.models.gguf.convert import convert_gguf
 from sprinter.models.pair import builtin_paths
 from sprinter.models.runner import make_runner
 from sprinter.theory.figures import check_matplotlib

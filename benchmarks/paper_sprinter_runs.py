@@ -17,10 +17,10 @@ from paper_common import Group, asks, fastest, measure, method_arm, per_token, w
 import sprinter
 from sprinter.bench.quality.rouge import ROUGE, rouge
 from sprinter.bench.statistics import Interval, ratio_of_ratios
-from sprinter.gate.dataset import read_positions
-from sprinter.gate.settings import TrainSettings
-from sprinter.gate.train import train
 from sprinter.heads.head import Head
+from sprinter.training.dataset import read_positions
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
 
 SUITES = {"Wiki-Summary": "wiki-summary", "LM1B": "lm1b"}
 NEW_TOKENS, GAMMAS = 20, (1, 2, 3, 4, 5)

@@ -28,7 +28,7 @@ from theory_rows import Rows, serves
 
 import sprinter
 from sprinter.decode.draft import Stats
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.laws import Sampling, tv_distance
 from sprinter.theory.figures import draw_prediction, save
 from sprinter.theory.predict import predict

@@ -14,8 +14,8 @@ import sprinter
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
 from sprinter.decode.drafter import Model
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
-from sprinter.decode.run import Answer
+from sprinter.decode.row import Answer
+from sprinter.decode.spec import Method
 from sprinter.engine.ending import Ending
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.laws import Sampling, entropy, process, raw_law

@@ -21,7 +21,7 @@ from sprinter.decode.accept import AcceptRule
 from sprinter.decode.draft import AskDraft, Draft, Record
 from sprinter.decode.enumerate import ChainDriver
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.laws import overlap, tv_distance
 from sprinter.random import AddressedDraws, Purpose
 

@@ -30,7 +30,7 @@ from figures_base import (
     rounds,
 )
 from sprinter.decode.accept import Exact
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Disco, Heuristic, SpecDec, StopRule, Svip
 from sprinter.laws import entropy, overlap
 

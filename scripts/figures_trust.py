@@ -31,7 +31,7 @@ from figures_base import (
 from figures_stop import trade
 from sprinter.decode.accept import Exact
 from sprinter.decode.drafter import look_up
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.laws import one_hot
 
 

@@ -20,12 +20,12 @@ from rich.progress import Progress
 
 import sprinter
 from pair_data import Document, UsageError, missing_files, read_documents
-from sprinter.gate.card import CardWords, save_trained
-from sprinter.gate.dataset import read_positions
-from sprinter.gate.label import LabelSettings, label
-from sprinter.gate.roc import judge_directory
-from sprinter.gate.settings import TrainSettings
-from sprinter.gate.train import train
+from sprinter.training.card import CardWords, save_trained
+from sprinter.training.dataset import read_positions
+from sprinter.training.label_run import LabelSettings, label
+from sprinter.training.roc import judge_directory
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
 
 NAMES = {"draft_id": "sprinter-builtin-draft", "target_id": "sprinter-builtin-target"}
 

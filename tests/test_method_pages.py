@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sprinter.decode.methods import METHODS, Method, method_table, parse_method
 from sprinter.decode.registry import ACCEPT, DRAFTER, STOP, TRUST
+from sprinter.decode.spec import METHODS, Method, method_table, parse_method
 from sprinter.errors import UserError
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "methods"

@@ -20,11 +20,11 @@ from sprinter.lazy import lazy_names
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
     from sprinter.decode.method import Method
-    from sprinter.engine.batch import Event
     from sprinter.engine.engine import Engine
     from sprinter.engine.generation import Generation
     from sprinter.engine.pair import Pair, Stream, load_pair
     from sprinter.engine.policy import Policy
+    from sprinter.engine.scheduler import Event
     from sprinter.laws import Sampling
     from sprinter.models.pair import builtin_paths
 
@@ -55,7 +55,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "sprinter.decode.draft": ("Origin", "Stats", "Token"),
         "sprinter.decode.method": ("Method",),
-        "sprinter.engine.batch": ("Event",),
+        "sprinter.engine.scheduler": ("Event",),
         "sprinter.engine.engine": ("Engine",),
         "sprinter.engine.generation": ("Generation",),
         "sprinter.engine.pair": ("Pair", "Stream", "load_pair"),
@@ -68,6 +68,6 @@ __getattr__, __dir__ = lazy_names(
 
 def methods() -> list[dict[str, Any]]:
     """Every registered method at its defaults: name, spec, trust, stop, accept, lossless, paper."""
-    from sprinter.decode.methods import method_table
+    from sprinter.decode.spec import method_table
 
     return method_table()

@@ -10,7 +10,7 @@ from sprinter.bench.arm import Arm, Ask
 from sprinter.bench.arms.parse import parse_arm
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
-from sprinter.models.llama_repack import Repacking
+from sprinter.models.gguf.repack import Repacking
 
 SPECS = ["llamacpp:plain", "llamacpp:lookup(tokens=4)"]
 IDS = tuple(range(5, 25)) * 2

@@ -16,7 +16,7 @@ from tests.bench.rows import row
 from sprinter.bench.report.breakdown import categories, longforms
 from sprinter.bench.report.dials import allocation_line, dials, ends
 from sprinter.bench.report.digest import digest, front
-from sprinter.bench.report.labels import Label, Taken, _box, _overlap, lane_rows, place
+from sprinter.bench.report.label_layout import Label, Taken, _box, _overlap, lane_rows, place
 from sprinter.bench.report.looks import KINDS, MARKS, looks, read_spec
 from sprinter.bench.report.numbers import (
     count,

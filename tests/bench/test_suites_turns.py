@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.bench.suite_files import put
-from tests.gate.labelling import tiny_pair, words
 from tests.models.tiny import VOCAB, fresh, tiny, word_tokenizer
+from tests.training.labelling import tiny_pair, words
 
 import sprinter
 from sprinter.bench.sample import Sample

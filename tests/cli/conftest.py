@@ -14,7 +14,8 @@ import torch
 from tests.cli.tiny import HIDDEN, Ended, Places, Run, save_tiny
 
 from sprinter.cli import main
-from sprinter.heads.gate import Gate, GateConfig, save_gate, weights_fingerprint
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.heads.gate import Gate, GateConfig, save_gate
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 

@@ -10,8 +10,8 @@ from tests.cli.tiny import Places, Run
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 from sprinter.cli import doctor
-from sprinter.models.gguf import GgufModel
-from sprinter.models.llama_repack import Repacking
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.gguf.repack import Repacking
 
 RAN = Repacking(True, "a trial with Q4_K ran")
 DIED = Repacking(False, "a trial with Q4_K repacked died of SIGILL")

@@ -14,7 +14,7 @@ from sprinter.decode.accept import AcceptRule
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import StopRule
 from sprinter.decode.trust import State, TrustRule
 from sprinter.random import AddressedDraws, Draws, Purpose

@@ -17,7 +17,7 @@ from tests.decode.chains import (
 from sprinter.decode.accept import Exact
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.decode.loop import Limits
-from sprinter.decode.methods import METHODS, Method, parse_method
+from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Coin, Gate
 from sprinter.random import AddressedDraws

@@ -11,7 +11,7 @@ from sprinter.decode.draft import Origin
 from sprinter.decode.drafter import Allocated
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 

@@ -16,7 +16,7 @@ from sprinter.decode import conformance
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.conformance import check_accept, check_same_law, check_stop, check_trust, law_pairs
 from sprinter.decode.draft import LawPair
-from sprinter.decode.methods import ACCEPT, STOP, TRUST
+from sprinter.decode.spec import ACCEPT, STOP, TRUST
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Coin, Gate, Nobody, State, TrustRule
 from sprinter.laws import tv_distance

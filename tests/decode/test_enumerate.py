@@ -8,7 +8,7 @@ from tests.decode.chains import EOS, Text, ends_at_eos
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovPair, joint_law, target_joint_law
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.laws import entropy
 from sprinter.random import AddressedDraws, Purpose
 

@@ -47,7 +47,7 @@ from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.random import AddressedDraws, Purpose
 

@@ -22,7 +22,7 @@ from tests.decode.chains import (
 from sprinter.decode.accept import AcceptRule, Opt, RandomAccept, Typical
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
-from sprinter.decode.methods import METHODS, Method, parse_method
+from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.decode.trust import Coin, Everyone, Gate
 

@@ -14,7 +14,7 @@ from sprinter.decode.draft import Chain, LawPair, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.judge import judge
 from sprinter.decode.loop import Limits
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose

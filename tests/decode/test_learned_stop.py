@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sprinter.decode.method import Method
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.decode.stop import Disco, SpecDec
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS

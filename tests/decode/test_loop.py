@@ -24,7 +24,7 @@ from sprinter.decode.accept import Exact
 from sprinter.decode.draft import AskDraft, Origin, Record
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import METHODS, Method, parse_method
+from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.decode.stop import Fixed, Never, Untrusted
 from sprinter.decode.trust import Coin, Everyone, Gate
 from sprinter.errors import UserError

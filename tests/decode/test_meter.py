@@ -36,7 +36,7 @@ from sprinter.decode.draft import LawPair, Origin, Scores, Token
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.decode.loop import METER_CHUNK, Limits
 from sprinter.decode.meter import Meter
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.decode.trust import Coin, Everyone, Gate, TrustRule
 from sprinter.laws import tv_distance

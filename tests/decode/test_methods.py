@@ -10,8 +10,8 @@ from tests.decode.chains import LikelyToken, UnlikelyToken, Unsure
 from sprinter.decode import registry
 from sprinter.decode.accept import Exact
 from sprinter.decode.drafter import Nothing
-from sprinter.decode.methods import ACCEPT, METHODS, STOP, TRUST, Method, method_table, parse_method, preset
 from sprinter.decode.registry import Registry
+from sprinter.decode.spec import ACCEPT, METHODS, STOP, TRUST, Method, method_table, parse_method, preset
 from sprinter.decode.stop import Fixed, Never, Untrusted
 from sprinter.decode.trust import Coin, Everyone, Gate, Nobody
 from sprinter.errors import UserError

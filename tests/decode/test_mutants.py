@@ -20,7 +20,7 @@ from sprinter.decode.conformance import check_accept, check_same_law, check_stop
 from sprinter.decode.draft import AskDraft, Draft, LawPair, Verdict
 from sprinter.decode.enumerate import ChainDriver, MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.decode.trust import State
 from sprinter.errors import UserError

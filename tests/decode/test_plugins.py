@@ -17,7 +17,7 @@ from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.enumerate import MarkovPair, run_chain
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.decode.stop import Fixed, Never
 from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, State, TrustRule
 from sprinter.errors import UserError

@@ -13,7 +13,7 @@ from sprinter.decode.draft import Origin
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed, Svip
 from sprinter.decode.trust import Coin
 from sprinter.errors import UserError

@@ -10,7 +10,7 @@ import torch
 from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.state import RuleState
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws

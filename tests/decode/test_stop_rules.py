@@ -7,7 +7,7 @@ import torch
 
 from sprinter.decode.conformance import check_same_law, check_stop
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Fixed, Heuristic, SpecDec, Svip, Untrusted
 from sprinter.decode.trust import Gate
 from sprinter.errors import UserError

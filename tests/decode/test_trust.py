@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sprinter.decode.methods import TRUST
+from sprinter.decode.spec import TRUST
 from sprinter.decode.trust import Coin, Everyone, Gate, Nobody
 from sprinter.errors import UserError
 

@@ -22,15 +22,16 @@ from tests.models.eager_units import EagerUnits
 from transformers import PreTrainedModel
 
 import sprinter
-from sprinter.decode import loop, run
+from sprinter.decode import loop
+from sprinter.decode import row as row_module
 from sprinter.engine import pool
 from sprinter.engine.driver import Models
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
 from sprinter.errors import BatchError
-from sprinter.models.captured import CapturedRunner
-from sprinter.models.crop import CropRunner
+from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.runner import Runner, make_runner
+from sprinter.models.runners.crop import CropRunner
 
 KINDS = ("row", "captured", "crop")
 SINGLE = (
@@ -45,9 +46,9 @@ _SRC = Path(sprinter.__file__).parent
 TRACED = frozenset(
     str(_SRC / path)
     for path in (
-        "engine/batch.py", "engine/captured.py", "engine/driver.py", "engine/engine.py", "engine/rows.py",
-        "engine/run.py", "engine/steps.py", "engine/stream.py", "engine/work.py", "decode/loop.py", "decode/run.py",
-        "decode/judge.py", "models/captured.py", "models/crop.py", "models/row.py",
+        "engine/scheduler.py", "engine/captured.py", "engine/driver.py", "engine/engine.py", "engine/rows.py",
+        "engine/task.py", "engine/steps.py", "engine/stream.py", "engine/work.py", "decode/loop.py", "decode/row.py",
+        "decode/judge.py", "models/capture/runner.py", "models/runners/crop.py", "models/runners/row.py",
     )
 )  # fmt: skip
 """Where an interrupt may come, at any line."""
@@ -139,7 +140,7 @@ class Disturber:
                     handle.remove()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        passes, ask, judge = Models.run, run._ask_rules, loop.judge
+        passes, ask, judge = Models.run, row_module._ask_rules, loop.judge
 
         def run_jobs(models: Models, jobs: Any) -> Any:
             if self.now("no memory before a pass", 4e-3):
@@ -160,7 +161,7 @@ class Disturber:
             return asked
 
         patch.setattr(Models, "run", run_jobs)
-        patch.setattr(run, "_ask_rules", rule(ask))
+        patch.setattr(row_module, "_ask_rules", rule(ask))
         patch.setattr(loop, "judge", rule(judge))
 
     @contextmanager

@@ -10,7 +10,7 @@ import torch
 from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.engine.driver import Models, RowDriver
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear

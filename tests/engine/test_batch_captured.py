@@ -13,7 +13,7 @@ import sprinter
 from sprinter.engine import pool
 from sprinter.engine.policy import Policy
 from sprinter.heads.head import Head, HeadConfig
-from sprinter.models.captured import CapturedRunner
+from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 METHODS = ("autoregressive", "sprinter(tau=0.5)", "speculative(gamma=3)", "draft-only", "svip(h=0.4)", "disco",

@@ -11,10 +11,10 @@ import sprinter
 from sprinter.engine.captured import DraftUnit
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.models import choose
-from sprinter.models.captured import CompiledUnits
+from sprinter.models.capture.compiled import _key as compiled_key
+from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.runner import CompiledUnits
 from sprinter.models.choose import _choose
-from sprinter.models.compiled import _key as compiled_key
-from sprinter.models.graphs import GraphUnits
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 CPU = torch.device("cpu")

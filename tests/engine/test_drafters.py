@@ -7,7 +7,7 @@ import pytest
 import sprinter
 from sprinter.decode.draft import Origin
 from sprinter.decode.drafter import Lookup, look_up
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Gate
 from sprinter.errors import UserError

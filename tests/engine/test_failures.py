@@ -14,16 +14,16 @@ from tests.engine.disturbed import text as words
 from tests.models.told import Told
 
 import sprinter
-from sprinter.decode import run
-from sprinter.engine import batch as batches
+from sprinter.decode import row as row_module
 from sprinter.engine import pool
+from sprinter.engine import scheduler as batches
 from sprinter.engine import stream as streams
 from sprinter.engine.driver import Models, TargetJob
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
 from sprinter.engine.rows import Feed, Rows, Side
-from sprinter.engine.run import Run
 from sprinter.engine.stream import Reader
+from sprinter.engine.task import Run
 from sprinter.engine.work import Work
 from sprinter.errors import BatchError, SprinterError
 
@@ -120,7 +120,7 @@ def test_a_rules_own_error_ends_its_request_alone(
     pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where another request finishes in the same step: its result is not lost."""
-    alone, ask, calls = pair.generate(**asked(0)), run._ask_rules, [0]
+    alone, ask, calls = pair.generate(**asked(0)), row_module._ask_rules, [0]
 
     def broken(row: Any, *args: Any) -> Any:
         if row.method.name.startswith("sprinter"):
@@ -129,7 +129,7 @@ def test_a_rules_own_error_ends_its_request_alone(
                 raise ZeroDivisionError("a rule of mine")
         return ask(row, *args)
 
-    monkeypatch.setattr(run, "_ask_rules", broken)
+    monkeypatch.setattr(row_module, "_ask_rules", broken)
     with Engine(pair, rows=2) as engine:
         good, bad = engine.add(**asked(0)), engine.add(**asked(1, "sprinter(tau=0.5)"))
         with pytest.raises(BatchError, match=f"request {bad} failed: a rule of mine") as caught:

@@ -80,7 +80,7 @@ def test_reading_the_state_at_x_changes_no_text_and_wastes_one_pass_a_run() -> N
         for seed in range(4):
             kept = {"max_new_tokens": 40, "temperature": temperature, "seed": seed}
             plain = pair.generate(PROMPT, method="speculative(gamma=4)", **kept)  # type: ignore[arg-type]
-            method = replace(sprinter.decode.methods.parse_method("specdec++"), cap=4)
+            method = replace(sprinter.decode.spec.parse_method("specdec++"), cap=4)
             read = pair.generate(PROMPT, method=method, **kept)  # type: ignore[arg-type]
             assert ids(plain) == ids(read)
             assert plain.stats.target_calls == read.stats.target_calls

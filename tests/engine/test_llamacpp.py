@@ -8,10 +8,10 @@ import torch
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 import sprinter
-from sprinter.decode.methods import METHODS as REGISTERED
-from sprinter.decode.methods import parse_method
-from sprinter.engine.convert import convert_gguf
+from sprinter.decode.spec import METHODS as REGISTERED
+from sprinter.decode.spec import parse_method
 from sprinter.errors import UserError
+from sprinter.models.gguf.convert import convert_gguf
 from sprinter.models.pair import builtin_heads, builtin_paths
 
 pytest.importorskip("gguf", reason=NO_GGUF)

@@ -13,7 +13,7 @@ from tests.engine.conftest import tiny_llama
 from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
 import sprinter
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Svip, Untrusted
 from sprinter.decode.trust import Gate
 from sprinter.engine import pool
@@ -120,7 +120,7 @@ def test_the_record_tells_what_changes_the_law() -> None:
 
 @pytest.mark.parametrize("spec", [row["spec"] for row in sprinter.methods()])
 def test_every_method_has_a_spec_in_the_record(tiny_pair: sprinter.Pair, spec: str) -> None:
-    from sprinter.decode.methods import full_spec
+    from sprinter.decode.spec import full_spec
 
     method = parse_method(spec)
     assert parse_method(full_spec(method)) == method

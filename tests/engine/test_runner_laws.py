@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
-from sprinter.decode.methods import METHODS, Method, parse_method
+from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine import captured
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Models

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sprinter.errors import UserError
-from sprinter.heads.gate import Gate, GateConfig, load_gate, save_gate, weights_fingerprint
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.heads.gate import Gate, GateConfig, load_gate, save_gate
 
 
 def make_gate(hidden_size: int = 6, **fields: object) -> Gate:

@@ -10,12 +10,12 @@ from tests.models.tiny import tiny
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.models.captured import CapturedRunner, Unit, as_module, split_inputs
+from sprinter.models.capture.compiled import Compiled, Recipe
+from sprinter.models.capture.compiled import _key as compiled_key
+from sprinter.models.capture.runner import CapturedRunner, Unit, as_module, split_inputs
+from sprinter.models.capture.trace import RowPass, own_attention
 from sprinter.models.choose import _choose
-from sprinter.models.compiled import Compiled, Recipe
-from sprinter.models.compiled import _key as compiled_key
-from sprinter.models.row import Windows
-from sprinter.models.trace import RowPass, own_attention
+from sprinter.models.runners.row import Windows
 
 
 def _eager(model: PreTrainedModel, windows: Windows, unit: Unit, some: bool) -> Compiled:
@@ -62,7 +62,7 @@ class FrozenCode:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.disk: dict[str, Compiled] = {}
         self.looks: list[str] = []
-        patch.setattr("sprinter.models.captured.find_compiled", self.find)
+        patch.setattr("sprinter.models.capture.runner.find_compiled", self.find)
 
     def find(self, recipe: Recipe, may_compile: bool) -> Compiled | None:
         key = compiled_key(recipe)

@@ -98,7 +98,7 @@ def _stream(_: object) -> Iterator[None]:
 
 
 def fake_cuda(patch: pytest.MonkeyPatch) -> None:
-    """Let ``sprinter.models.graphs`` capture on the CPU."""
+    """Let ``sprinter.models.capture.graphs`` capture on the CPU."""
     real = graphs.as_module
 
     def as_module(rows: Any, unit: Any) -> Callable[..., Sequence[Tensor]]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sprinter.models.attention import _lower, attention, own_attention_kernel
+from sprinter.models.capture.attention import _lower, attention, own_attention_kernel
 
 SIZES = [(1, 1), (1, 37), (3, 16), (5, 130), (9, 300)]
 """Queries and keys."""
@@ -63,7 +63,7 @@ def test_the_compiled_kernel_is_the_librarys_attention(
         lowered.append(args)
         return _lower(*args)
 
-    monkeypatch.setattr("sprinter.models.attention._lower", lower)
+    monkeypatch.setattr("sprinter.models.capture.attention._lower", lower)
     torch._dynamo.reset()
     compiled = torch.compile(lambda *case: attention(*case, 0.3))
     close = 1e-5 if dtype == torch.float32 else 2e-2

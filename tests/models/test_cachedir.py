@@ -12,9 +12,9 @@ import torch
 from tests.models.tiny import fresh
 from torch import nn
 
-from sprinter.engine import convert
 from sprinter.errors import UserError
-from sprinter.models.compiled import Compiled, Recipe, cache_dir, find_compiled
+from sprinter.models.capture.compiled import Compiled, Recipe, cache_dir, find_compiled
+from sprinter.models.gguf import convert
 from sprinter.models.source import Origin
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes are a POSIX matter")

@@ -14,14 +14,14 @@ from tests.models.tiny import fresh, tiny, uncached
 
 from sprinter.errors import UserError
 from sprinter.models import memory
-from sprinter.models.attention import own_attention_kernel
-from sprinter.models.captured import PASS, CapturedRunner, CompiledUnits, Unit
+from sprinter.models.capture.attention import own_attention_kernel
+from sprinter.models.capture.compiled import _SOURCES, Recipe, cache_dir
+from sprinter.models.capture.compiled import _key as compiled_key
+from sprinter.models.capture.kernels import own_products
+from sprinter.models.capture.runner import PASS, CapturedRunner, CompiledUnits, Unit
+from sprinter.models.capture.trace import own_attention
 from sprinter.models.choose import capture_kind
-from sprinter.models.compiled import _SOURCES, Recipe, cache_dir
-from sprinter.models.compiled import _key as compiled_key
-from sprinter.models.kernels import own_products
 from sprinter.models.runner import make_runner
-from sprinter.models.trace import own_attention
 
 pytestmark = pytest.mark.timeout(1800)  # to compile takes minutes where others use the cores as well
 
@@ -272,7 +272,7 @@ def test_a_model_that_was_moved_has_the_same_code(monkeypatch: pytest.MonkeyPatc
     def find(recipe: Recipe, may_compile: bool) -> None:
         asked.append(compiled_key(recipe))
 
-    monkeypatch.setattr("sprinter.models.captured.find_compiled", find)
+    monkeypatch.setattr("sprinter.models.capture.runner.find_compiled", find)
     for place in ("here", "there"):
         model = fresh("llama")
         model.load_state_dict(tiny("llama").state_dict())

@@ -13,9 +13,9 @@ from tests.models.tiny import fresh, tiny, uncached
 from torch import nn
 from transformers import PreTrainedModel
 
-from sprinter.models.captured import PASS, CapturedRunner
+from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.runner import PASS, CapturedRunner
 from sprinter.models.choose import _choose
-from sprinter.models.graphs import GraphUnits
 from sprinter.models.runner import make_runner
 
 TEXT = [3, 9, 11, 4, 1, 7]

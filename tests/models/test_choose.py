@@ -8,8 +8,8 @@ from transformers import T5Config, T5ForConditionalGeneration, ViTConfig, ViTMod
 
 from sprinter.errors import UserError
 from sprinter.models import choose
-from sprinter.models.row import RowRunner
 from sprinter.models.runner import make_runner, runner_kind
+from sprinter.models.runners.row import RowRunner
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "llama-eager", "qwen2", "gpt_neox"])

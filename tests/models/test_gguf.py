@@ -17,13 +17,13 @@ from tests.models.gguf_files import (
 from tests.models.refused import refusal
 from tests.models.tiny import padded_gpt2, save, tiny, word_tokenizer
 
-from sprinter.engine.convert import convert_gguf
 from sprinter.errors import UserError
-from sprinter.heads.head import weights_fingerprint
+from sprinter.fingerprint import weights_fingerprint
 from sprinter.models import gguf_vocabulary, gguf_write, source
 from sprinter.models.flops import forward_flops
-from sprinter.models.gguf import GgufModel
-from sprinter.models.llama_library import library
+from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.gguf.library import library
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import builtin_paths, load_models
 from sprinter.models.runner import make_runner
 

@@ -10,7 +10,7 @@ from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 
 from sprinter.errors import UserError
 from sprinter.models import gguf_head as module
-from sprinter.models.gguf_head import gguf_head
+from sprinter.models.gguf.output_head import gguf_head
 
 
 class Kind(int):

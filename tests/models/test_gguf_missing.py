@@ -7,9 +7,9 @@ import pytest
 from tests.models.gguf_files import byte_tokenizer, saved_llama
 
 import sprinter
-from sprinter.engine.convert import convert_gguf
 from sprinter.errors import UserError
-from sprinter.models.llama_library import gguf_package, library
+from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.gguf.library import gguf_package, library
 from sprinter.models.pair import load_models
 
 MEND = r"cannot be imported \(.*\): pip install 'sprinter-llm\[gguf\]'"
@@ -20,7 +20,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without the extra."""
     for name in ("gguf", "llama_cpp"):
         monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
-    monkeypatch.setattr("sprinter.models.gguf.library", library.__wrapped__)
+    monkeypatch.setattr("sprinter.models.gguf.load.library", library.__wrapped__)
 
 
 def test_loading_tells_what_is_missing(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_library_that_cannot_be_loaded_is_told_apart(monkeypatch: pytest.Monke
     def broken(_: str) -> None:
         raise OSError("libllama.so: no such file")
 
-    monkeypatch.setattr("sprinter.models.llama_library.import_module", broken)
+    monkeypatch.setattr("sprinter.models.gguf.library.import_module", broken)
     with pytest.raises(UserError, match=r"its library cannot be loaded \(libllama\.so.*install it again"):
         library.__wrapped__()
     with pytest.raises(UserError, match="install it again"):
@@ -61,6 +61,6 @@ def test_an_old_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Old:
         llama_cpp = object()
 
-    monkeypatch.setattr("sprinter.models.llama_library.import_module", lambda _: Old)
+    monkeypatch.setattr("sprinter.models.gguf.library.import_module", lambda _: Old)
     with pytest.raises(UserError, match="is too old"):
         library.__wrapped__()

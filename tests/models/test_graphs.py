@@ -13,9 +13,9 @@ from tests.models.told import Told
 
 from sprinter.errors import UserError
 from sprinter.models import graphs
-from sprinter.models.captured import PASS, CapturedRunner
+from sprinter.models.capture.graphs import LADDER, GraphUnits, keys_bucket, rows_bucket, rung
+from sprinter.models.capture.runner import PASS, CapturedRunner
 from sprinter.models.choose import _choose
-from sprinter.models.graphs import LADDER, GraphUnits, keys_bucket, rows_bucket, rung
 from sprinter.models.runner import make_runner
 
 

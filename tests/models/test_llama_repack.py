@@ -16,8 +16,8 @@ import pytest
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 from sprinter.errors import UserError
-from sprinter.models import llama_repack
-from sprinter.models.llama_repack import ASKED, Repacking, repacking
+from sprinter.models.gguf import repack as llama_repack
+from sprinter.models.gguf.repack import ASKED, Repacking, repacking
 
 FAKE = """
 import os, signal, sys, time
@@ -245,9 +245,9 @@ def extra() -> Any:
 def test_a_model_is_loaded_as_the_verdict_says(
     extra: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sprinter.models import gguf as gguf_module
     from sprinter.models.choose import runner_kind
-    from sprinter.models.llama_library import library as real
+    from sprinter.models.gguf import load as gguf_module
+    from sprinter.models.gguf.library import library as real
 
     saved_llama(tmp_path / "model")
     path = converted(tmp_path / "model", "q8_0")
@@ -273,7 +273,7 @@ def test_a_model_is_loaded_as_the_verdict_says(
 
 
 def test_the_tiny_model_is_one_that_llama_cpp_runs(extra: Any, tmp_path: Path) -> None:
-    from sprinter.models.gguf_head import gguf_head
+    from sprinter.models.gguf.output_head import gguf_head
 
     path, types = (
         tmp_path / "trial.gguf",
@@ -293,8 +293,8 @@ def test_a_real_file_runs_here(extra: Any, name: str) -> None:
     if not path.is_file():
         pytest.skip(f"there is no {path.name} in SPRINTER_MODELS")
     code = (
-        "import sys, pathlib, torch; from sprinter.models.gguf import GgufModel; "
-        "from sprinter.models.llamacpp import LlamaCppRunner; "
+        "import sys, pathlib, torch; from sprinter.models.gguf.load import GgufModel; "
+        "from sprinter.models.gguf.runner import LlamaCppRunner; "
         "runner = LlamaCppRunner(GgufModel(pathlib.Path(sys.argv[1])), 1, 64); "
         "print(bool(runner.extend(torch.arange(1, 41)[None]).logits.isfinite().all()))"
     )

@@ -11,13 +11,14 @@ from tests.models.tiny import uncached
 from tests.models.told import Told
 from transformers import PreTrainedModel
 
-from sprinter.engine.convert import convert_gguf
 from sprinter.errors import SprinterError, UserError
-from sprinter.models import forward, llamacpp
-from sprinter.models.gguf import GgufModel
-from sprinter.models.llamacpp import LlamaCppRunner
+from sprinter.models.gguf import runner as llamacpp
+from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.pair import builtin_paths, load_models
 from sprinter.models.runner import Runner, make_runner, runner_kind
+from sprinter.models.runners import forward
 
 pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from sprinter.heads.networks import build_network
 from sprinter.models import marks
-from sprinter.models.forward import call_model
-from sprinter.models.marks import Watch, digest
+from sprinter.models.capture.marks import Watch, digest
+from sprinter.models.runners.forward import call_model
 
 
 def test_equal_modules_have_one_digest(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models import choose
 from sprinter.models.pair import load_models
-from sprinter.models.rope import Switch, find_switch
-from sprinter.models.row import RowRunner
 from sprinter.models.runner import Runner, make_runner, runner_kind
-from sprinter.models.switch import FarRunner, SwitchRunner
+from sprinter.models.runners.rope import Switch, find_switch
+from sprinter.models.runners.row import RowRunner
+from sprinter.models.runners.switch import FarRunner, SwitchRunner
 
 TWO_ROPES = ["phi3", "phi3-sliding", "phimoe", "llama-longrope"]
 
@@ -82,7 +82,7 @@ def test_a_short_row_beside_a_long_one(kind: str) -> None:
 
 
 def test_a_prompt_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sprinter.models.forward.CHUNK", 7)
+    monkeypatch.setattr("sprinter.models.runners.forward.CHUNK", 7)
     row = Prefixes(make_runner(tiny("phi3"), max_len=60), tiny("phi3"))
     row.extend([SWITCH + 23], logits=False)
     row.extend([1])

@@ -8,8 +8,8 @@ import torch
 from tests.models.tiny import CONTEXT, VOCAB, WINDOW, fresh, tiny
 from tests.models.told import Told
 
-from sprinter.models import forward
 from sprinter.models.runner import Runner, make_runner
+from sprinter.models.runners import forward
 
 ROW = ["gpt2", "llama", "llama-eager", "qwen2", "qwen2-sliding", "gpt_neox", "gemma2", "mistral", "opt"]
 

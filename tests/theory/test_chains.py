@@ -13,7 +13,7 @@ from sprinter.decode.accept import Batch, Exact, Fuzzy, Mentored, Opt, RandomAcc
 from sprinter.decode.draft import Origin, Record
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import joint_law, target_joint_law
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.theory.chains import (

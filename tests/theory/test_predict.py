@@ -12,16 +12,17 @@ import torch
 from tests.cli.tiny import HIDDEN, save_tiny
 from tests.theory.tools import record_chain
 
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Untrusted
 from sprinter.decode.trust import State, TrustRule
 from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import UserError
-from sprinter.heads.gate import Gate, GateConfig, save_gate, weights_fingerprint
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.heads.gate import Gate, GateConfig, save_gate
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling, overlap, tv_distance
 from sprinter.theory.chains import Chain, sequential_counts, speculative_counts
-from sprinter.theory.labels import from_labels
+from sprinter.theory.from_labels import from_labels
 from sprinter.theory.montecarlo import simulate
 from sprinter.theory.predict import CostRatio, best, measure_costs, predict
 from sprinter.theory.recording import Recording, probe

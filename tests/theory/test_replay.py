@@ -14,7 +14,7 @@ from tests.tools import FALSE_ALARM, chi_square_p
 from sprinter.decode.accept import Exact, Fuzzy, Lenient, Opt, RandomAccept, Typical, Uno
 from sprinter.decode.draft import Record
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.laws import overlap, tv_distance

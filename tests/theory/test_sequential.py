@@ -10,7 +10,7 @@ import torch
 from tests.theory.tools import INSTANCES, ChainPair, chains, check_family, class_paths, from_zero, laws
 
 from sprinter.decode.draft import Origin
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Untrusted
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance

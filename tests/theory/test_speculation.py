@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.theory.tools import INSTANCES, check_family, expected, from_zero, laws
 
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.laws import overlap

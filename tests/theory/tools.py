@@ -13,7 +13,7 @@ from torch import Tensor
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.laws import entropy, overlap
 from sprinter.theory.chains import Chain
 from sprinter.theory.montecarlo import Estimate, answer_all

@@ -15,7 +15,7 @@ import transformers
 
 import sprinter
 from sprinter.engine.pair import Pair
-from sprinter.heads.head import weights_fingerprint
+from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedModel
 
 __all__ = ["environment", "pair_facts"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sprinter.engine.pair import Pair
-    from sprinter.models.llama_repack import Repacking
+    from sprinter.models.gguf.repack import Repacking
 
 __all__ = ["doctor"]
 
@@ -230,7 +230,7 @@ def _joined(found: Mapping[str, str]) -> str:
 
 def _repackings(pair: Pair) -> dict[str, Repacking]:
     """Of the models that llama.cpp runs."""
-    from sprinter.models.gguf import GgufModel
+    from sprinter.models.gguf.load import GgufModel
 
     models = [("target", pair.models.target), ("draft", pair.models.draft)]
     return {
@@ -253,7 +253,7 @@ def _llamacpp(pair: Pair) -> Found:
 def _pass_kind(model: Any) -> str:
     import torch
 
-    from sprinter.models.captured import PASS, CapturedRunner
+    from sprinter.models.capture.runner import PASS, CapturedRunner
     from sprinter.models.choose import capture_kind, make_runner
 
     kind, reason = capture_kind(model)

@@ -15,7 +15,7 @@ from sprinter.cli.running import in_options
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
-    from sprinter.gate.label import LabelReport, Progress
+    from sprinter.training.label_run import LabelReport, Progress
 
 __all__ = ["command"]
 
@@ -73,7 +73,7 @@ def command(
 
     A run that was interrupted goes on where it stopped when the same command is given again.
     """
-    from sprinter.gate.labeller import LabelSettings
+    from sprinter.training.label_step import LabelSettings
 
     settings = LabelSettings(
         seed,
@@ -91,7 +91,7 @@ def command(
         option = sorted(given)[0].replace("_", "-")
         raise UserError(f"the workers of --engine ray load models without --{option}: use --engine local")
     pair = load(**loading.arguments())
-    from sprinter.gate.label import label
+    from sprinter.training.label_run import label
 
     with _bar(shown=sys.stderr.isatty()) as progress:
         report = label(

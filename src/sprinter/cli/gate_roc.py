@@ -36,9 +36,9 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Judge a head: ROC, precision-recall, calibration, rates over tau. Prompts that it was trained on are left out."""
-    from sprinter.gate.plots import check_matplotlib, draw
-    from sprinter.gate.roc import judge_directory
     from sprinter.heads.artifact import load_head
+    from sprinter.training.plots import check_matplotlib, draw
+    from sprinter.training.roc import judge_directory
 
     if out is not None:
         check_matplotlib()

@@ -18,9 +18,9 @@ from sprinter.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sprinter.gate.roc import Report
-    from sprinter.gate.threshold import Setting
-    from sprinter.gate.train import Epoch
+    from sprinter.training.roc import Report
+    from sprinter.training.threshold import Setting
+    from sprinter.training.train import Epoch
 
 __all__ = ["command", "print_areas"]
 
@@ -101,11 +101,11 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Train a gate or a learned stop rule on labels, judge it on held-out prompts, and save it."""
-    from sprinter.gate.card import save_trained
-    from sprinter.gate.dataset import read_positions
-    from sprinter.gate.roc import judge
-    from sprinter.gate.settings import TrainSettings
-    from sprinter.gate.train import train
+    from sprinter.training.card import save_trained
+    from sprinter.training.dataset import read_positions
+    from sprinter.training.roc import judge
+    from sprinter.training.settings import TrainSettings
+    from sprinter.training.train import train
 
     settings = TrainSettings(
         head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau,
@@ -186,7 +186,7 @@ def _check_out(out: Path, force: bool) -> None:
     """A head may take the place of a head, if told to, and of nothing else."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
-    from sprinter.gate.records import INFO
+    from sprinter.training.records import INFO
 
     if (out / INFO).is_file():
         raise UserError(f"--out '{out}' holds labels ({INFO}): give another directory for the head")

@@ -47,7 +47,7 @@ def read_prompts(file: Path, field: str | None) -> list[Prompt]:
     Raises:
         UserError: no such file, another kind of file, not UTF-8, no line.
     """
-    from sprinter.gate.sources import read_lines, text_of
+    from sprinter.training.sources import read_lines, text_of
 
     if (kind := file.suffix) not in (".txt", ".jsonl"):
         raise UserError(

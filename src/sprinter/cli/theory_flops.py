@@ -115,7 +115,7 @@ def _methods(
     texts: int,
     progress: Progress,
 ) -> dict[str, Any]:
-    from sprinter.decode.methods import parse_method
+    from sprinter.decode.spec import parse_method
     from sprinter.laws import Sampling
     from sprinter.models.flops import forward_flops
     from sprinter.theory.flops import method_flops

@@ -62,7 +62,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Predict methods on your pair: a short probe records both models' laws, the decode loop replays them."""
-    from sprinter.decode.methods import parse_method
+    from sprinter.decode.spec import parse_method
     from sprinter.laws import Sampling
     from sprinter.theory import predict as theory
     from sprinter.theory.replay import check_replayable
@@ -113,10 +113,10 @@ def command(
 
 def _from_labels(directory: Path, pair: Pair, sampling: Any) -> list[Recording]:
     """Recordings from the gate laboratory's labels, checked against the pair."""
-    from sprinter.gate.records import read_info, read_records
-    from sprinter.heads.head import weights_fingerprint
+    from sprinter.fingerprint import weights_fingerprint
     from sprinter.laws import Sampling
-    from sprinter.theory.labels import from_labels
+    from sprinter.theory.from_labels import from_labels
+    from sprinter.training.records import read_info, read_records
 
     info = read_info(directory)
     if pair.models.draft is None:

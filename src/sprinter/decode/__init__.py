@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from sprinter.decode.draft import Chain, LawPair, Origin, Stats, Token
     from sprinter.decode.drafter import Allocated, Drafter, Lookup, Model, Nothing
     from sprinter.decode.method import Method
-    from sprinter.decode.methods import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
+    from sprinter.decode.spec import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
     from sprinter.decode.state import RuleState
     from sprinter.decode.stop import (
         AdaEdl,
@@ -81,7 +81,7 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.draft": ("Chain", "LawPair", "Origin", "Stats", "Token"),
         "sprinter.decode.drafter": ("Allocated", "Drafter", "Lookup", "Model", "Nothing"),
         "sprinter.decode.method": ("Method",),
-        "sprinter.decode.methods": (
+        "sprinter.decode.spec": (
             "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "method_table", "parse_method",
         ),
         "sprinter.decode.presets": ("preset",),

@@ -14,7 +14,7 @@ from torch import Tensor
 from sprinter.decode.accept import AcceptRule, Judge, SeveralRule
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, StopRule, Untrusted
 from sprinter.decode.trust import Gate, TrustRule
 from sprinter.laws import overlap, tv_distance

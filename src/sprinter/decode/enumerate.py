@@ -17,8 +17,8 @@ from torch import Tensor
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
 from sprinter.decode.drafter import Drafter, Lookup, Model, copied, look_up
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
-from sprinter.decode.run import Answer
+from sprinter.decode.row import Answer
+from sprinter.decode.spec import Method
 from sprinter.laws import entropy, one_hot
 from sprinter.random import Draws, Purpose
 

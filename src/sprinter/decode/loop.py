@@ -15,8 +15,7 @@ from collections.abc import Generator, Sequence
 
 from sprinter.decode.draft import AskDraft, AskScore, Chain, Origin, Record, Scores, Token
 from sprinter.decode.judge import judge
-from sprinter.decode.methods import Method
-from sprinter.decode.run import (
+from sprinter.decode.row import (
     METER_CHUNK,
     Answer,
     Asking,
@@ -26,6 +25,7 @@ from sprinter.decode.run import (
     draft_run,
     draft_several,
 )
+from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.random import Draws
 

@@ -31,7 +31,7 @@ from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, entropy, process_rows, raw_law
-from sprinter.models.captured import LONGEST, CapturedRunner, Run, Unit
+from sprinter.models.capture.runner import LONGEST, CapturedRunner, Run, Unit
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
 from sprinter.decode.drafter import Lookup, Model, copied, look_up
-from sprinter.decode.methods import Method
-from sprinter.decode.run import Answer
+from sprinter.decode.row import Answer
+from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
 from sprinter.engine.rows import Feed, Rows, Side
 from sprinter.engine.steps import (

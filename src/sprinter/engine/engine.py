@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from sprinter.decode.checks import at_least
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
-from sprinter.engine.batch import Batch, Event
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
-from sprinter.engine.run import Run
+from sprinter.engine.scheduler import Batch, Event
+from sprinter.engine.task import Run
 from sprinter.errors import BatchError, RowsError, UserError
 
 if TYPE_CHECKING:

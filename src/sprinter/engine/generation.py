@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sprinter.decode.checks import at_least, whole
 from sprinter.decode.draft import Stats, Token
-from sprinter.decode.methods import Method, full_spec, parse_method
+from sprinter.decode.spec import Method, full_spec, parse_method
 from sprinter.decode.state import RuleState
 from sprinter.engine.ahead import AUTO
 from sprinter.engine.html import to_html

@@ -9,19 +9,19 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
-from sprinter.engine.convert import for_runner
 from sprinter.engine.engine import generate_all, of_prompt
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
-from sprinter.engine.run import Parts, Run
 from sprinter.engine.stream import Stream
+from sprinter.engine.task import Parts, Run
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
 from sprinter.models.bars import bars_on_terminals
+from sprinter.models.gguf.convert import for_runner
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 
 __all__ = ["Pair", "Stream", "load_pair"]

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 import sprinter
 from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
-from sprinter.models.gguf import GgufModel
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
 
 __all__ = ["fingerprints", "models_record", "versions"]

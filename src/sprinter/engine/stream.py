@@ -9,7 +9,7 @@ from sprinter.decode.draft import Token
 from sprinter.engine.driver import Models
 from sprinter.engine.ending import Writer
 from sprinter.engine.generation import Generation
-from sprinter.engine.run import Run, render
+from sprinter.engine.task import Run, render
 from sprinter.engine.work import Work
 
 __all__ = ["Reader", "Stream"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sprinter.engine.driver import Done, Job, Jobs, Models
-from sprinter.engine.run import Run
+from sprinter.engine.task import Run
 
 __all__ = ["Work"]
 

@@ -1,4 +1,4 @@
-"""From a network's logit to a score that means a probability. The fitting is in ``sprinter.gate.calibrate``."""
+"""From a network's logit to a score that means a probability. The fitting is in ``sprinter.training.calibrate``."""
 
 from __future__ import annotations
 

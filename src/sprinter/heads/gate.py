@@ -12,9 +12,9 @@ import os
 
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head, save_head
-from sprinter.heads.head import Gate, Head, HeadConfig, weights_fingerprint
+from sprinter.heads.head import Gate, Head, HeadConfig
 
-__all__ = ["Gate", "GateConfig", "extreme", "load_gate", "save_gate", "weights_fingerprint"]
+__all__ = ["Gate", "GateConfig", "extreme", "load_gate", "save_gate"]
 
 _log = logging.getLogger("sprinter")
 

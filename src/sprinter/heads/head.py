@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from sprinter.errors import UserError
+from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.calibration import Calibration
 from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
 from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
 
-__all__ = ["KINDS", "Gate", "Head", "HeadConfig", "weights_fingerprint"]
+__all__ = ["KINDS", "Gate", "Head", "HeadConfig"]
 
 KINDS = ("gate", "specdec++", "disco")
 
@@ -247,18 +248,3 @@ class Gate(Head):
         hidden = features if isinstance(features, Tensor) else self._stacked(features)
         scores: Tensor = self.calibration(hidden.float() @ self.weight[0] + self.bias[0])
         return scores
-
-
-def weights_fingerprint(model: Any) -> str:
-    """SHA-256 over names, shapes and the first 64 values (as bfloat16) of every parameter.
-
-    The same for one checkpoint wherever it lies and whichever dtype it is loaded in; cheap for any size. A model that
-    is no ``nn.Module`` tells its own as ``fingerprint``: a GGUF file that of the checkpoint that it was made from.
-    """
-    if not isinstance(model, nn.Module):
-        return str(model.fingerprint)
-    digest = hashlib.sha256()
-    for name, values in sorted(model.named_parameters()):
-        digest.update(f"{name}{tuple(values.shape)}".encode())
-        digest.update(values.detach().flatten()[:64].to("cpu", torch.bfloat16).float().numpy().tobytes())
-    return digest.hexdigest()

@@ -17,16 +17,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
-from sprinter.models.captured import CapturedRunner, CompiledUnits, Units
-from sprinter.models.crop import CropRunner
-from sprinter.models.forward import ModelRunner
-from sprinter.models.gguf import GgufModel
-from sprinter.models.graphs import GraphUnits
+from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.runner import CapturedRunner, CompiledUnits, Units
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.interface import Runner
-from sprinter.models.llamacpp import LlamaCppRunner
-from sprinter.models.rope import Switch, find_switch
-from sprinter.models.row import RowRunner, Windows
-from sprinter.models.switch import FarRunner, SwitchRunner
+from sprinter.models.runners.crop import CropRunner
+from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.rope import Switch, find_switch
+from sprinter.models.runners.row import RowRunner, Windows
+from sprinter.models.runners.switch import FarRunner, SwitchRunner
 
 __all__ = ["cache_slots", "capture_kind", "check_capture", "longest_text", "make_runner", "runner_kind"]
 

@@ -13,8 +13,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import cache_slots
-from sprinter.models.forward import call_model
-from sprinter.models.gguf import GgufModel
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.runners.forward import call_model
 
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "largest_batch", "token_bytes"]
 

@@ -17,9 +17,9 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
-from sprinter.models.forward import head_sizes
-from sprinter.models.gguf import GgufModel
-from sprinter.models.gguf_vocabulary import gguf_tokenizer, gguf_tokens
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.gguf.vocabulary import gguf_tokenizer, gguf_tokens
+from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Origin, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 

@@ -19,7 +19,7 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.models.flops import forward_flops
-from sprinter.models.gguf import GgufModel
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.source import find, load_error
 
 __all__ = [

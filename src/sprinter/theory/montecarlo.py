@@ -17,8 +17,8 @@ from sprinter.decode.checks import at_least, between, ranged
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores
 from sprinter.decode.drafter import Model
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.methods import Method
-from sprinter.decode.run import Answer, Asking
+from sprinter.decode.row import Answer, Asking
+from sprinter.decode.spec import Method
 from sprinter.decode.trust import State, TrustRule
 from sprinter.errors import UserError
 from sprinter.laws import entropy

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Bild, Fuzzy, Lenient, Mentored, Opt, RandomAccept, Typical, Uno
 from sprinter.decode.draft import LawPair
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.decode.threshold import reaches
 from sprinter.laws import tv_distance
 from sprinter.theory.front import rejection

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sprinter.decode.methods import Method, parse_method
+from sprinter.decode.spec import Method, parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.heads.features import DraftStep, read_features

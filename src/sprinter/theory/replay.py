@@ -29,7 +29,7 @@ from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Sc
 from sprinter.decode.drafter import Lookup, Model, look_up
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import HEADS, Method
-from sprinter.decode.run import Answer
+from sprinter.decode.row import Answer
 from sprinter.errors import UserError
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose

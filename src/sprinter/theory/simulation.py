@@ -16,7 +16,7 @@ from torch import Tensor
 from sprinter.decode.accept import Batch, Exact, Opt, Uno
 from sprinter.decode.checks import at_least
 from sprinter.decode.drafter import Model
-from sprinter.decode.methods import Method
+from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance

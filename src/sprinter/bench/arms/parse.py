@@ -13,8 +13,8 @@ from sprinter.bench.arms.peer_llamacpp import Plain as LlamaPlain
 from sprinter.bench.arms.peer_transformers import Assisted, Lookup, Plain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
-from sprinter.decode.methods import METHODS, build_rule, method_table, parse_call, parse_method
 from sprinter.decode.registry import did_you_mean
+from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["arm_names", "parse_arm", "parse_arms"]

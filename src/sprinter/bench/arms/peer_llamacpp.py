@@ -19,8 +19,8 @@ from sprinter.bench.arms.registry import LookupSettings
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
-from sprinter.models.gguf import GgufModel
-from sprinter.models.llama_library import loading
+from sprinter.models.gguf.library import loading
+from sprinter.models.gguf.load import GgufModel
 
 __all__ = ["Lookup", "Plain"]
 

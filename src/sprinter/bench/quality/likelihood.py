@@ -11,8 +11,8 @@ from torch import Tensor
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.models.choose import make_runner, runner_kind
-from sprinter.models.forward import CHUNK
 from sprinter.models.interface import Runner
+from sprinter.models.runners.forward import CHUNK
 
 __all__ = ["log_likelihoods", "perplexity"]
 

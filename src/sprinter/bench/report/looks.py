@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sprinter.decode.methods import parse_method
+from sprinter.decode.spec import parse_method
 from sprinter.errors import SprinterError
 
 __all__ = ["KINDS", "MARKS", "Look", "looks", "read_spec"]

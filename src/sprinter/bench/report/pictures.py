@@ -11,7 +11,7 @@ from sprinter.bench.analysis import acceptance_by_position
 from sprinter.bench.report.breakdown import LongForm
 from sprinter.bench.report.dials import Dial, allocation_line, dials, ends, quality_of
 from sprinter.bench.report.digest import Digest, Summary, drift_of, front, plane_points, speed_of
-from sprinter.bench.report.labels import lane_rows
+from sprinter.bench.report.label_layout import lane_rows
 from sprinter.bench.report.numbers import drift, interval, multiple, number, percentage, value
 from sprinter.bench.report.svg import HALF, WIDE, Axis, Plot, axis, tag
 from sprinter.bench.statistics import Interval, bounds

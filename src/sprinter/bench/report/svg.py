@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 
 from markupsafe import Markup, escape
 
-from sprinter.bench.report.labels import Label, Taken, place
+from sprinter.bench.report.label_layout import Label, Taken, place
 from sprinter.bench.report.looks import Look
 from sprinter.bench.report.numbers import number
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from sprinter.bench.sample import Sample
 from sprinter.bench.suites.rule import TextRule
 from sprinter.errors import UserError
-from sprinter.gate.sources import Record, read_hub, read_records
+from sprinter.training.sources import Record, read_hub, read_records
 
 __all__ = ["Entry", "Files", "Hub", "Making", "Reading", "Rows", "Source"]
 

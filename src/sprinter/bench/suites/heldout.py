@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from sprinter.bench.suites.entry import Rows
-from sprinter.gate.sources import Record, read_lines, read_records, text_of
+from sprinter.training.sources import Record, read_lines, read_records, text_of
 
 __all__ = ["MODULUS", "clean_wiki", "held_out", "stories", "wikinews", "wikipedia"]
 

@@ -18,7 +18,7 @@ from sprinter.bench.suites.rule import TextRule
 from sprinter.bench.suites.table import PAPER_TOKENS, SUITES, TURN_TOKENS
 from sprinter.decode.checks import at_least
 from sprinter.errors import SprinterError, UserError
-from sprinter.gate.sources import FIELDS, is_source, read_records
+from sprinter.training.sources import FIELDS, is_source, read_records
 
 __all__ = ["load_suite", "suite_names"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from sprinter.bench.sample import Check, Sample
 from sprinter.bench.suites.entry import Making, Rows
 from sprinter.errors import UserError
-from sprinter.gate.sources import Record, text_of
+from sprinter.training.sources import Record, text_of
 
 __all__ = [
     "code", "group_of_spec_bench", "judged_talks", "maths", "multiple_choice", "running_text", "shots",

@@ -14,7 +14,7 @@ from sprinter.bench.suites.entry import Entry, Files, Hub, Rows, Source
 from sprinter.bench.suites.rule import TextRule
 from sprinter.decode.registry import Registry
 from sprinter.errors import UserError
-from sprinter.gate.sources import Record
+from sprinter.training.sources import Record
 
 __all__ = ["SUITES"]
 

@@ -1,0 +1,192 @@
+"""A draft run: ask for draft tokens until a rule, the cap or the end of the text stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.checks import at_least
+from sprinter.decode.draft import AskDraft, AskScore, Chain, Draft, Origin, Record, Scores, Token
+from sprinter.decode.meter import Meter
+from sprinter.decode.spec import Method
+from sprinter.decode.state import RuleState
+from sprinter.decode.trust import State
+from sprinter.random import Draws, Purpose
+
+__all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
+
+METER_CHUNK = 64  # a complete meter asks for a pass of its own after so many unscored tokens
+Answer = Draft | tuple[Draft, ...] | Scores
+Asking = Generator[AskDraft | AskScore, Answer, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(text so far, prompt first)`` gives a reason."""
+
+    max_new_tokens: int
+    ends: Callable[[Sequence[int]], str | None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        at_least("max_new_tokens", self.max_new_tokens, 1)
+
+
+@dataclass(slots=True)
+class Row:
+    """The state of one decoding.
+
+    Attributes:
+        text: the prompt, final tokens, and the untrusted draft under way.
+        final: text[:final] is settled. known: the drafter has text[:known].
+        scored: the target has read text[:scored], always at least one token short of the text.
+        proposes: whether there are drafts in this text.
+        follows: of several drafts of the last round, the text follows this one.
+        chains: untrusted drafts of this round, text[final:] in the one case of a single draft.
+        drafted: tokens drafted in this round.
+    """
+
+    method: Method
+    limits: Limits
+    draws: Draws
+    record: Record
+    complete: bool
+    text: list[int]
+    end: int
+    final: int
+    known: int
+    scored: int
+    trust_state: State
+    stop_state: State
+    proposes: bool
+    follows: int = 0
+    drafted: int = 0
+    chains: list[Chain] = field(default_factory=list)
+    meter: Meter = field(default_factory=Meter)
+
+    @classmethod
+    def begin(
+        cls,
+        prompt: Sequence[int],
+        method: Method,
+        limits: Limits,
+        draws: Draws,
+        record: Record,
+        complete: bool,
+        rules: RuleState | None = None,
+    ) -> Row:
+        """A row that holds the prompt; ``rules`` as in ``decode``."""
+        n = len(prompt)
+        states = RuleState.begin(method.trust, method.stop, rules)
+        # A rule for several drafts is the exact one where there is one draft, as wherever a token may be trusted.
+        rule = method.accept if isinstance(method.accept, AcceptRule) else Exact()
+        return cls(
+            method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
+            scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
+            proposes=method.drafter.begin(draws), meter=Meter(rule),
+        )  # fmt: skip
+
+    def settle(self, position: int, token: Token) -> bool:
+        """Make a token final; False if it ends the text."""
+        self.record.tokens.append(token)
+        over = "length" if position + 1 == self.end else None
+        text = self.text if len(self.text) == position + 1 else self.text[: position + 1]
+        self.record.finish = self.limits.ends(text) or over
+        return self.record.finish is None
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be drafted in this round."""
+        method = self.method
+        # Where nothing can be trusted the last place is left to the call, which draws a token anyway.
+        left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
+        bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
+        return min([left, *bounds])
+
+
+def draft_run(row: Row) -> Asking:
+    """Trusted tokens are final at once; from the first untrusted one on they wait in ``row.chains[0]``."""
+    method, text, round = row.method, row.text, row.record.stats.rounds
+    tokens: list[int] = []
+    laws: list[Tensor] = []
+    raws: list[Tensor] = []
+    row.chains = [Chain(tokens, laws, raws)]
+    stopped = False
+    while not stopped and row.room >= 1:
+        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room, row=row.follows)
+        assert isinstance(answer, Draft)
+        stopped = not answer.tokens
+        for i, x in enumerate(answer.tokens):
+            position, row.drafted = len(text), row.drafted + 1
+            trusted, stop = _ask_rules(row, answer, i, position)
+            if stop and method.stop.discards:
+                stopped = True
+                break
+            text.append(x)
+            ended = len(text) == row.end or row.limits.ends(text) is not None
+            forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
+            stopped = forced or ended
+            if row.final == position and trusted and (ended or not forced):
+                row.final += 1
+                token = Token(x, Origin.TRUSTED, round)
+                if row.complete or method.needs_target:
+                    spared = forced and len(text) < row.end  # by being a token that ends the text
+                    raw_q = None if answer.raw is None else answer.raw[i]
+                    row.meter.wait(position, token, answer.laws[i], method.sees_token or spared, raw_q)
+                row.settle(position, token)
+            else:
+                tokens.append(x)
+                laws.append(answer.laws[i])
+                raws += [] if answer.raw is None else [answer.raw[i]]
+            if stopped:
+                break
+        row.known = len(text)
+        if row.complete and row.meter.waiting >= METER_CHUNK:
+            yield from closing_pass(row)
+
+
+def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
+    """(trusted, stop) for token i of an answer."""
+    method = row.method
+    if method.trust.never and method.length is not None:
+        return False, row.drafted >= method.length
+    signals = {name: values[i] for name, values in answer.signals.items()}
+    signals["drafted"] = torch.tensor(row.drafted)
+    if "uniform" in method.needs:
+        number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
+        signals["uniform"] = torch.tensor(number, dtype=torch.float64)
+    trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
+    stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
+    return bool(trusted), bool(stop)
+
+
+def draft_several(row: Row) -> Asking:
+    """Independent drafts of one length, none trusted."""
+    at_most, width = row.room, row.method.drafter.drafts
+    row.chains = [Chain((), ())]
+    if at_most < 1:
+        return
+    ask = AskDraft(
+        row.known, tuple(row.text[row.known :]), row.record.stats.rounds, at_most, width, row.follows
+    )
+    answer = yield ask
+    assert isinstance(answer, tuple)
+    row.drafted, row.known = at_most, len(row.text)
+    row.chains = [
+        Chain(one.tokens, list(one.laws), [] if one.raw is None else list(one.raw)) for one in answer
+    ]
+
+
+def closing_pass(row: Row) -> Asking:
+    """A target pass for the meter alone."""
+    text = row.text[: row.final]
+    scores = yield AskScore(
+        row.scored, tuple(text[row.scored : -1]), row.record.stats.rounds, True, row=row.follows
+    )
+    assert isinstance(scores, Scores)
+    row.record.stats.closing_passes += 1
+    row.meter.score(row.scored, scores)
+    row.scored = len(text) - 1

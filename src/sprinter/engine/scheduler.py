@@ -1,0 +1,272 @@
+"""Many requests at once: one engine, a fixed number of rows, requests that come and go (continuous batching).
+
+Each request is a stream of jobs (``Run.jobs``). A step of the engine does at most one pass of each kind, for all
+requests whose next job is of that kind: a piece of the waiting prompts in each model (prompts of unlike length apart),
+a draft step, and the target's pass, which a policy may hold back until it pays. Rows are at different lengths and
+phases, each with its own method, sampling and seed; what a row writes does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sprinter.decode.checks import at_least
+from sprinter.decode.draft import Token
+from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob
+from sprinter.engine.generation import Generation
+from sprinter.engine.policy import Policy
+from sprinter.engine.stream import Reader
+from sprinter.engine.task import Parts, Run
+from sprinter.engine.work import Work
+from sprinter.errors import RowsError, UserError
+from sprinter.models.choose import runner_kind
+
+__all__ = ["Batch", "Event"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a step of the engine brought one request.
+
+    Attributes:
+        id: the request's.
+        tokens: new final tokens, each with the text that became certain with it, as in ``Stream``.
+        generation: the whole result, if the request has ended; ``finish_reason`` "error" if it failed.
+        error: why it failed: logits of its rows that are not finite, or what one of its rules raised.
+    """
+
+    id: int
+    tokens: list[Token]
+    generation: Generation | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Live:
+    """A request that has rows.
+
+    Attributes:
+        began: when it got its rows, in seconds. passed_over: steps in which it could have had the target's pass.
+    """
+
+    id: int
+    work: Work
+    reader: Reader | None
+    began: float
+    passed_over: int = 0
+
+
+class Batch:
+    """Rows of both models, and the requests that are served in them.
+
+    Args:
+        parts: the pair's.
+        rows: rows that both models have.
+        max_len: the most tokens, prompt and text together, that a row can hold.
+        policy: when the target's pass is run.
+        memory_bytes: what the caches may take; None: nine tenths of what is free, or would be without idle caches.
+        needs_target, needs_draft: whether any request may ask the model: no cache is made for one that is never asked.
+        tells: whether events tell of tokens as they come; else of finished requests alone.
+
+    Raises:
+        UserError: a model that decodes one row at a time; caches that do not fit, with the largest number of rows.
+
+    Attributes:
+        told: events that nobody has taken yet.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        rows: int,
+        max_len: int,
+        policy: Policy,
+        memory_bytes: int | None = None,
+        needs_target: bool = True,
+        needs_draft: bool = True,
+        tells: bool = True,
+    ) -> None:
+        self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
+        at_least("rows", rows, 1)
+        if memory_bytes is not None:
+            at_least("memory_bytes", memory_bytes, 0)
+        if not isinstance(policy, Policy):
+            raise UserError(f"policy={policy!r} is no policy: give sprinter.Policy(...), or leave it out")
+        loaded = [parts.models.target] * needs_target + [parts.models.draft] * needs_draft
+        models = [one.model for one in loaded if one is not None]
+        for model in models:
+            kind, reason = runner_kind(model)
+            if rows > 1 and kind == "crop":
+                name = type(model).__name__
+                raise RowsError(f"{name} decodes one row at a time ({reason}): use rows=1")
+        parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes)
+        self._models = parts.take(max_len, rows, needs_target, needs_draft)
+        self._waiting: dict[int, Run] = {}
+        self._live: dict[int, _Live] = {}
+        self.told: list[Event] = []
+        self._next_id = 0
+        self._tells, self._closed = tells, False
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that wait or are under way."""
+        return len(self._waiting.keys() | self._live.keys())
+
+    @property
+    def _free(self) -> list[int]:
+        taken = {number for one in self._live.values() for number in one.work.numbers}
+        return [number for number in range(self._rows) if number not in taken]
+
+    def add(self, run: Run) -> int:
+        """Put a request in the queue; its number.
+
+        Raises:
+            UserError: it can never fit.
+        """
+        if self._closed:
+            raise UserError("the engine is closed: make another")
+        if run.rows > self._rows:
+            raise RowsError(
+                f"method {run.request.method.name} needs {run.rows} rows, and the engine has {self._rows}: "
+                f"give rows={run.rows} or more, or fewer drafts"
+            )
+        if run.length > self._max_len:
+            raise UserError(
+                f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
+                f"give max_len={run.length} or more, or a smaller max_new_tokens"
+            )
+        id, self._next_id = self._next_id, self._next_id + 1
+        self._waiting[id] = run
+        return id
+
+    def step(self) -> list[Event]:
+        """``advance``, and hand over what it told."""
+        self.advance()
+        events, self.told = self.told, []
+        return events
+
+    def advance(self) -> None:
+        """Let waiting requests take free rows, do one pass of each kind that is due, and note what came of it.
+
+        An error of one request ends that one alone, and its event tells. What is raised here belongs to none of them
+        (an interrupt, no memory for a pass): all are as they were before that pass, nothing that was to be told is
+        lost, and the next step goes on.
+        """
+        began = time.perf_counter()
+        try:
+            self._admit()
+            for one in self._live.values():
+                if not one.work.begun:
+                    self._go_on(one, None, began)
+            for model in ("target", "draft"):
+                reads = self._at(lambda job, model=model: isinstance(job, PromptJob) and job.model == model)  # type: ignore[misc]
+                self._do(reads, began)
+            self._do(self._at(lambda job: isinstance(job, DraftJob)), began)
+            waiting = self._at(lambda job: isinstance(job, TargetJob))
+            longest = max((one.passed_over for one in waiting), default=0)
+            under_way = sum(not one.work.over for one in self._live.values())
+            # One that was asked for in this very step may come along.
+            if waiting and self._policy.calls(len(waiting), under_way, longest):
+                self._do(waiting, began)
+            else:
+                for one in waiting:
+                    one.passed_over += 1
+        finally:
+            now = time.perf_counter()
+            for one in self._live.values():
+                if not one.work.over:
+                    one.work.run.record.stats.wall_s += now - max(one.began, began)
+        self._tell()
+
+    def cancel(self, id: int) -> Generation:
+        """Abandon a request, whether it waits or is under way; its rows are free at once.
+
+        Returns:
+            The result so far, ``finish_reason`` "cancelled".
+
+        Raises:
+            UserError: there is no such request, or it is finished.
+        """
+        run = self._waiting.pop(id, None)
+        if id in self._live:
+            run = self._live[id].work.run
+            self._leave(self._live[id])
+        if run is None:
+            raise UserError(f"request {id} is not under way: it is finished, cancelled or was never added")
+        return run.generation()
+
+    def close(self) -> None:
+        """Abandon all requests and give the caches back."""
+        if self._closed:
+            return
+        self._closed = True
+        self._live.clear()
+        self._waiting.clear()
+        self._parts.give_back(self._models)
+
+    def _admit(self) -> None:
+        """First come, first served: the first in the queue waits until there are rows enough for it."""
+        for id, run in list(self._waiting.items()):
+            free = self._free
+            if id not in self._live:  # else an interrupt came between the next two statements
+                if run.rows > len(free):
+                    return
+                work = Work(run, self._models, free[: run.rows], self._policy.prompt_piece)
+                reader = Reader(run) if self._tells else None
+                self._live[id] = _Live(id, work, reader, time.perf_counter())
+            del self._waiting[id]
+
+    def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
+        """Requests whose next job is such a one, in the order of their rows."""
+        return sorted(
+            (one for one in self._live.values() if wanted(one.work.job)), key=lambda one: one.work.numbers
+        )
+
+    def _do(self, group: Sequence[_Live], began: float) -> None:
+        """One pass for all of them."""
+        jobs = [one.work.job for one in group if one.work.job is not None]
+        done = self._models.run(jobs) if jobs else []
+        for one, result in zip(group, done, strict=True):
+            self._go_on(one, result, began)
+
+    def _go_on(self, one: _Live, done: Done | None, began: float) -> None:
+        """Tell a request what was done for it, up to its next job."""
+        one.work.go_on(done)
+        one.passed_over = 0
+        if one.work.over:
+            one.work.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
+
+    def _tell(self) -> None:
+        """Note what is new of each request; those that have ended leave."""
+        for one in list(self._live.values()):
+            if one.work.over:
+                self._leave(one, one.work.run.generation())
+            else:
+                self._note(one)
+
+    def _leave(self, one: _Live, generation: Generation | None = None) -> None:
+        """Free the rows of a request; its event tells of the result, if there is one."""
+        for rows in (self._models.target, self._models.draft):
+            if rows is not None:
+                rows.rewind(dict.fromkeys(one.work.numbers, 0))
+        if generation is None:
+            del self._live[one.id]
+        else:
+            self._note(one, generation)
+
+    def _note(self, one: _Live, generation: Generation | None = None) -> None:
+        """What nobody was told of a request, once: an interrupt before it is noted leaves all to the next step."""
+        place = one.reader and one.reader.place
+        try:
+            if generation is not None:
+                del self._live[one.id]
+            tokens = one.reader.read() if one.reader else []
+            if tokens or generation is not None:
+                self.told.append(Event(one.id, tokens, generation, one.work.error))
+        except BaseException:
+            self._live[one.id] = one
+            if one.reader and place:
+                one.reader.place = place
+            raise

@@ -1,0 +1,240 @@
+"""Compiled code for the CPU, kept on disk: exported once, compiled by AOTInductor, loaded in milliseconds.
+
+Weights are packed into the compiled code (``freezing``), and products with them are the compiler's own loops
+(``max_autotune`` with the CPP backend alone, so that nothing is timed): a library call a product would cost as much as
+the product itself on small models. A file is named after everything that it depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
+from threading import Lock
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sprinter.errors import UserError
+from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
+from sprinter.models.capture.attention import own_attention_kernel
+from sprinter.models.capture.kernels import own_products
+from sprinter.models.capture.marks import digest, hash_file
+
+__all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
+
+_log = logging.getLogger("sprinter")
+_HERE = Path(__file__).parent
+_SOURCES = [
+    *(
+        _HERE / f"{name}.py"
+        for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")
+    ),
+    *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
+    *(_HERE.parent / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
+]
+
+Compiled = Callable[[list[Tensor]], list[Tensor]]
+"""Flat inputs → flat outputs; buffers among the inputs are written in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is to be compiled.
+
+    Attributes:
+        name: for people and for the key, such as "pass-one".
+        model: whose weights go into it. unit: as well.
+        facts: whatever else it depends on, JSON.
+        export: makes the exported program; called only if nothing is on the disk.
+    """
+
+    name: str
+    model: PreTrainedModel
+    unit: nn.Module
+    facts: dict[str, Any]
+    export: Callable[[], torch.export.ExportedProgram]
+
+
+def find_compiled(recipe: Recipe, may_compile: bool) -> Compiled | None:
+    """The compiled code; None if it is not on the disk and may not be made now.
+
+    Raises:
+        UserError: there is no C++ compiler; the model cannot be compiled; the cache is not this user's own; with
+            ``may_compile`` also code that cannot be loaded.
+    """
+    kind, cache = f"{recipe.name}-{_hash(_config(recipe.model))[:8]}", cache_dir()
+    if not may_compile and not any(cache.glob(f"{kind}-*.pt2")):
+        return None  # before all weights are read for nothing
+    make_cache_dir()
+    stem = f"{kind}-{_key(recipe)}"
+    loaded = _find(stem, may_compile)
+    if loaded is not None or not may_compile:
+        return loaded
+    # One process at a time: the compiler's own files are shared, and the next one may find what it wants.
+    with FileLock(cache / "compiling.lock"):
+        for stale in cache.glob("tmp*.part"):  # of a compilation that was killed
+            shutil.rmtree(stale)
+        loaded = _find(stem, True)
+        if loaded is None:
+            made = _compile(recipe, stem, lambda: stem == f"{kind}-{_key(recipe)}")
+            loaded = _load(made, True)
+    assert loaded is not None, "what was just written cannot be read back"
+    return loaded
+
+
+def _find(stem: str, must: bool) -> Compiled | None:
+    loaded = (_load(path, must) for path in sorted(cache_dir().glob(f"{stem}.*.pt2")))
+    return next((code for code in loaded if code is not None), None)
+
+
+def forget_compiled() -> None:
+    """Delete all compiled code, and nothing else that lies there."""
+    for path in cache_dir().glob("*.pt2"):
+        path.unlink(missing_ok=True)
+
+
+def _key(recipe: Recipe) -> str:
+    model = recipe.model
+    facts = {
+        **recipe.facts,
+        "config": _config(model),
+        "parts": [digest(model), digest(recipe.unit)],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cpu": cpu_flags(),
+        "threads": torch.get_num_threads(),
+        "sources": [hash_file(path) for path in _SOURCES],
+    }
+    return _hash(json.dumps(facts, sort_keys=True))[:32]
+
+
+def _config(model: PreTrainedModel) -> str:
+    """The configuration, without the place that the model came from."""
+    text = model.config.to_json_string(use_diff=False)
+    kept = json.loads(text, object_hook=_without_place)
+    return json.dumps(kept, sort_keys=True)
+
+
+def _without_place(held: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in held.items() if key != "_name_or_path"}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cpu_flags() -> str:
+    """What the compiler may use of this processor."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return (
+            f"{torch.backends.cpu.get_cpu_capability()} {os.uname().machine if hasattr(os, 'uname') else ''}"
+        )
+    lines = path.read_text().splitlines()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+_WORDS = {
+    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "read": "a prompt's passes",
+    "one": "one token of one row",
+    "any": "any number of tokens", "some": "some of the rows",
+}  # fmt: skip
+"""Of a recipe's name, for people."""
+
+
+def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
+    """Write ``stem.HASH.pt2``, the hash being that of the file itself, whole or not at all.
+
+    ``still``: whether the recipe is still the one that ``stem`` names.
+    """
+    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+        raise UserError("compile=True needs a C++ compiler: install g++ (or set CXX), or use compile=False")
+    what, _, shape = recipe.name.partition("-")
+    _log.warning("compiling %s (%s), once; about a minute", _WORDS.get(what, what), _WORDS.get(shape, shape))
+    name = type(recipe.model).__name__
+    with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
+        part = Path(folder) / "code.pt2"
+        try:
+            with torch.no_grad(), _quiet():
+                from torch._inductor import aoti_compile_and_package
+
+                with own_products(), own_attention_kernel():
+                    aoti_compile_and_package(
+                        recipe.export(), package_path=str(part), inductor_configs=_options(recipe.model)
+                    )
+        except Exception as error:  # Whatever a model does that cannot be exported or compiled.
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UserError(f"{name} cannot be compiled ({why[:200]}): use compile=False") from error
+        if not still():
+            raise UserError(f"{name} changed while it was compiled: ask again when its weights are at rest")
+        part.chmod(0o600)
+        path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2"
+        part.replace(path)
+    return path
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The compiler's own warnings are not for our users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _options(model: PreTrainedModel) -> dict[str, Any]:
+    # Products of two matrices that change, as in transformers' own attention, have no kernel there.
+    own = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    products = own if model.config._attn_implementation == "sdpa" else {}
+    return {"freezing": True, "assert_indirect_indexing": False, **products}
+
+
+def _load(path: Path, must: bool) -> Compiled | None:
+    """None, and one line said, if the file is damaged: damaged machine code must not be run, and is deleted.
+
+    Sound code may fail to load (the runtime unpacks it into the temporary directory): it stays where it is.
+
+    Raises:
+        UserError: others may have written the file; it cannot be loaded, and ``must`` be.
+    """
+    check_own(path)
+    try:
+        if path.suffixes[-2] != f".{hash_file(path)[:16]}":
+            _log.warning(
+                "the compiled code in %s cannot be used (it is not what was written): it is made anew when needed",
+                path,
+            )
+            path.unlink(missing_ok=True)
+            return None
+        with _quiet():
+            from torch._inductor import aoti_load_package
+
+            loaded = aoti_load_package(str(path), run_single_threaded=True)
+    except (OSError, RuntimeError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        line = f"the compiled code in {path} cannot be loaded ({why[:200]})"
+        mend = f"see that {gettempdir()} has room and may hold programs, or set TMPDIR to another folder"
+        if must:
+            raise UserError(f"{line}: {mend}, or use compile=False") from error
+        _log.warning("%s, passes run step by step: %s", line, mend)
+        return None
+    lock, run = Lock(), loaded.loader.boxed_run
+
+    def locked(inputs: list[Tensor]) -> list[Tensor]:
+        with lock:  # the code has one set of workspaces
+            outputs: list[Tensor] = run(inputs)
+        return outputs
+
+    return locked

@@ -1,0 +1,236 @@
+"""What captured code takes from a module: noticed when it changes (``Watch``), told for good (``digest``).
+
+Compiled code has a module's classes, plain attributes, hooks and weights frozen into it, a CUDA graph the places where
+the weights lie. Either is wrong as soon as one of these is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+from collections.abc import Hashable, Iterator
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from transformers import PretrainedConfig, PreTrainedModel
+
+from sprinter.models.runners import forward
+
+__all__ = ["Watch", "digest", "hash_file", "places"]
+
+_WHOLE = 4096
+"""Longest tensor that is looked at whole."""
+
+_EVERY = 61
+"""Of longer ones one element in so many is looked at: a prime, so that no column of a matrix escapes."""
+
+_NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
+"""Attributes that say nothing of what a module computes, or are read apart."""
+
+_NOTING = (forward.__name__, "transformers.utils.output_capturing")
+"""Where hooks are written that come and go or stay, and change nothing: they note what passes by."""
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Watch:
+    """Notices that a module is no longer what captured code was made of.
+
+    Torch counts what is written to a tensor (``load_state_dict``, an optimizer's step); a tensor, a submodule or a
+    plain attribute that is replaced is another object. Writes through ``.data`` or NumPy and to inference tensors are
+    not counted: these show in the elements themselves, of which all are looked at up to 4096, of a longer tensor one in
+    61: a few elements may escape, a row or a column of a matrix with as many may not.
+
+    A look costs about a fifth of an eager pass, so it is taken when a text begins, not at each pass.
+
+    Args:
+        contents: compiled code holds the weights; False: a CUDA graph holds the places where they lie.
+    """
+
+    def __init__(self, contents: bool = True) -> None:
+        self._contents = contents
+        self._places: Hashable = None
+        self._written: Hashable = None
+        self._samples: list[np.ndarray] = []
+
+    def changed(self, module: nn.Module) -> bool:
+        """Whether the module has changed since the last look; True at the first."""
+        before = self._places, self._written
+        held, tensors = _identity(module)
+        self._places = (*held, *[(x.data_ptr(), x.shape, x.stride()) for x in tensors])
+        if self._contents:
+            if self._places != before[0]:
+                self._samples = [_sample(x) for x in tensors]
+            counted = [-1 if x.is_inference() else x._version for x in tensors]
+            self._written = (*counted, *[hash(sample.tobytes()) for sample in self._samples])
+        return before != (self._places, self._written)
+
+
+def _identity(module: nn.Module) -> tuple[list[Hashable], list[Tensor]]:
+    """Classes and identities of all parts and their attributes, and their tensors."""
+    held: list[Hashable] = []
+    tensors: list[Tensor] = []
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is not None:
+            held += (id(type(part)), *map(id, vars(part).values()), *_hooks(part))
+            for own in (part._parameters, part._buffers):
+                if own:
+                    tensors += [x for x in own.values() if x is not None]
+            waiting += part._modules.values()
+    config = getattr(module, "config", None)
+    return [*held, _settings(config), *_hooks_of_all()], tensors
+
+
+def _hooks(part: nn.Module) -> list[Hashable]:
+    """Hooks that may change what a part computes: torch numbers what is registered, and never the same way again."""
+    return _foreign(part._forward_hooks) + _foreign(part._forward_pre_hooks)
+
+
+def _hooks_of_all() -> list[Hashable]:
+    """Likewise those that were registered for all modules."""
+    return _foreign(torch_module._global_forward_hooks) + _foreign(torch_module._global_forward_pre_hooks)
+
+
+def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
+    # A list first: another thread's pass registers and removes its own hook meanwhile.
+    return [
+        (number, id(hook))
+        for number, hook in (list(hooks.items()) if hooks else ())
+        if getattr(hook, "__module__", None) not in _NOTING
+    ]
+
+
+def _sample(x: Tensor) -> np.ndarray:
+    """The elements that are looked at, as bits; a view of the tensor's memory."""
+    flat = x.detach().view(_BITS[x.element_size()]).numpy().reshape(-1)
+    return flat[:: 1 if flat.size <= _WHOLE else _EVERY]
+
+
+_digests: WeakKeyDictionary[nn.Module, tuple[Watch, str]] = WeakKeyDictionary()
+
+
+def digest(module: nn.Module) -> str:
+    """SHA-256 of everything that compiled code takes from a module, the same in every process.
+
+    Classes with their sources, plain attributes and weights. Taken anew when the module has changed. What a hook does
+    cannot be told for good: the code of a module that has any serves this process alone.
+    """
+    watch, made = _digests.get(module, (Watch(), ""))
+    if watch.changed(module):
+        made = _digest(module)
+        _digests[module] = watch, made
+    return made
+
+
+def places(module: nn.Module) -> Hashable:
+    """Classes and plain attributes of a module and where its weights lie: the same of two that share their parts."""
+    facts, tensors = _read(module)
+    return tuple(facts), tuple((x.data_ptr(), x.shape, x.stride()) for _, x in tensors)
+
+
+def _digest(module: nn.Module) -> str:
+    facts, tensors = _read(module)
+    types = {type(part) for part in module.modules()}
+    made = hashlib.sha256(repr(facts).encode())
+    for source in sorted({_hash_source(cls) for each in types for cls in _told(each)}):
+        made.update(source.encode())
+    for name, values in tensors:
+        made.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
+        made.update(values.detach().contiguous().cpu().view(_BITS[values.element_size()]).numpy().data)
+    return made.hexdigest()
+
+
+def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
+    """Classes and plain attributes of a module's parts, and all tensors that they hold."""
+    facts: list[Hashable] = []
+    tensors: list[tuple[str, Tensor]] = []
+    for path, part in module.named_modules(remove_duplicate=False):
+        facts += [
+            path,
+            _name(type(part)),
+            _name(type(part).forward),
+            *((_RUN, hook) for hook in _hooks(part)),
+        ]
+        held = [*part._parameters.items(), *part._buffers.items()]
+        for name, value in vars(part).items():
+            if name in _NOT_READ or (name[0] == "_" and isinstance(part, PreTrainedModel)):
+                continue  # transformers' own notes, of how a model was loaded
+            if isinstance(value, Tensor):
+                held.append((name, value))
+            else:
+                facts.append((name, _plain(value)))
+        tensors += [(f"{path}.{name}", value) for name, value in held if value is not None]
+    return [*facts, *((_RUN, hook) for hook in _hooks_of_all())], tensors
+
+
+def _settings(config: Any) -> Hashable:
+    """Of a configuration what its model may read: not where it came from, nor what we change while we trace."""
+    if not isinstance(config, PretrainedConfig):
+        return None
+    return tuple((name, _plain(value)) for name, value in sorted(vars(config).items()) if name[0] != "_")
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def _plain(value: Any) -> Hashable:
+    """A value that is compared and written out; of other objects their class."""
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return tuple((_plain(key), _plain(held)) for key, held in value.items())
+    if isinstance(value, set | frozenset):
+        return tuple(sorted(repr(_plain(held)) for held in value))
+    if isinstance(value, PretrainedConfig):
+        return _settings(value)
+    if isinstance(value, partial):
+        return _plain((value.func, value.args, value.keywords))
+    return _name(value) if hasattr(value, "__qualname__") else _name(type(value))
+
+
+def _name(what: Any) -> str:
+    return f"{what.__module__}.{what.__qualname__}"
+
+
+def _told(cls: type) -> Iterator[type]:
+    """The class and its bases, those of torch left out: its version stands for them."""
+    return (base for base in cls.__mro__ if base.__module__.split(".")[0] not in ("torch", "builtins"))
+
+
+_RUN = secrets.token_hex(8)
+
+
+@cache
+def _hash_source(cls: type) -> str:
+    """SHA-256 of the file that a class is written in; of a model's own code all files that lie beside it.
+
+    What has no file (typed into an interpreter) cannot be told from what bears its name tomorrow: its code serves this
+    process alone.
+    """
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    if file is None:
+        return f"{_name(cls)} {id(cls)} {_RUN}"
+    path = Path(file)
+    together = (
+        sorted(path.parent.glob("*.py")) if cls.__module__.startswith("transformers_modules.") else [path]
+    )
+    return " ".join(map(hash_file, together))
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,400 @@
+"""The captured runner: the row runner whose short passes are captured, compiled on a CPU, CUDA graphs on NVIDIA.
+
+A *unit* is a function of tensors around one pass: the pass alone, or a whole draft step. Long passes (a prompt) and the
+first pass of a runner, which makes the buffers, go the row runner's own way over the same buffers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import PreTrainedModel
+
+from sprinter.models.capture.compiled import Compiled, Recipe, find_compiled
+from sprinter.models.capture.marks import Watch, digest
+from sprinter.models.capture.trace import RowPass, own_attention
+from sprinter.models.interface import Step
+from sprinter.models.runners.forward import CHUNK, Keep
+from sprinter.models.runners.row import RowRunner, Windows
+
+__all__ = [
+    "FEWEST",
+    "LONGEST",
+    "PASS",
+    "CapturedRunner",
+    "CompiledUnits",
+    "Run",
+    "Unit",
+    "Units",
+    "as_module",
+    "split_inputs",
+]
+
+Run = Callable[[Keep | None], tuple[Tensor, Tensor]]
+
+LONGEST = CHUNK
+"""Most tokens a row of a compiled pass: whatever a runner is fed at once."""
+
+
+FEWEST = 3
+"""Fewest slots of the buffers of compiled passes: in bfloat16 the compiler takes less for another layout."""
+
+
+class Unit(nn.Module):
+    """What is captured: the pass, and in subclasses what is done with its results.
+
+    Args:
+        name: for people. facts: whatever the code depends on besides the model, JSON.
+
+    Attributes:
+        per_token: whether what it makes is ``[batch, n, ...]``.
+    """
+
+    per_token = True
+
+    def __init__(self, name: str = "pass", **facts: Any) -> None:
+        super().__init__()
+        self.name, self.facts = name, facts
+        self.key = f"{name} {json.dumps(facts, sort_keys=True)}"
+
+    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Tensors, each made of one call of ``run``.
+
+        Args:
+            run: makes the pass: (logits, states), see ``RowPass``; ``keep`` as there.
+            extras: what the caller gave besides the tokens, each ``[batch, ...]``.
+        """
+        return run(None)
+
+
+PASS = Unit()
+"""The pass alone: logits ``[batch, n, vocab]`` and states ``[batch, n, d]``."""
+
+
+class _Read(Unit):
+    """A pass whose logits nobody wants, as a prompt's: states ``[batch, n, d]`` alone."""
+
+    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return run(lambda hidden: hidden[:, -1:])[1:]
+
+
+READ = _Read("read")
+
+
+class Units(Protocol):
+    """Where captured units come from."""
+
+    def begin(self) -> None:
+        """A text begins: what was captured from a model that has changed since is dropped."""
+        ...
+
+    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
+        """The captured unit for inputs of this shape, or None: then the eager way is taken.
+
+        Args:
+            unit: what is to run.
+            some: whether not all rows of the buffers take part.
+            like: the inputs of the present call: tokens, positions, slots, rows, keys, extras, buffers.
+        """
+        ...
+
+
+class CapturedRunner(RowRunner):
+    """See ``Runner``; ``run`` runs other units than the pass alone.
+
+    Args:
+        model, batch, max_len, windows: as of the row runner.
+        units: where captured units come from.
+    """
+
+    name = "captured"
+
+    def __init__(
+        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units
+    ) -> None:
+        super().__init__(model, batch, max_len, windows)
+        self._units = units
+        self._buffers: list[Tensor] = []
+        self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
+
+    def run(
+        self,
+        unit: Unit,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        extras: Sequence[Tensor] = (),
+        rows: Sequence[int] | None = None,
+    ) -> list[Tensor] | None:
+        """Run a unit over new tokens at the end of each row, or of ``rows``, and keep them, as ``extend`` does.
+
+        Returns:
+            What the unit makes; None, and nothing was done, where it is not captured for this shape.
+
+        Raises:
+            ValueError: as ``extend``.
+        """
+        made = self.run_steps(unit, tokens, [counts], [extras], rows)
+        return made[0] if made else None
+
+    def run_steps(
+        self,
+        unit: Unit,
+        tokens: Tensor,
+        counts: Sequence[Sequence[int] | None],
+        extras: Sequence[Sequence[Tensor]],
+        rows: Sequence[int] | None = None,
+    ) -> list[list[Tensor]]:
+        """Run a unit several times; each run but the first reads what the one before made first, ``[batch, 1]``.
+
+        Args:
+            unit: what to run.
+            tokens: ``[batch, n]``, of the first run.
+            counts, extras: of each run.
+            rows: as of ``extend``, the same in all runs.
+
+        Returns:
+            What each run made; fewer runs than were asked for where the next is not captured for its shape.
+
+        Raises:
+            ValueError: as ``extend``.
+        """
+        made: list[list[Tensor]] = []
+        if rows is not None and list(rows) == list(range(self.batch)):
+            rows = None
+        self._check_steps(tokens, counts, rows)
+        with torch.inference_mode():
+            for count, extra in zip(counts, extras, strict=True):
+                n = tokens.shape[1]
+                done = self._captured(unit, tokens, count, extra, rows)
+                if done is None:
+                    break
+                for i, row in enumerate(range(self.batch) if rows is None else rows):
+                    self._lengths[row] += n if count is None else count[i]
+                made.append(done)
+                tokens = done[0]
+        return made
+
+    def _check_steps(
+        self, tokens: Tensor, counts: Sequence[Sequence[int] | None], rows: Sequence[int] | None
+    ) -> None:
+        """All steps at once, before the first."""
+        n = self._check_extend(tokens, counts[0], rows)
+        for i, row in enumerate(range(self.batch) if rows is None else rows):
+            more = sum((1 if step else n) if count is None else count[i] for step, count in enumerate(counts))
+            if self._lengths[row] + more > self.max_len:
+                raise ValueError(
+                    f"row {row} would hold {self._lengths[row] + more} tokens; "
+                    f"this runner has max_len={self.max_len}"
+                )
+
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        made = self._captured(PASS if logits else READ, tokens, counts, (), None)
+        if made is None:
+            return super()._step(tokens, counts, logits)
+        return Step(*made) if logits else Step(None, made[0])
+
+    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+        made = self._captured(PASS if logits else READ, tokens, counts, (), rows)
+        if made is None:
+            return super()._step_some(tokens, counts, logits, rows)
+        return Step(*made) if logits else Step(None, made[0])
+
+    def _captured(
+        self,
+        unit: Unit,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        extras: Sequence[Tensor],
+        rows: Sequence[int] | None,
+    ) -> list[Tensor] | None:
+        if tokens.shape[1] > LONGEST:
+            return None
+        if not self._buffers:
+            self._make_buffers()
+        if self._begins(counts, rows):
+            self._units.begin()
+        inputs = [tokens, *self._where(tokens.shape[1], counts, rows), *extras, *self._buffers]
+        captured = self._units.find(unit, rows is not None, inputs)
+        return None if captured is None else captured(inputs)
+
+    def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
+        """Whether a row reads its first token now."""
+        taking_part = range(self.batch) if rows is None else rows
+        return any(
+            self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
+        )
+
+    def _where(
+        self, n: int, counts: Sequence[int] | None, rows: Sequence[int] | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Positions, slots, rows and visible keys of a pass."""
+        if rows is None and self._are_aligned(n, counts):
+            start = self._lengths[0]
+            places = self._positions.narrow(1, start, n)
+            if self.batch > 1:
+                places = places.expand(self.batch, n).contiguous()
+            return places, places, self._all_rows, self._keys.narrow(0, 0, start + n)
+        lengths = self._lengths if rows is None else [self._lengths[row] for row in rows]
+        numbers = self._all_rows if rows is None else torch.tensor(rows, device=self.device)
+        positions, slots, keys = self._places(n, [n] * len(lengths) if counts is None else counts, lengths)
+        return positions, slots, numbers, self._keys.narrow(0, 0, keys)
+
+    def _make_buffers(self) -> None:
+        """One eager pass over one token a row, which nobody looks at: the rows' first slots are then written anew."""
+        if not self._made:
+            assert not any(self._lengths)
+            super()._step(torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False)
+        self._buffers = self._cache.buffers()
+
+
+_SIDE_BY_SIDE = 4
+"""Codes of one unit that are held at a time: pairs over one draft take turns, each with a gate of its own."""
+
+
+class _Shelf:
+    """What of one model was loaded, or looked for in vain; all its runners share it."""
+
+    def __init__(self) -> None:
+        self._lock, self._watch = Lock(), Watch()
+        self._codes: dict[tuple[str, str, str], Compiled | None] = {}
+        self._units: WeakKeyDictionary[Unit, str] = WeakKeyDictionary()
+
+    def begin(self, model: PreTrainedModel) -> None:
+        """See ``Units``. Units are looked at again too, when they are next met."""
+        with self._lock:
+            self._units.clear()
+            if self._watch.changed(model):
+                self._codes = {}
+
+    def find(
+        self, unit: Unit, shape: str, again: bool, look: Callable[[], Compiled | None]
+    ) -> Compiled | None:
+        """The code that is here, else what ``look`` finds; ``again``: also where it found nothing before."""
+        codes, own = self._codes, self._units.get(unit)
+        if own is None:
+            own = self._units[unit] = digest(unit)
+        key = (unit.key, shape, own)
+        if key not in codes or (again and codes[key] is None):
+            codes[key] = look()
+            others = [other for other in codes if other[:2] == key[:2]]
+            for other in others[:-_SIDE_BY_SIDE]:
+                del codes[other]
+        return codes[key]
+
+
+_shelves: WeakKeyDictionary[PreTrainedModel, _Shelf] = WeakKeyDictionary()
+
+
+@dataclass(slots=True)
+class CompiledUnits:
+    """Units compiled for the CPU.
+
+    The code holds the weights of model and unit as they were when it was made. Both are looked at when a text begins
+    (a row reads its first token): a text is made with the weights that lie there then.
+
+    Args:
+        model: a model that the row runner serves. windows: its masks.
+        may_compile: compile what is not on the disk; else only what lies there is used.
+    """
+
+    model: PreTrainedModel
+    windows: Windows
+    may_compile: bool
+    _shelf: _Shelf = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shelf = _shelves.setdefault(self.model, _Shelf())
+
+    def begin(self) -> None:
+        """See ``Units``."""
+        self._shelf.begin(self.model)
+
+    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
+        """See ``Units``. Three shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows."""
+        if like[-1].shape[2] < FEWEST:
+            return None
+        shape = "some" if some else "one" if like[0].numel() == 1 else "any"
+        return self._shelf.find(
+            unit,
+            shape,
+            self.may_compile,
+            lambda: find_compiled(self._recipe(unit, shape, like), self.may_compile),
+        )
+
+    def _recipe(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> Recipe:
+        facts = {
+            "unit": unit.key,
+            "shape": shape,
+            "windows": self.windows,
+            "attention": self.model.config._attn_implementation,
+        }
+        return Recipe(
+            f"{unit.name}-{shape}", self.model, unit, facts, lambda: self._export(unit, shape, like)
+        )
+
+    def _export(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> torch.export.ExportedProgram:
+        """The inputs of the present call give dtypes and sizes; their batch and lengths are left open."""
+        single, held = shape == "one", 3 if shape == "some" else 2
+        batch, n, seen, slots = (1, 1, 24, 40) if single else (2, 6, 24, 40)
+        extras, buffers = split_inputs(like)
+        places = torch.arange(seen - n, seen).expand(batch, n).contiguous()
+        inputs = (
+            torch.zeros(batch, n, dtype=torch.long),
+            places,
+            places.clone(),
+            torch.arange(batch),
+            torch.arange(seen),
+            [x[:1].expand(batch, *x.shape[1:]).clone() for x in extras],
+            [x.new_zeros(1 if single else held, x.shape[1], slots, x.shape[3]) for x in buffers],
+        )
+        rows = {} if single else {0: Dim("batch", min=1, max=4096)}
+        whole = {0: Dim("held", min=1, max=4096)} if shape == "some" else rows
+        text = {} if single else {**rows, 1: Dim("n", min=1, max=LONGEST)}
+        dynamic = (
+            text, text, text, rows, {0: Dim("seen", min=1)},
+            [rows] * len(extras), [{**whole, 2: Dim("slots", min=FEWEST)}] * len(buffers),
+        )  # fmt: skip
+        module = as_module(RowPass(self.model, self.windows, shape == "some"), unit)
+        with own_attention(self.model):
+            return torch.export.export(module, inputs, dynamic_shapes=dynamic, strict=False)
+
+
+def split_inputs(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Extras and buffers among a unit's inputs: buffers alone have four axes."""
+    return [x for x in inputs[5:] if x.dim() < 4], [x for x in inputs[5:] if x.dim() == 4]
+
+
+def as_module(rows: RowPass, unit: Unit) -> nn.Module:
+    """The unit around the pass, as compilers take it; see ``_Flat.forward`` for its inputs."""
+    return _Flat(rows, unit)
+
+
+class _Flat(nn.Module):
+    """A unit around a pass, as the compiler takes it: tensors in, a tuple of tensors out."""
+
+    def __init__(self, rows: RowPass, unit: Unit) -> None:
+        super().__init__()
+        self.rows, self.unit = rows, unit
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        numbers: Tensor,
+        keys: Tensor,
+        extras: list[Tensor],
+        buffers: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        def run(keep: Keep | None) -> tuple[Tensor, Tensor]:
+            return self.rows(tokens, positions, slots, numbers, keys, buffers, keep)  # type: ignore[no-any-return]
+
+        return self.unit(run, extras)  # type: ignore[no-any-return]

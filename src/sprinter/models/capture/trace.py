@@ -1,0 +1,169 @@
+"""A model over cache rows as a plain function of tensors: what is captured.
+
+``RowPass`` takes everything that changes from call to call as a tensor (tokens, positions, slots, visible keys, the
+cache's buffers) and holds no state of its own, so that it can be exported, compiled, or recorded as a graph. It calls
+the transformers model as it is; on a CPU only the attention function is another one, said below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from sprinter.errors import SprinterError
+from sprinter.models.capture.attention import attention
+from sprinter.models.runners.forward import Keep, call_model
+from sprinter.models.runners.masks import window_mask
+
+__all__ = ["RowPass", "own_attention"]
+
+_OWN = "sprinter_rows"
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Writes K and V of one layer at each row's slots and shows the first ``seen`` keys.
+
+    ``rows``: numbers of the rows in the buffers; ``gather``: they are not all rows in order.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, seen: int, gather: bool
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values, self._slots, self._seen = keys, values, slots, seen
+        self._rows, self._gather = rows, gather
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("the buffers are there from the start")
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None and self.values is not None
+        head = torch.arange(key_states.shape[1], device=key_states.device)[None, :, None]
+        place = (self._rows[:, None, None], head, self._slots[:, None, :])
+        self.keys.index_put_(place, key_states)
+        self.values.index_put_(place, value_states)
+        seen = self.keys.narrow(2, 0, self._seen), self.values.narrow(2, 0, self._seen)
+        if not self._gather:
+            return seen
+        return seen[0].index_select(0, self._rows), seen[1].index_select(0, self._rows)
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._seen, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class _Buffers(Cache):
+    """transformers' view of the buffers that a pass was given."""
+
+    def __init__(self, layers: Sequence[_Layer]) -> None:
+        super().__init__(layers=list(layers))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+class RowPass(nn.Module):
+    """One pass over rows.
+
+    Args:
+        model: a model that the row runner serves.
+        windows: the masks that its layers need, by layer type; the key "" alone: one mask for all.
+        gather: some rows of the buffers take part, in any order; else all rows, in order.
+    """
+
+    def __init__(self, model: PreTrainedModel, windows: dict[str, int | None], gather: bool = False) -> None:
+        super().__init__()
+        self.model, self._windows, self._gather = model, windows, gather
+        self._mask_dtype = torch.bool if model.config._attn_implementation == "sdpa" else model.dtype
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        keys: Tensor,
+        buffers: Sequence[Tensor],
+        keep: Keep | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits ``[batch, n, vocab]`` (of what ``keep`` lets through) and states ``[batch, n, d]``.
+
+        Args:
+            tokens: ``[batch, n]``; positions: theirs; slots: where their keys and values are written.
+            rows: ``[batch]``, numbers of the rows in the buffers.
+            keys: ``[k]``, 0, 1, ..., k − 1: the keys that may be seen. A query at position t sees those up to t.
+            buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
+        """
+        pairs = zip(buffers[::2], buffers[1::2], strict=True)
+        cache = _Buffers([_Layer(k, v, rows, slots, keys.shape[0], self._gather) for k, v in pairs])
+        masks = {
+            kind: window_mask(keys, positions, window, self._mask_dtype)
+            for kind, window in self._windows.items()
+        }
+        mask = masks.get("", masks)
+        return call_model(
+            self.model, tokens, keep, position_ids=positions, attention_mask=mask, past_key_values=cache
+        )
+
+
+@contextmanager
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """While this lasts, a model that uses scaled_dot_product_attention is given ours."""
+    config = model.config
+    before = config._attn_implementation
+    if before != "sdpa":
+        yield
+        return
+    ALL_ATTENTION_FUNCTIONS.register(_OWN, partial(_attend, get_ident(), ALL_ATTENTION_FUNCTIONS[before]))
+    config._attn_implementation = _OWN
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attend(
+    owner: int,
+    others: Callable[..., tuple[Tensor, None]],
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As transformers' attention functions; ``attention_mask``: bool ``[1 or batch, 1, n, k]``.
+
+    A pass of another thread than the owner's, under way while this model is traced, goes the usual way.
+    """
+    if get_ident() != owner:
+        return others(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    _check(kwargs)
+    assert attention_mask is not None, "a traced pass has a mask"
+    batch, _, n, d = query.shape
+    mask = attention_mask[:, 0].expand(batch, n, key.shape[2])
+    return attention(query, key, value, mask, d**-0.5 if scaling is None else scaling), None
+
+
+def _check(kwargs: dict[str, Any]) -> None:
+    for name in ("softcap", "s_aux", "position_bias"):
+        if kwargs.get(name) is not None:
+            raise SprinterError(f"its attention uses {name}, which our own does not know")

@@ -1,0 +1,170 @@
+"""A GGUF file as a model: loaded by llama.cpp, described by its own metadata."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from sprinter.errors import UserError
+from sprinter.models.gguf.library import gguf_package, installed, last_words, library, loading
+from sprinter.models.gguf.output_head import gguf_head
+from sprinter.models.gguf.repack import Repacking, repacking
+
+__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel"]
+
+FINGERPRINT_KEY = "sprinter.weights_fingerprint"
+"""Metadata key: ``weights_fingerprint`` of the checkpoint that a file was converted from."""
+
+EOS_KEY = "sprinter.eos_token_ids"
+"""Metadata key: all ids that end a text, with commas between; GGUF itself has room for one."""
+
+_TYPES = {"gptneox": "gpt_neox", "phi2": "phi", "codeshell": "gpt_bigcode"}
+"""Architecture in GGUF → model type in transformers, where the FLOPs depend on it."""
+
+
+class GgufModel:
+    """A causal language model in a GGUF file.
+
+    Attributes:
+        path: the file.
+        config: its sizes under transformers' names.
+        vocab_size, hidden_size: of its logits and of its hidden states.
+        context: the most tokens that it was trained on.
+        eos_ids: token ids that end a text.
+        device: where its runners want tokens and put their results: the CPU, wherever llama.cpp computes.
+        on_gpu: whether llama.cpp computes on a GPU.
+        repacking: whether its weights are repacked for this CPU, and why.
+        dtype: of logits and hidden states.
+        weights: how its weights are stored, e.g. "F16", "Q8_0".
+        cache_dtype: how its runners store keys and values: halves, unless the weights are in full precision.
+        size: parameters.
+        fingerprint: that of the checkpoint which ``sprinter convert gguf`` read (see ``weights_fingerprint``), so that
+            its gates fit; of any other file one of its own.
+
+    Args:
+        path: an existing file.
+        device: "auto" (a GPU if this build of llama.cpp uses one), "cpu", or "cuda" or "mps" to insist on one.
+
+    Raises:
+        UserError: the file is damaged or no model that can be rewound, there is no such device, or llama.cpp dies on
+            this machine.
+    """
+
+    def __init__(self, path: Path, device: str = "auto") -> None:
+        self.path = path
+        self.repacking = _repacking(path)  # before any of its code runs in this process
+        self._llama = llama = library()
+        self.on_gpu = _uses_gpu(llama, device)
+        self.handle = _load(llama, path, self.on_gpu, bool(self.repacking.on))
+        weakref.finalize(self, llama.llama_model_free, self.handle)
+        self._vocab = llama.llama_model_get_vocab(self.handle)
+        self._check_kind()
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        name = llama.llama_ftype_name(llama.llama_model_ftype(self.handle)) or b"unknown"
+        self.weights = name.decode().replace("mostly ", "").replace("all ", "")
+        self.cache_dtype = torch.float32 if self.weights == "F32" else torch.float16
+        self.vocab_size = int(llama.llama_vocab_n_tokens(self._vocab))
+        self.hidden_size = int(llama.llama_model_n_embd_out(self.handle))
+        self.context = int(llama.llama_model_n_ctx_train(self.handle))
+        self.size = int(llama.llama_model_n_params(self.handle))
+        self.architecture = self._told("general.architecture")
+        self.config = self._config()
+        self.eos_ids = self._eos_ids()
+        self.fingerprint = self._told(FINGERPRINT_KEY) or _of_file(path)
+
+    def _told(self, key: str, room: int = 256) -> str:
+        """A metadata value as text, "" where there is none."""
+        buffer = ctypes.create_string_buffer(room)
+        found = self._llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, room)
+        return buffer.value.decode("utf-8", "replace") if found >= 0 else ""
+
+    def _number(self, key: str) -> int | None:
+        value = self._told(f"{self.architecture}.{key}")
+        return int(value) if value.isdigit() else None
+
+    def _check_kind(self) -> None:
+        llama = self._llama
+        kinds = {
+            "is an encoder-decoder or embedding model": llama.llama_model_has_encoder,
+            "holds a recurrent state, which cannot be rewound": llama.llama_model_is_recurrent,
+            "holds recurrent layers, whose state cannot be rewound": llama.llama_model_is_hybrid,
+            "is a diffusion model": llama.llama_model_is_diffusion,
+        }
+        for what, holds in kinds.items():
+            if holds(self.handle):
+                raise UserError(f"{self.path.name} {what}: give a decoder with attention in all layers")
+
+    def _config(self) -> PreTrainedConfig:
+        llama, number = self._llama, self._number
+        heads = int(llama.llama_model_n_head(self.handle))
+        sizes = {
+            "vocab_size": self.vocab_size,
+            "hidden_size": int(llama.llama_model_n_embd(self.handle)),
+            "num_hidden_layers": int(llama.llama_model_n_layer(self.handle)),
+            "num_attention_heads": heads,
+            "num_key_value_heads": int(llama.llama_model_n_head_kv(self.handle)) or heads,
+            "head_dim": number("attention.key_length"),
+            "intermediate_size": number("feed_forward_length"),
+            "moe_intermediate_size": number("expert_feed_forward_length"),
+            "num_experts_per_tok": number("expert_used_count"),
+            "max_position_embeddings": self.context,
+        }
+        config: Any = PreTrainedConfig()
+        config.model_type = _TYPES.get(self.architecture, self.architecture)
+        for name, value in sizes.items():
+            setattr(config, name, value)
+        return config  # type: ignore[no-any-return]
+
+    def _eos_ids(self) -> tuple[int, ...]:
+        """What its converter wrote down, else what llama.cpp itself ends a text with."""
+        if told := self._told(EOS_KEY):
+            return tuple(int(part) for part in told.split(","))
+        ends = self._llama.llama_vocab_is_eog
+        return tuple(i for i in range(self.vocab_size) if ends(self._vocab, i))
+
+
+def _uses_gpu(llama: Any, device: str) -> bool:
+    if device not in ("auto", "cpu", "cuda", "mps"):
+        raise UserError(f"a GGUF model cannot be put on device {device!r}: use auto, cpu, cuda or mps")
+    offload = bool(llama.llama_supports_gpu_offload())
+    if device in ("cuda", "mps") and not offload:
+        raise UserError(
+            f"this build of llama-cpp-python uses no GPU, so device {device!r} is not available: use device=cpu, "
+            "or install a build for your GPU"
+        )
+    return offload and device != "cpu"
+
+
+def _repacking(path: Path) -> Repacking:
+    installed()
+    gguf_package()
+    try:
+        types = gguf_head(path).types
+    except UserError as error:  # llama.cpp is to say what is wrong with it
+        return Repacking(False, str(error))
+    return repacking(types)
+
+
+def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
+    last_words("")
+    with loading(on_gpu, repack) as params:
+        handle = llama.llama_model_load_from_file(str(path).encode(), params)
+    if not handle:
+        raise UserError(f"llama.cpp cannot load {path}: {last_words('it does not say why')[:300]}")
+    return handle
+
+
+def _of_file(path: Path) -> str:
+    """A fingerprint of the file: its size, its first and its last MiB."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with path.open("rb") as file:
+        digest.update(f"gguf {size}".encode() + file.read(1 << 20))
+        file.seek(max(0, size - (1 << 20)))
+        digest.update(file.read())
+    return digest.hexdigest()

@@ -1,0 +1,226 @@
+"""Whether llama.cpp may repack a file's weights on this machine: tried in a child process, remembered.
+
+Where the CPU has instructions for it (AMX, wide vectors), llama.cpp copies matrices into layouts of its own as it loads
+them, its "extra buffers". There are builds and machines on which the code for one of these layouts kills the process
+(an illegal instruction, a segmentation fault) in a pass of several tokens. So a tiny model with weights of the same
+types goes first, in a process that may die: repacked, then as stored. The verdict lies in the cache directory, under a
+key of the library's files, of the machine and of the types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
+from sprinter.models.capture.compiled import cache_dir, cpu_flags
+from sprinter.models.gguf import trial
+from sprinter.models.gguf.library import gguf_package
+
+__all__ = ["ASKED", "Repacking", "repacking"]
+
+ASKED = "SPRINTER_LLAMACPP_REPACK"
+"""Environment variable: "auto" (try, the default), "on" or "off"."""
+
+_log = logging.getLogger("sprinter")
+_PATIENCE_S = 60.0
+_CRASHES = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS")
+"""What a process dies of by its own doing; another signal came from outside and says nothing about the code."""
+_WINDOWS_CRASH = 0xC0000000
+_WIDTH, _WORDS = 256, 64  # of the tiny model: one block of the widest types, a few tiles of AMX
+
+
+@dataclass(frozen=True, slots=True)
+class Repacking:
+    """A verdict.
+
+    Attributes:
+        on: whether weights are repacked; None: llama.cpp dies either way.
+        reason: in words.
+    """
+
+    on: bool | None
+    reason: str
+
+
+def repacking(types: Iterable[str]) -> Repacking:
+    """Whether weights of these types may be repacked here; ``on`` is True or False.
+
+    Args:
+        types: names of GGML types, as ``GgufHead.types`` has them.
+
+    Raises:
+        UserError: llama.cpp dies either way, or could not be tried.
+    """
+    asked = os.environ.get(ASKED, "auto")
+    if asked not in ("auto", "on", "off"):
+        raise UserError(f"{ASKED}={asked!r} is none of its values: use auto, on or off")
+    if asked != "auto":
+        return Repacking(asked == "on", f"{ASKED}={asked}")
+    verdict = _verdict(tuple(sorted(types)), cache_dir())
+    if verdict.on is None:
+        raise UserError(
+            f"llama.cpp cannot be used here, {verdict.reason}: install a build of llama-cpp-python for this CPU "
+            f"(CMAKE_ARGS=-DGGML_NATIVE=OFF pip install --no-cache-dir --force-reinstall llama-cpp-python)"
+        )
+    return verdict
+
+
+@cache
+def _verdict(types: tuple[str, ...], folder: Path) -> Repacking:
+    """The one that is remembered, else a new one."""
+    facts = {
+        "build": _build(),
+        "machine": [cpu_flags(), platform.system(), platform.release(), platform.machine()],
+        "types": types,
+    }
+    path = folder / f"llamacpp-{_hash(json.dumps(facts).encode())[:16]}.json"
+    if known := _read(path):
+        return known
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / "trying.lock"):  # another process may be at it
+            if known := _read(path):
+                return known
+            verdict, sure = _try(types)
+            if sure:
+                write_atomic(path, json.dumps({**asdict(verdict), **facts}))
+            return verdict
+    except OSError as error:
+        _log.warning(
+            "llama.cpp is tried anew by each process, for '%s' cannot be written (%s): set SPRINTER_CACHE to another "
+            "folder", folder, error.strerror,
+        )  # fmt: skip
+        return _try(types)[0]
+
+
+@cache
+def _try(types: tuple[str, ...]) -> tuple[Repacking, bool]:
+    """A new verdict, and whether it holds for good."""
+    names = ", ".join(types)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "trial.gguf"
+        _write_model(file, types)
+        repacked, sure = _end(file, "on")
+        if repacked is None:
+            return Repacking(True, f"a trial with {names} ran"), True
+        stored, sure_too = _end(file, "off")
+    if stored is None:
+        verdict = Repacking(False, f"a trial with {names} repacked {repacked}")
+        _log.warning("llama.cpp's repacked weights are not used on this machine: %s", verdict.reason)
+        return verdict, sure
+    return Repacking(None, f"a trial with {names} {stored}"), sure and sure_too
+
+
+def _end(file: Path, repack: str) -> tuple[str | None, bool]:
+    """How a child process ended, None if well, and whether it always will.
+
+    Raises:
+        UserError: it could not try.
+    """
+    command = [sys.executable, "-P", str(trial.__file__), str(file), repack]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, env=environment, timeout=_PATIENCE_S, check=False
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"did not end within {_PATIENCE_S:g} s", False
+    if done.returncode == 0 and done.stdout.split()[-1:] == [b"ran"]:
+        return None, True
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return f"died of {name}", name in _CRASHES
+    if done.returncode >= _WINDOWS_CRASH:
+        return f"died of {done.returncode:#x}", True
+    said = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:] or ["it does not say why"]
+    raise UserError(
+        f"llama.cpp could not be tried in a process of its own ({said[0][:200]}): install llama-cpp-python again, or "
+        f"set {ASKED}=on (or off) to go without a trial"
+    )
+
+
+def _read(path: Path) -> Repacking | None:
+    """What was remembered; None if nothing was, or nothing that can be read."""
+    try:
+        told: Any = json.loads(path.read_text("utf-8"))
+        on, reason = told["on"], told["reason"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    known = (on is None or isinstance(on, bool)) and isinstance(reason, str)
+    return Repacking(on, reason) if known else None
+
+
+def _build() -> dict[str, str]:
+    """Name → hash of the files that decide what llama.cpp runs on a CPU."""
+    own = os.environ.get("LLAMA_CPP_LIB_PATH")
+    spec = find_spec("llama_cpp")
+    package = Path(str(spec.origin)).parent if spec else Path("/nowhere")
+    files = [package / "__init__.py", Path(trial.__file__), Path(__file__)]
+    for name in ("*llama*", "*ggml-base*", "*ggml-cpu*"):
+        files += [
+            file
+            for file in (Path(own) if own else package / "lib").glob(name)
+            if file.suffix in (".so", ".dylib", ".dll")
+        ]
+    return {file.name: _hash(file.read_bytes()) for file in sorted(files)}
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _write_model(path: Path, types: Iterable[str]) -> None:
+    """A Llama with a layer for each type, all of its matrices stored so; their bytes are zeros."""
+    gguf = gguf_package()
+    kinds = [
+        gguf.GGMLQuantizationType[name] for name in types if name in gguf.GGMLQuantizationType.__members__
+    ]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(len(kinds))
+    writer.add_context_length(_WORDS)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_feed_forward_length(_WIDTH)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(_WORDS)
+    writer.add_tokenizer_model("no_vocab")
+
+    def add(name: str, rows: int, kind: Any) -> None:
+        block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        data = np.zeros((rows, _WIDTH // block * block_bytes), np.uint8)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+
+    def add_norm(name: str) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(_WIDTH, np.float32))
+
+    whole = gguf.GGMLQuantizationType.F32
+    add("token_embd", _WORDS, whole)
+    for layer, kind in enumerate(kinds):
+        for norm in ("attn_norm", "ffn_norm"):
+            add_norm(f"blk.{layer}.{norm}")
+        for matrix in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            add(f"blk.{layer}.{matrix}", _WIDTH, kind)
+    add_norm("output_norm")
+    add("output", _WORDS, kinds[0] if kinds else whole)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,171 @@
+"""Writes a Llama-architecture model as a GGUF file that llama.cpp and this package read.
+
+Layout as in the GGUF specification: rows of Q and K stand in pairs (x_0, x_d/2), (x_1, x_d/2+1), ..., because llama.cpp
+turns neighbours where transformers turns halves. Norms and biases stay float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sprinter.errors import UserError
+from sprinter.models.gguf.library import gguf_package
+from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
+from sprinter.models.gguf.vocabulary import add_vocabulary, vocabulary
+from sprinter.models.pair import LoadedPair
+
+__all__ = ["DTYPES", "write_gguf"]
+
+DTYPES = ("f32", "f16", "q8_0")
+
+_BLOCK = 32  # numbers in a block of Q8_0
+
+
+def write_gguf(
+    models: LoadedPair, path: Path, dtype: str, fingerprint: str, tell: Callable[[int, int], None]
+) -> None:
+    """Write the target of ``models`` and its tokenizer; the file is whole or not there.
+
+    Args:
+        models: what ``load_models`` made of one model, in float32.
+        path: the new file; its folder exists.
+        dtype: of the matrices, one of ``DTYPES``. With "q8_0" a row that is no multiple of 32 long stays "f16".
+        fingerprint: ``weights_fingerprint`` of the model, written into the file so that its gates know it.
+        tell: called with (tensors written, tensors in all).
+
+    Raises:
+        UserError: another architecture or tokenizer than the ones that can be written, or a full disk.
+    """
+    gguf, model = gguf_package(), models.target.model
+    config: Any = model.config
+    if why := _why_not(config):
+        raise UserError(f"{models.target.id} cannot be written as GGUF: {why}")
+    if dtype not in DTYPES:
+        raise UserError(f"there is no dtype {dtype!r} for a GGUF file: use {', '.join(DTYPES)}")
+    words = vocabulary(models.tokenizer, models.target)
+    part = path.with_name(path.name + ".part")
+    writer = gguf.GGUFWriter(part, "llama")
+    try:
+        _add_sizes(gguf, writer, config, dtype)
+        writer.add_name(Path(models.target.id).name)
+        writer.add_string(FINGERPRINT_KEY, fingerprint)
+        writer.add_string(EOS_KEY, ",".join(map(str, models.target.eos_ids)))
+        add_vocabulary(writer, words, models.tokenizer)
+        _write_tensors(gguf, writer, model, dtype, tell)
+        writer.close()
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another") from error
+    finally:
+        with suppress(OSError):  # of a file that was given up
+            writer.close()
+        part.unlink(missing_ok=True)
+
+
+def _why_not(config: Any) -> str | None:
+    if config.model_type != "llama":
+        return f"its architecture is {config.model_type}, and only llama can be converted; use llama.cpp's converter"
+    if (kind := config.rope_parameters.get("rope_type", "default")) not in ("default", "linear", "llama3"):
+        return f"its positions are scaled by {kind}, which is not supported here; use llama.cpp's converter"
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, and llama.cpp's llama knows silu alone"
+    return None
+
+
+def _add_sizes(gguf: Any, writer: Any, config: Any, dtype: str) -> None:
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    types = gguf.LlamaFileType
+    writer.add_file_type({"f32": types.ALL_F32, "f16": types.MOSTLY_F16, "q8_0": types.MOSTLY_Q8_0}[dtype])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.rope_parameters.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+
+
+def _write_tensors(gguf: Any, writer: Any, model: Any, dtype: str, tell: Callable[[int, int], None]) -> None:
+    """Shapes first, then the numbers, one tensor at a time."""
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
+    tensors = list(_tensors(model, names))
+    kinds = [_kind(gguf, tensor, dtype) for _, tensor in tensors]
+    for (name, tensor), kind in zip(tensors, kinds, strict=True):
+        plain = np.dtype(np.float16 if kind == gguf.GGMLQuantizationType.F16 else np.float32)
+        whole = kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16)
+        shape = tuple(tensor.shape)
+        stored = shape if whole else gguf.quant_shape_to_byte_shape(shape, kind)
+        size = math.prod(stored) * (plain.itemsize if whole else 1)
+        writer.add_tensor_info(
+            name, stored, plain if whole else np.dtype(np.uint8), size, None if whole else kind
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for i, ((_, tensor), kind) in enumerate(zip(tensors, kinds, strict=True)):
+        writer.write_tensor_data(gguf.quants.quantize(_numbers(tensor), kind))
+        tell(i + 1, len(tensors))
+
+
+def _tensors(model: Any, names: Any) -> Iterator[tuple[str, Tensor]]:
+    """All weights under GGUF's names, Q and K permuted. Tied output embeddings are one weight."""
+    config = model.config
+    for name, values in model.named_parameters():
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise UserError(f"its weight {name} has no place in a llama GGUF file: use llama.cpp's converter")
+        tensor = values.detach()
+        if ".q_proj." in name:
+            tensor = _in_pairs(tensor, config.num_attention_heads)
+        elif ".k_proj." in name:
+            tensor = _in_pairs(tensor, config.num_key_value_heads)
+        yield found, tensor
+    if config.rope_parameters.get("rope_type") == "llama3":
+        yield "rope_freqs.weight", _llama3_factors(config)
+
+
+def _in_pairs(rows: Tensor, heads: int) -> Tensor:
+    """Rows of each head from (first halves, second halves) to (first, second), (first, second), ..."""
+    paired: Tensor = rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+    return paired
+
+
+def _llama3_factors(config: Any) -> Tensor:
+    """By what each rotation frequency is divided (the rule of Llama 3.1's config)."""
+    rope = config.rope_parameters
+    dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    turns = rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    wavelength, trained = 2 * math.pi / turns, rope["original_max_position_embeddings"]
+    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
+    smooth = ((trained / wavelength - low) / (high - low)).clamp(0, 1)  # 0: slow, divided; 1: fast, as it is
+    factors: Tensor = 1 / ((1 - smooth) / factor + smooth)
+    return factors.float()
+
+
+def _kind(gguf: Any, tensor: Tensor, dtype: str) -> Any:
+    kinds = gguf.GGMLQuantizationType
+    if tensor.dim() < 2 or dtype == "f32":
+        return kinds.F32
+    return kinds.Q8_0 if dtype == "q8_0" and tensor.shape[-1] % _BLOCK == 0 else kinds.F16
+
+
+def _numbers(tensor: Tensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(tensor.to("cpu", torch.float32).numpy())

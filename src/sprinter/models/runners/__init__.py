@@ -1,0 +1,1 @@
+"""Runners over transformers models: preallocated rows, a growing cache, switched rotary embeddings."""

@@ -1,0 +1,81 @@
+"""The crop runner: one row over transformers' own growing cache, forgetting is cropping it.
+
+The fallback, for models that build their masks themselves (GPT-Neo's local layers, ALiBi).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from sprinter.models.interface import Step
+from sprinter.models.runners.forward import ModelRunner
+
+__all__ = ["CropRunner"]
+
+
+class CropRunner(ModelRunner):
+    """See ``Runner``. One row; each pass copies the cache, as transformers' own decoding does.
+
+    Args:
+        model: a model whose cache can be cropped.
+        max_len: the most tokens the row can hold.
+    """
+
+    name = "crop"
+
+    def __init__(self, model: PreTrainedModel, max_len: int) -> None:
+        super().__init__(model, 1, max_len)
+        # Made without the model's config: sliding layers then keep all keys (a window alone could not be
+        # cropped back), and the model masks what lies beyond the window.
+        self._cache = DynamicCache()
+        self._positions = torch.arange(max_len, device=self.device)[None]
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget all but the first ``lengths[0]`` tokens: every layer's tensors are sliced, not copied."""
+        self._check_rewind(lengths)
+        self._lengths = list(lengths)
+        self._crop()
+
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Nothing to do: there is one row."""
+        self._check_rows([from_row, *to_rows])
+
+    def wipe(self, row: int) -> None:
+        """Cut off what a pass that was broken off may have left; the rest was cut off when it was forgotten."""
+        self._check_rows([row])
+        self._crop()
+
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        n = tokens.shape[1]
+        count = n if counts is None else counts[0]
+        if count == 0:
+            nothing = torch.zeros(1, n, self.hidden_size, dtype=self.model.dtype, device=self.device)
+            return Step(nothing.new_zeros(1, n, self.vocab_size) if logits else None, nothing)
+        step = self._pass(tokens[:, :count], logits)
+        if count == n:
+            return step
+        padding = (0, 0, 0, n - count)
+        return Step(None if step.logits is None else pad(step.logits, padding), pad(step.hidden, padding))
+
+    def _pass(self, tokens: Tensor, logits: bool) -> Step:
+        start, n = self._lengths[0], tokens.shape[1]
+        positions = {"position_ids": self._positions[:, start : start + n]} if self._takes_positions else {}
+        try:
+            return self._call(tokens, logits, past_key_values=self._cache, **positions)
+        except BaseException:
+            self._crop()  # Some layers may hold the new tokens already.
+            raise
+
+    def _crop(self) -> None:
+        """Cut every layer to the row's length."""
+        for layer in self._cache.layers:
+            assert isinstance(layer, DynamicLayer)
+            excess = layer.get_seq_length() - self._lengths[0]
+            if excess > 0:
+                layer.crop(-excess)

@@ -1,0 +1,268 @@
+"""The row runner: preallocated rows, a length per row, forgetting is lowering a length.
+
+Serves transformers models whose layers attend to the whole past or to a sliding window of it, and that take their
+mask from outside: K and V are written at each row's own positions into ``[batch, heads, max_len, d]`` buffers,
+and the model is called with explicit position ids and a mask built from the lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from sprinter.models.interface import Step
+from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.masks import Band, ragged_mask
+
+__all__ = ["RowRunner", "Windows"]
+
+Windows = dict[str, int | None]
+"""Layer type → sliding window (None: the whole past). The key "" alone: one mask serves all layers."""
+
+Mask = Tensor | dict[str, Tensor | None] | None
+
+
+class _Span:
+    """Where the tokens of the present pass go; one object, shared by all layers.
+
+    Attributes:
+        start: first position, where rows are aligned.
+        keys: keys that the pass can see, over all rows.
+        index: ``[rows, n]`` slot of each token where rows are ragged, else None.
+        rows: ``[rows, 1]`` row numbers, to go with ``index``.
+        some: whether ``rows`` are not all.
+    """
+
+    __slots__ = ("index", "keys", "rows", "some", "start")
+
+    def __init__(self, rows: Tensor) -> None:
+        self.start, self.keys, self.rows, self.some = 0, 0, rows, False
+        self.index: Tensor | None = None
+
+
+class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding, and is never seen."""
+
+    def __init__(self, span: _Span, max_len: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._span, self._max_len = span, max_len
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros, not empty memory: a masked key still meets a weight of 0, and 0 · NaN is NaN.
+        self.keys = _buffer_like(key_states, self._max_len + 1)
+        self.values = _buffer_like(value_states, self._max_len + 1)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys, values, span = self.keys, self.values, self._span
+        assert keys is not None
+        assert values is not None
+        if span.index is None:
+            n = key_states.shape[2]
+            keys.narrow(2, span.start, n).copy_(key_states)
+            values.narrow(2, span.start, n).copy_(value_states)
+        else:
+            # Layers may lie on several devices.
+            rows, index = span.rows.to(keys.device), span.index.to(keys.device)
+            keys[rows, :, index] = key_states.transpose(1, 2)
+            values[rows, :, index] = value_states.transpose(1, 2)
+            if span.some:
+                seen, own = slice(0, span.keys), rows[:, 0]
+                return keys[:, :, seen].index_select(0, own), values[:, :, seen].index_select(0, own)
+        return keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys)
+
+    def copy_rows(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
+        if not self.is_initialized:
+            return
+        for buffer in (self.keys, self.values):
+            assert buffer is not None
+            held = buffer[from_row, :, :length].clone()
+            for row in to_rows:
+                buffer[row, :, :length] = held
+
+    def wipe(self, row: int, length: int) -> None:
+        if self.is_initialized:
+            for buffer in (self.keys, self.values):
+                assert buffer is not None
+                buffer[row, :, length:].zero_()
+
+    def get_seq_length(self) -> int:
+        return self._span.start
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._span.keys, 0
+
+    def get_max_length(self) -> int:
+        return self._max_len
+
+
+def _buffer_like(states: Tensor, slots: int) -> Tensor:
+    batch, heads, _, d = states.shape
+    return torch.zeros(batch, heads, slots, d, dtype=states.dtype, device=states.device)
+
+
+class _RowCache(Cache):
+    """transformers' view of the rows: what a model asks before its layers run is answered from the span.
+
+    The base class would walk all layers for each answer, several times a pass; here each is a constant.
+    """
+
+    is_sliding: ClassVar[list[bool]] = []
+    is_linear: ClassVar[list[bool]] = []
+    is_dummy: ClassVar[list[bool]] = []
+    is_compileable: ClassVar[bool] = False
+
+    def __init__(self, max_len: int, rows: Tensor) -> None:
+        self.span = _Span(rows)
+        super().__init__(layer_class_to_replicate=partial(_RowLayer, self.span, max_len))  # type: ignore[arg-type]
+
+    def buffers(self) -> list[Tensor]:
+        """Keys and values of each layer in turn; none before the first pass."""
+        made: list[Tensor] = []
+        for layer in self.layers:
+            assert isinstance(layer, _RowLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            made += [layer.keys, layer.values]
+        return made
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.span.start
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.span.start
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.span.keys, 0
+
+
+class RowRunner(ModelRunner):
+    """See ``Runner``. Any batch, ragged rows, rewind by lowering a length, copy.
+
+    Args:
+        model: a model that ``choose.runner_kind`` calls "row".
+        batch: rows.
+        max_len: the most tokens a row can hold; buffers of that size are made at the first pass.
+        windows: the masks that the model's layers need, see ``Windows``.
+    """
+
+    name = "row"
+
+    def __init__(self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows) -> None:
+        super().__init__(model, batch, max_len)
+        self._cache = _RowCache(max_len, torch.arange(batch, device=self.device)[:, None])
+        self._windows = windows
+        self._sdpa = model.config._attn_implementation == "sdpa"
+        self._mask_dtype = torch.bool if self._sdpa else model.dtype
+        self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
+        self._positions = torch.arange(max_len, device=self.device)[None]
+        self._made = False  # whether all layers have their buffers
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Lower the lengths; what lies beyond is written over later."""
+        self._check_rewind(lengths)
+        self._lengths = list(lengths)
+
+    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Copy the keys and values that ``from_row`` holds, and its length."""
+        self._check_rows([from_row, *to_rows])
+        with torch.inference_mode():
+            for layer in self._cache.layers:
+                assert isinstance(layer, _RowLayer)
+                layer.copy_rows(from_row, to_rows, self._lengths[from_row])
+        for row in to_rows:
+            self._lengths[row] = self._lengths[from_row]
+
+    def wipe(self, row: int) -> None:
+        """Zero the keys and values beyond the row's length."""
+        self._check_rows([row])
+        with torch.inference_mode():
+            for layer in self._cache.layers:
+                assert isinstance(layer, _RowLayer)
+                layer.wipe(row, self._lengths[row])
+
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+        n = tokens.shape[1]
+        if self._are_aligned(n, counts):
+            positions, mask = self._aligned(self._lengths[0], n)
+        else:
+            positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
+        step = self._call(
+            tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+        )
+        self._made = True
+        return step
+
+    def _are_aligned(self, n: int, counts: Sequence[int] | None) -> bool:
+        """Whether all rows are equally long and are fed n real tokens."""
+        if counts is not None and any(count != n for count in counts):
+            return False
+        return self.batch == 1 or all(length == self._lengths[0] for length in self._lengths)
+
+    def _aligned(self, start: int, n: int) -> tuple[Tensor, Mask]:
+        """All rows at ``start``, n real tokens each: slices of what was made once."""
+        span = self._cache.span
+        span.start, span.keys, span.index = start, start + n, None
+        positions = self._positions[:, start : start + n]
+        if self.batch > 1:
+            positions = positions.expand(self.batch, n)
+        return positions, self._masks(lambda window: self._band(window, start, n))
+
+    def _band(self, window: int | None, start: int, n: int) -> Tensor | None:
+        # The fused attention needs no mask for one query that sees all keys, nor at the start of the text.
+        if self._sdpa and (n == 1 or start == 0) and (window is None or start + n <= window):
+            return None
+        return self._bands[window].view(start, n)
+
+    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+        """Some rows alone: their keys and values are gathered, which costs less than a pass over all rows."""
+        if not self._made:  # buffers are made for all rows, by the first pass
+            return super()._step_some(tokens, counts, logits, rows)
+        span, lengths = self._cache.span, self._lengths
+        every = span.rows
+        try:
+            span.rows, span.some = torch.tensor(rows, device=self.device)[:, None], True
+            self._lengths = [lengths[row] for row in rows]
+            positions, mask = self._ragged(tokens.shape[1], counts)
+            return self._call(
+                tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+            )
+        finally:
+            self._lengths, span.rows, span.some = lengths, every, False
+
+    def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
+        """Each row at its own length with its own count."""
+        span = self._cache.span
+        positions, span.index, span.keys = self._places(n, counts, self._lengths)
+        span.start = max(self._lengths)
+
+        def mask(window: int | None) -> Tensor:
+            return ragged_mask(positions, span.keys, window, self._mask_dtype)
+
+        return positions, self._masks(mask)
+
+    def _places(self, n: int, counts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor, int]:
+        """Of ragged rows of some lengths: positions ``[rows, n]``, slots in the buffers likewise, keys to be seen."""
+        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
+        starts, stops = torch.tensor([lengths, ends], device=self.device)[:, :, None]
+        wanted = starts + torch.arange(n, device=self.device)
+        # Padding goes to the spare slot, which no pass sees: were it NaN, a mask would not keep it away.
+        slots = wanted.where(wanted < stops, self.max_len)
+        # Padding repeats its row's last position: a query that saw no key at all would become NaN.
+        return wanted.minimum((stops - 1).clamp(min=0)), slots, max(1, *ends)
+
+    def _masks(self, make: Callable[[int | None], Tensor | None]) -> Mask:
+        """The mask in the shape that the model takes: one tensor, or one a layer type."""
+        if "" in self._windows:
+            return make(self._windows[""])
+        return {kind: make(window) for kind, window in self._windows.items()}

@@ -1,0 +1,180 @@
+"""Save a trained head: the artifact with its model card and its training facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sprinter.heads.artifact import save_head
+from sprinter.training.dataset import PARTS, Positions
+from sprinter.training.roc import Report
+from sprinter.training.train import Trained
+
+__all__ = ["CardWords", "facts_of", "model_card", "save_trained"]
+
+_WHAT = {
+    "gate": "A gate: may this draft token be kept without asking the target?",
+    "specdec++": "A stop rule (SpecDec++): the chance that the target accepts the drafted token.",
+    "disco": "A stop rule (DISCO): the chance that the target accepts the drafted token, from the draft's law alone.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CardWords:
+    """What a card says that training does not know.
+
+    Attributes:
+        title: None takes ``<target>-speculator.sprinter``. licence: of the artifact, an SPDX id.
+        made: how it was made. judged: on what.
+    """
+
+    title: str | None = None
+    licence: str | None = None
+    made: str = "Made with `sprinter gate train`."
+    judged: str = "prompts that were not trained on"
+
+
+def save_trained(
+    trained: Trained, report: Report, positions: Positions, directory: Path, words: CardWords = CardWords()
+) -> dict[str, Any]:
+    """Write the artifact.
+
+    Args:
+        report: on the test part, or on other texts that were not trained on.
+        positions: all of them, for the data's hash and the pair's ids.
+        words: for the card.
+
+    Returns:
+        The training facts as config.json holds them.
+    """
+    facts = facts_of(trained, report, positions)
+    if report.setting is not None:
+        expected = report.setting
+        trained.head.config = replace(trained.head.config, drift=expected.drift, trusted=expected.trusted)
+    save_head(trained.head, directory, model_card(trained, report, facts, words), {"training": facts})
+    return facts
+
+
+def facts_of(trained: Trained, report: Report, positions: Positions) -> dict[str, Any]:
+    """What was trained on what, and how good it is; no path of this machine."""
+    info = positions.infos[0]
+    sources = [source for each in positions.infos for source in each.data]
+    return {
+        "data_hash": positions.data_hash,
+        "data": [
+            {"name": _base(str(source.get("name", ""))), **{key: source.get(key) for key in ("texts", "sha256")}}
+            for source in sources
+        ],
+        "sources": sorted({str(source.get("sha256", "")) for source in sources}),
+        "seed": trained.settings.seed,
+        "target_fingerprint": info.target_fingerprint,
+        "target_revision": info.target_revision,
+        "dtype": info.dtype,
+        "split": trained.split,
+        "settings": {**asdict(trained.settings), "features": list(trained.settings.inputs)},
+        "weight_on_rejections": trained.weight,
+        "epochs": len(trained.history),
+        "best_epoch": max(epoch.number for epoch in trained.history if epoch.best),
+        "validation_loss": min(epoch.validation_loss for epoch in trained.history),
+        "test": report.summary(),
+    }  # fmt: skip
+
+
+def model_card(
+    trained: Trained, report: Report, facts: Mapping[str, Any], words: CardWords = CardWords()
+) -> str:
+    """README.md of the artifact."""
+    config = trained.head.config
+    parts = [(name, facts["split"][name]) for name in PARTS]
+    size = f"{trained.head.size:,} parameters"
+    lines = [
+        "---", *([f"license: {words.licence}"] if words.licence else []),
+        "tags: [speculative-decoding, sprinter, gate]", "library_name: sprinter", "---", "",
+        f"# {words.title or _base(config.target_id) + '-speculator.sprinter'}", "",
+        f"{_WHAT[config.kind]} {words.made}", "",
+        "| | |", "| --- | --- |",
+        f"| target | {_base(config.target_id)} |",
+        f"| draft | {_base(config.draft_id)}, weights {str(config.draft_fingerprint)[:12]} |",
+        f"| reads | {', '.join(config.features)} |",
+        f"| network | {config.architecture}, {size}, {trained.head.flops:,.0f} FLOPs a score |",
+        f"| estimates | {config.label} |",
+        f"| calibration | {trained.head.calibration.kind}, expected error {report.calibration_error:.3f} |",
+        *_threshold(trained, report),
+        f"| data | {', '.join(source['name'] for source in facts['data'])} (hash {facts['data_hash'][:12]}) |",
+        *(f"| {name} | {part['positions']:,} positions of {part['prompts']:,} prompts |" for name, part in parts),
+        f"| training | {facts['epochs']} epochs, the best was {facts['best_epoch']}; "
+        f"rejections weigh {trained.weight:g}; seed {trained.settings.seed} |",
+        "",
+        f"Judged on {report.positions:,} positions of {report.prompts:,} {words.judged}. "
+        f"Mean label {report.mean_label:.3f}, mean score {report.mean_score:.3f}, R² {report.r2:.3f}.", "",
+        *_dial(report), *_areas(report), "", *_rates(report), "", *_table(report), "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _base(name: str) -> str:
+    """The last part of a hub id or of a directory, so that no path of this machine travels."""
+    return Path(name).name or name
+
+
+def _threshold(trained: Trained, report: Report) -> list[str]:
+    """The row of a gate's τ: what it was chosen for, and what is expected of it."""
+    if report.setting is None:
+        return []
+    wanted = "given" if trained.settings.drift is None else f"chosen for drift {trained.settings.drift:g}"
+    return [
+        f"| τ | {report.tau:g}, {wanted}; expected drift {report.drift}, "
+        f"{report.setting.calls_per_token:.3f} target calls a token, {report.setting.trusted:.1%} trusted |"
+    ]
+
+
+def _dial(report: Report) -> list[str]:
+    if not report.dial:
+        return []
+    rows = [
+        f"| {place.tau:g} | {place.drift:.3f} | {place.calls_per_token:.3f} | {place.trusted:.3f} |"
+        for place in report.dial
+    ]
+    return [
+        "What decoding at τ is expected to cost, at temperature 1:", "",
+        "| τ | drift | target calls a token | trusted |", "| --- | --- | --- | --- |", *rows, "",
+    ]  # fmt: skip
+
+
+def _areas(report: Report) -> list[str]:
+    signals = list(next(iter(report.truths.values())).signals)
+    rows = [
+        f"| {label} | {truth.share:.3f} | "
+        + " | ".join(str(truth.signals[name].auc) for name in signals)
+        + " |"
+        for label, truth in report.truths.items()
+    ]
+    return [
+        "AU-ROC with 95 % intervals (bootstrap over prompts), beside baselines that need no training:", "",
+        f"| label | share | {' | '.join(signals)} |", f"| --- | --- |{' --- |' * len(signals)}", *rows,
+    ]  # fmt: skip
+
+
+def _rates(report: Report) -> list[str]:
+    rows = [f"| {label} | {truth.at_tau[0]} | {truth.at_tau[1]} |" for label, truth in report.truths.items()]
+    return [
+        f"Shares that score at least τ = {report.tau:g}, of the positions where the label holds (η_TP) and where it "
+        "does not (η_FP):", "", "| label | η_TP | η_FP |", "| --- | --- | --- |", *rows,
+    ]  # fmt: skip
+
+
+def _table(report: Report) -> list[str]:
+    rows = []
+    for row in report.table:
+        cells = [
+            f"{share:.3f} / {'–' if overlap is None else f'{overlap:.3f}'}"
+            for share, overlap in zip(row["share"].values(), row["overlap"].values(), strict=True)
+        ]
+        rows.append(f"| {row['tau']} | {' | '.join(cells)} |")
+    names = [f"temperature {name}" for name in report.table[0]["overlap"]]
+    return [
+        "Share of positions that score at least τ, and the mean β there:", "",
+        f"| τ | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}", *rows,
+    ]  # fmt: skip

@@ -1,0 +1,111 @@
+"""The labeller: settings of a data set, its steps, and what makes a shard of a step, whichever engine runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from math import ceil
+
+from sprinter.decode.checks import at_least, between, whole
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+from sprinter.laws import Sampling
+from sprinter.models.pair import LoadedPair
+from sprinter.training.prefixes import Row, Writer
+from sprinter.training.prompts import SPLITS, Prompt
+from sprinter.training.records import KINDS
+from sprinter.training.scoring import make_records
+from sprinter.training.shards import shard_bytes
+
+__all__ = ["Engine", "LabelSettings", "Labeller", "Step", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSettings:
+    """What the records depend on, besides pair and data.
+
+    Args:
+        seed: of completions and drawn x.
+        temperature: of the completions; laws and labels are raw.
+        prompt_share: share of a text's words that is its prompt (the paper: 0.3).
+        prompt_tokens: longer prompts are cut to so many tokens; 0: no cut, and prompts beyond the context are skipped.
+        new_tokens: labelled positions a text (the paper: 20).
+        classes_per_prompt: 1: each prompt gets the next of the four prefix classes; 4: all of them.
+        batch_size: texts a step, which is a shard; memory grows with it times new_tokens times the vocabulary.
+        limit: read at most so many texts; None: all.
+        field: of records (JSON lines, Parquet, data sets): where their text is; None: the first that is known.
+        split: what one text of a plain text file is: "lines", "blank-lines" (between them) or "file".
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    prompt_share: float = 0.3
+    prompt_tokens: int = 128
+    new_tokens: int = 20
+    classes_per_prompt: int = 1
+    batch_size: int = 128
+    limit: int | None = None
+    field: str | None = None
+    split: str = "lines"
+
+    def __post_init__(self) -> None:
+        whole("seed", self.seed)
+        Sampling(temperature=self.temperature)
+        between("prompt_share", self.prompt_share, 0.0, 1.0)
+        for name, low in (("prompt_tokens", 0), ("new_tokens", 1), ("batch_size", 1)):
+            at_least(name, getattr(self, name), low)
+        if self.classes_per_prompt not in (1, len(KINDS)):
+            raise UserError(
+                f"classes_per_prompt={self.classes_per_prompt} is out of range: give 1 (in turn) or {len(KINDS)} (all)"
+            )
+        if self.limit is not None:
+            at_least("limit", self.limit, 1)
+        if self.split not in SPLITS:
+            raise did_you_mean("split", str(self.split), list(SPLITS))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The texts of one shard."""
+
+    number: int
+    rows: tuple[Row, ...]
+
+
+class Labeller:
+    """Makes the shard of a step: what every engine runs.
+
+    Args:
+        models: target and draft.
+        settings: of the data set.
+        settings_hash: of the data set.
+    """
+
+    def __init__(self, models: LoadedPair, settings: LabelSettings, settings_hash: str) -> None:
+        self._writer = Writer(models, settings.seed, settings.temperature)
+        self._seed, self._hash, self._eos_ids = settings.seed, settings_hash, models.target.eos_ids
+
+    def __call__(self, step: Step) -> bytes:
+        """The shard file's bytes."""
+        records = make_records(step.rows, self._writer(step.rows), self._seed, self._eos_ids)
+        tokens = sum(len(row.ids) + len(row.original) for row in step.rows)
+        counts = {"prompts": len({row.prompt for row in step.rows}), "tokens": tokens}
+        return shard_bytes(records, self._hash, step.number, counts)
+
+
+Engine = Callable[[Iterable[Step]], Iterator[tuple[int, bytes]]]
+"""Takes steps and gives (number, shard) of each, in any order."""
+
+
+def steps(prompts: Iterator[Prompt], settings: LabelSettings) -> Iterator[Step]:
+    """Step i holds prompts [i·B, (i+1)·B), B = batch_size / classes_per_prompt."""
+    kinds, number, used = settings.classes_per_prompt, 0, 0
+    while part := list(islice(prompts, ceil(settings.batch_size / kinds))):
+        rows = []
+        for prompt in part:
+            classes = range(len(KINDS)) if kinds > 1 else (used % len(KINDS),)
+            rows += [Row(prompt.index, kind, prompt.ids, prompt.original) for kind in classes]
+            used += 1
+        yield Step(number, tuple(rows))
+        number += 1

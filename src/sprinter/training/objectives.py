@@ -1,0 +1,259 @@
+"""Labels: what a head is taught to estimate, computed from the columns of records.
+
+================================  ====================================================================================
+ratio(lambda=1.2, at=drawn)       1 if q(x)/p(x) <= λ (the SPRINTER paper, with x ~ q); at=greedy takes x = argmax q,
+                                  at=text the text's own token
+expected-ratio(lambda=1.2)        its expectation over x ~ q
+overlap(temperature=1.0)          β = Σ min(p, q), the chance that exact acceptance keeps a draft token;
+                                  temperature=own takes the temperature that the head is told (feature "temperature")
+agreement                         1 if argmax q = argmax p: the overlap at temperature 0
+accept(at=drawn)                  min(1, p/q)(x), the chance that exact acceptance keeps this x (SpecDec++ with at=text)
+fuzzy(divergence=js,              1 if the divergence of p and q is below the threshold (the classifier that the fuzzy
+threshold=0.3)                    paper proposes, section 7.1); js, kl, kl_reversed, tv, js_reference
+================================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.fuzzy import DIVERGENCES
+from sprinter.decode.checks import between
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+from sprinter.training.records import LAMBDAS, TEMPERATURES
+
+__all__ = [
+    "LABELS", "Accept", "Agreement", "Columns", "ExpectedRatio", "Fuzzy", "Label", "Overlap", "Ratio", "above_median",
+    "parse_label",
+]  # fmt: skip
+
+Columns = Mapping[str, Tensor]
+"""Name → column of records, ``[n]`` or ``[n, ...]``."""
+_PLACES = ("drawn", "greedy", "text")
+_OWN = "own"
+
+
+class Label(ABC):
+    """A pure function of the columns; ``str()`` spells it as ``parse_label`` reads it.
+
+    ``soft``: values lie anywhere in [0, 1], else they are 0 or 1. ``at_text``: it speaks of the text's own token, so it
+    makes sense only where the draft wrote that token.
+    """
+
+    name: ClassVar[str]
+    soft: ClassVar[bool] = False
+
+    @property
+    def at_text(self) -> bool:
+        """Whether it looks at the text's own token."""
+        return getattr(self, "at", "") == "text"
+
+    @property
+    def sees_token(self) -> bool:
+        """Whether it speaks of one token x rather than of the whole laws."""
+        return hasattr(self, "at")
+
+    @abstractmethod
+    def values(self, columns: Columns) -> Tensor:
+        """``[n]`` float32 in [0, 1]."""
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{f.name.rstrip('_')}={getattr(self, f.name)}" for f in fields(self))  # type: ignore[arg-type]
+        return f"{self.name}({inside})" if inside else self.name
+
+
+def _column_of(name: str, value: float, known: tuple[float, ...]) -> int:
+    """Where the records keep this λ or temperature."""
+    if value not in known:
+        raise UserError(
+            f"label parameter '{name}' = {value} is not among the recorded ones: "
+            f"give one of {', '.join(map(str, known))}"
+        )
+    return known.index(value)
+
+
+def _place(at: str, known: tuple[str, ...]) -> None:
+    if at not in known:
+        raise did_you_mean("token of the label", str(at), list(known))
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(Label):
+    """1 if q(x)/p(x) <= λ (SPRINTER, section 3).
+
+    Args:
+        lambda_: above 0. at: which x: "drawn" from q, "greedy" (argmax q), or the "text"'s own.
+    """
+
+    lambda_: float = 1.2
+    at: str = "drawn"
+    name: ClassVar[str] = "ratio"
+
+    def __post_init__(self) -> None:
+        between("lambda", self.lambda_, 1e-6, 1e6)
+        _place(self.at, _PLACES)
+
+    def values(self, columns: Columns) -> Tensor:
+        """As above; where p(x) is 0 the ratio is infinite."""
+        if self.at == "greedy":
+            return (columns["greedy_ratio"] <= self.lambda_).float()
+        end = "_token" if self.at == "text" else ""
+        log_ratio = columns["log_q" + end].double() - columns["log_p" + end].double()
+        return (log_ratio.exp() <= self.lambda_).float()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedRatio(Label):
+    """P(q(x)/p(x) <= λ) over x ~ q: the paper's label without the noise of one draw.
+
+    Args:
+        lambda_: 1, 1.2 or 1.5.
+    """
+
+    lambda_: float = 1.2
+    name: ClassVar[str] = "expected-ratio"
+    soft: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _column_of("lambda", self.lambda_, LAMBDAS)
+
+    def values(self, columns: Columns) -> Tensor:
+        """As above."""
+        return columns["expected_ratio"][:, LAMBDAS.index(self.lambda_)].clamp(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap(Label):
+    """β = Σ min(p, q) of the laws at a temperature.
+
+    Args:
+        temperature: 1, 0.7 or 0; "own": the one that the head is told.
+    """
+
+    temperature: float | str = 1.0
+    name: ClassVar[str] = "overlap"
+    soft: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.temperature != _OWN:
+            if isinstance(self.temperature, str):
+                raise did_you_mean("temperature of the label", self.temperature, [_OWN])
+            _column_of("temperature", self.temperature, TEMPERATURES)
+
+    def values(self, columns: Columns) -> Tensor:
+        """As above."""
+        overlap = columns["overlap"].clamp(0, 1)
+        if isinstance(self.temperature, float | int):
+            return overlap[:, TEMPERATURES.index(self.temperature)]
+        if "temperature" not in columns:
+            raise UserError(f"label {self} goes with the feature 'temperature': add it to the features")
+        told = columns["temperature"].unsqueeze(1) == torch.tensor(TEMPERATURES)
+        return (overlap * told).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement(Label):
+    """1 if both laws have the same argmax: what decides at temperature 0."""
+
+    name: ClassVar[str] = "agreement"
+
+    def values(self, columns: Columns) -> Tensor:
+        """As above."""
+        return (columns["overlap"][:, TEMPERATURES.index(0.0)] > 0.5).float()
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(Label):
+    """min(1, p/q)(x), the soft label of SpecDec++.
+
+    Args:
+        at: which x: "drawn" from q, or the "text"'s own.
+    """
+
+    at: str = "drawn"
+    name: ClassVar[str] = "accept"
+    soft: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _place(self.at, ("drawn", "text"))
+
+    def values(self, columns: Columns) -> Tensor:
+        """As above."""
+        end = "_token" if self.at == "text" else ""
+        return (columns["log_p" + end] - columns["log_q" + end]).clamp(max=0).exp()
+
+
+@dataclass(frozen=True, slots=True)
+class Fuzzy(Label):
+    """1 if the divergence of p and q is below a threshold: what fuzzy speculative decoding accepts.
+
+    Args:
+        divergence: js, kl, kl_reversed, tv or js_reference. threshold: at least 0.
+    """
+
+    divergence: str = "js"
+    threshold: float = 0.3
+    name: ClassVar[str] = "fuzzy"
+
+    def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise did_you_mean("divergence", str(self.divergence), list(DIVERGENCES))
+        between("threshold", self.threshold, 0.0, 1e6)
+
+    def values(self, columns: Columns) -> Tensor:
+        """As above."""
+        return (columns[self.divergence] < self.threshold).float()
+
+
+LABELS: Mapping[str, Callable[..., Label]] = {
+    kind.name: kind for kind in (Ratio, ExpectedRatio, Overlap, Agreement, Accept, Fuzzy)
+}
+"""Label kinds by name."""
+
+
+def parse_label(spec: str | Label) -> Label:
+    """A Label from ``name`` or ``name(param=value, ...)``; a Label passes through.
+
+    Raises:
+        UserError: unknown names and parameters (with a did-you-mean), values out of range, bad syntax.
+    """
+    if isinstance(spec, Label):
+        return spec
+    found = re.fullmatch(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", spec)
+    if found is None:
+        raise UserError(f"'{spec}' is not a label: write it as ratio(lambda=1.2) or overlap")
+    name, inside = found[1], found[2] or ""
+    if name not in LABELS:
+        raise did_you_mean("label", name, list(LABELS))
+    known = {f.name.rstrip("_"): f.name for f in fields(LABELS[name])}  # type: ignore[arg-type]
+    params: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in inside.split(","))):
+        key, sign, value = (part.strip() for part in item.partition("="))
+        if not sign:
+            raise UserError(f"'{item}' in label '{spec}' is not name=value: parameters are given by keyword")
+        if key not in known:
+            if not known:
+                raise UserError(f"label '{name}' takes no parameters, and got '{key}'")
+            raise did_you_mean(f"parameter of label {name}", key, list(known))
+        params[known[key]] = _value(value)
+    return LABELS[name](**params)
+
+
+def _value(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def above_median(values: Tensor) -> Tensor:
+    """1 where a soft label lies above its own median, ``[n]`` float32."""
+    return (values > torch.median(values)).float()

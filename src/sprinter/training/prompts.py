@@ -1,0 +1,103 @@
+"""Prompts: the rule that cuts texts. The texts come from ``sprinter.training.sources``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from transformers import PreTrainedTokenizerBase
+
+from sprinter.errors import UserError
+from sprinter.training.sources import FIELDS, SPLITS, is_plain, is_record, read_texts, survey
+
+__all__ = ["FIELDS", "SPLITS", "Cut", "Prompt", "PromptRule", "is_plain", "is_record", "read_texts", "survey"]
+
+_CHARS_PER_TOKEN = 32  # hardly any text has more; encoding megabytes takes long
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The beginning of a text, and what really follows.
+
+    Attributes:
+        index: number of the text in the input.
+        ids: token ids of the prompt, at least one.
+        original: the ``new_tokens`` ids that follow in the text.
+    """
+
+    index: int
+    ids: tuple[int, ...]
+    original: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRule:
+    """The prompt is the first share of a text's words, at most so many tokens (SPRINTER: the first 30 %).
+
+    Args:
+        share: of the words, at least one word.
+        prompt_tokens: longer prompts are cut to so many; 0: no cut.
+        new_tokens: tokens that must follow in the text, so that all prefix classes have the same prompts.
+        context: a prompt and its new tokens must fit in so many.
+    """
+
+    share: float
+    prompt_tokens: int
+    new_tokens: int
+    context: int
+
+
+class Cut:
+    """Texts in, prompts out; counts what it passes over.
+
+    Attributes:
+        skipped: texts that gave no prompt, by reason: "too_long" (beyond the context), "too_short" (fewer than
+            ``new_tokens`` tokens after the prompt), "empty" (a record without text).
+        texts: texts seen.
+    """
+
+    def __init__(self, rule: PromptRule, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+        self._rule, self._tokenizer, self._vocab = rule, tokenizer, vocab_size
+        self.skipped = {"too_long": 0, "too_short": 0, "empty": 0}
+        self.texts = 0
+
+    def __call__(self, texts: Iterable[str]) -> Iterator[Prompt]:
+        """The prompts of the texts that can be used, in order."""
+        for index, text in enumerate(texts):
+            self.texts = index + 1
+            reason, ids, length = self._cut(text)
+            if reason:
+                self.skipped[reason] += 1
+            else:
+                original = ids[length : length + self._rule.new_tokens]
+                yield Prompt(index, tuple(ids[:length]), tuple(original))
+
+    def _cut(self, text: str) -> tuple[str, list[int], int]:
+        """Why the text cannot be used ("" if it can), its first token ids, and how many of them are the prompt."""
+        rule = self._rule
+        words = len(text.split())
+        if not words:
+            return "empty", [], 0
+        most = rule.prompt_tokens or rule.context
+        count = min(max(1, int(rule.share * words)), most)
+        # A word has at least one token: nothing beyond these words can matter.
+        ends = [match.end() for match in islice(re.finditer(r"\S+", text), count + rule.new_tokens)]
+        end, stop = ends[count - 1], ends[-1]
+        room = _CHARS_PER_TOKEN * (most + rule.new_tokens)
+        ids = self._encode(text[: min(stop, room)])
+        length = most if count == most else min(len(self._encode(text[: min(end, room)])), most)
+        if length + rule.new_tokens > rule.context:
+            return "too_long", ids, length
+        if length < 1 or len(ids) < length + rule.new_tokens:
+            return "too_short", ids, length
+        if max(ids) >= self._vocab:
+            raise UserError(
+                f"the tokenizer gives token id {max(ids)}, the pair's common vocabulary has {self._vocab} tokens: "
+                "give the tokenizer that both models were trained with"
+            )
+        return "", ids, length
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, verbose=False)["input_ids"])

@@ -1,0 +1,286 @@
+"""Judge a head on records: ROC, precision-recall, calibration and rates, beside entropy and confidence alone.
+
+A gate is judged by the labels of the SPRINTER paper (q(x)/p(x) <= λ for a drawn and for the greedy x), by "overlap
+above its median" and by "argmax agrees"; a head that looks at x by the labels of the text's own token, in draft-written
+texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.threshold import reaches
+from sprinter.errors import UserError
+from sprinter.heads.head import Head
+from sprinter.training.dataset import Positions, check_head, part_of, read_positions
+from sprinter.training.metrics import (
+    Bootstrap,
+    Curve,
+    Curves,
+    Interval,
+    calibration_curve,
+    calibration_error,
+    curves,
+    mean_interval,
+    rates,
+)
+from sprinter.training.objectives import (
+    Accept,
+    Agreement,
+    Columns,
+    Label,
+    Overlap,
+    Ratio,
+    above_median,
+    parse_label,
+)
+from sprinter.training.records import LAMBDAS, TEMPERATURES, read_info
+from sprinter.training.threshold import Setting, choose, setting
+from sprinter.training.train import score
+
+__all__ = ["Report", "Truth", "judge", "judge_directory", "unseen"]
+
+_TAUS = torch.linspace(0, 1, 51, dtype=torch.float64)
+_DRIFTS = (0.02, 0.05, 0.1, 0.2)
+_TABLE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """One label that the head is judged by.
+
+    Attributes:
+        share: mean of the label.
+        signals: ROC and precision-recall of the head (named by its kind) and of each baseline.
+        rates: η_TP and η_FP over τ.
+        at_tau: both at the head's own τ.
+    """
+
+    share: float
+    signals: dict[str, Curves]
+    rates: tuple[Curve, Curve]
+    at_tau: tuple[Interval, Interval]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "share": self.share,
+            "signals": {name: found.to_dict() for name, found in self.signals.items()},
+            "rates": dict(zip(("eta_tp", "eta_fp"), (curve.to_dict() for curve in self.rates), strict=True)),
+            "at_tau": dict(zip(("eta_tp", "eta_fp"), map(Interval.to_list, self.at_tau), strict=True)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How good a head is.
+
+    Attributes:
+        kind, label, tau: the head's own.
+        positions, prompts: that it was judged on.
+        truths: by label.
+        calibration: mean label over mean score, of the head's own label.
+        calibration_error: expected, same label. r2: share of that label's variance that the score explains.
+        mean_label, mean_score: over all positions.
+        table: at some τ the share that scores above it, and the mean overlap there at each temperature.
+        setting: of a gate, what decoding at its τ is expected to do at temperature 1; drift: that drift, with its
+            interval. dial: the same at the lowest τ for some drifts.
+    """
+
+    kind: str
+    label: str
+    tau: float
+    positions: int
+    prompts: int
+    truths: Mapping[str, Truth]
+    calibration: Curve
+    calibration_error: float
+    r2: float
+    mean_label: float
+    mean_score: float
+    table: tuple[dict[str, Any], ...]
+    setting: Setting | None = None
+    drift: Interval | None = None
+    dial: tuple[Setting, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        plain = (
+            "label",
+            "tau",
+            "positions",
+            "prompts",
+            "calibration_error",
+            "r2",
+            "mean_label",
+            "mean_score",
+        )
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "calibration": self.calibration.to_dict(),
+            "table": list(self.table),
+            "setting": self.setting and self.setting.to_dict(),
+            "drift": self.drift and self.drift.to_list(),
+            "dial": [place.to_dict() for place in self.dial],
+            "truths": {name: truth.to_dict() for name, truth in self.truths.items()},
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Without the curves: what a model card and the command line show."""
+        whole = self.to_dict()
+        del whole["calibration"]
+        whole["truths"] = {
+            name: {
+                "share": truth.share,
+                "auc": {signal: found.auc.to_list() for signal, found in truth.signals.items()},
+                "at_tau": truth.to_dict()["at_tau"],
+            }
+            for name, truth in self.truths.items()
+        }
+        return whole
+
+
+def judge_directory(
+    head: Head, directories: Sequence[str | Path], repeats: int = 500, seed: int = 0
+) -> Report:
+    """Judge on labels on disk; of prompts that the head was trained on the test part alone.
+
+    Raises:
+        UserError: no labels, labels of another draft, nothing but training prompts, labels of one class only.
+    """
+    check_head(head, [read_info(directory) for directory in directories])
+    positions = read_positions(directories, head.features)
+    return judge(head, positions.select(unseen(head, positions)), repeats, seed)
+
+
+def unseen(head: Head, positions: Positions) -> Tensor:
+    """Mask of the positions whose prompts were neither trained nor stopped on, ``[n]`` bool.
+
+    Raises:
+        UserError: none is left.
+    """
+    training = head.facts.get("training")
+    training = training if isinstance(training, dict) else {}
+    sources, seed = set(training.get("sources") or ()), int(training.get("seed") or 0)
+    fresh = [name.partition(":")[0] not in sources or part_of(name, seed) == 2 for name in positions.prompts]
+    mask = torch.tensor(fresh)[positions.group]
+    if not bool(mask.any()):
+        raise UserError(
+            "the gate was trained on all of these prompts: give labels of other texts, or more of these"
+        )
+    return mask
+
+
+def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -> Report:
+    """Judge on these positions.
+
+    Args:
+        positions: with the features of the head.
+        repeats: bootstrap draws of prompts.
+
+    Raises:
+        UserError: nothing to judge on, or labels of one class only.
+    """
+    own = parse_label(head.config.label)
+    run = head.sees_token or own.at_text or "position" in head.features
+    if run:  # only there the draft wrote the token, and steps are places in a run
+        positions = positions.select(positions.of_kinds(["draft"]))
+    if not len(positions):
+        raise UserError("there is no position to judge the gate on: label more text")
+    scores, columns = score(head, positions.inputs), positions.columns
+    bootstrap = Bootstrap.make(positions.group, repeats, seed)
+    signals = {head.config.kind: scores, "entropy": -columns["entropy"], "max q": columns["max_q"]}
+    if head.sees_token:
+        signals["q(x)"] = columns["log_q_token"]
+    warm, cold = positions.at_temperature(1.0), positions.at_temperature(0.0)  # the same where none is told
+    truths = {}
+    for name, values in _labels(own, columns, at_text=head.sees_token or own.at_text).items():
+        rows = cold if name == str(Agreement()) else warm
+        shown = {signal: found[rows] for signal, found in signals.items()}
+        draws = bootstrap if bool(rows.all()) else Bootstrap.make(positions.group[rows], repeats, seed)
+        truths[name] = _truth(values[rows], shown, scores[rows], head.config.tau, draws)
+    values = own.values(columns).double()
+    expected = _expected(head, scores[warm], positions.select(warm), repeats, seed)
+    error = (values - scores.double()).square().mean()
+    return Report(
+        kind=head.config.kind,
+        label=str(own),
+        tau=head.config.tau,
+        positions=int(warm.sum()),
+        prompts=len(torch.unique(positions.group)),
+        truths=truths,
+        calibration=calibration_curve(scores, values, bootstrap),
+        calibration_error=calibration_error(scores, values),
+        r2=float(1 - error / values.var(correction=0).clamp(min=1e-12)),
+        mean_label=float(values.mean()),
+        mean_score=float(scores.mean()),
+        table=tuple(_row(tau, scores, positions) for tau in _TABLE),
+        **expected,
+    )
+
+
+def _expected(head: Head, scores: Tensor, positions: Positions, repeats: int, seed: int) -> dict[str, Any]:
+    """``setting``, ``drift`` and ``dial`` of a gate, from positions at temperature 1."""
+    if head.config.kind != "gate":
+        return {}
+    overlap = positions.columns["overlap"][:, TEMPERATURES.index(1.0)]
+    own, dial = (
+        [setting(tau, scores, overlap) for tau in taus]
+        for taus in ([head.config.tau], (choose(drift, scores, overlap) for drift in _DRIFTS))
+    )
+    kept = reaches(scores, head.config.tau).double()
+    tokens = 1 + overlap * (1 - kept)
+    drift = mean_interval(
+        (1 - overlap) * kept / tokens, tokens, Bootstrap.make(positions.group, repeats, seed)
+    )
+    return {"setting": own[0], "drift": drift, "dial": tuple(dial)}
+
+
+def _labels(own: Label, columns: Columns, *, at_text: bool) -> dict[str, Tensor]:
+    """The labels to judge by, those with one class left out."""
+    chosen: list[tuple[str, Tensor]] = []
+    places = ("text",) if at_text else ("drawn", "greedy")
+    for place in places:
+        for value in LAMBDAS:
+            label = Ratio(value, place)
+            chosen.append((str(label), label.values(columns)))
+    if at_text:
+        chosen.append((str(Accept("text")), Accept("text").values(columns)))
+    else:
+        chosen.append(("overlap above its median", above_median(Overlap().values(columns))))
+        chosen.append((str(Agreement()), Agreement().values(columns)))
+    if not own.soft and str(own) not in dict(chosen):
+        chosen.insert(0, (str(own), own.values(columns)))
+    found = {name: values for name, values in chosen if float(values.max() - values.min()) > 1e-6}
+    if not found:
+        raise UserError("every label has one class only on these positions: label more text")
+    return found
+
+
+def _truth(
+    values: Tensor, signals: Mapping[str, Tensor], scores: Tensor, tau: float, bootstrap: Bootstrap
+) -> Truth:
+    kept = reaches(scores, tau).float()
+    return Truth(
+        share=float(values.double().mean()),
+        signals={name: curves(signal, values, bootstrap) for name, signal in signals.items()},
+        rates=rates(scores, values, _TAUS, bootstrap),
+        at_tau=(mean_interval(kept, values, bootstrap), mean_interval(kept, 1 - values, bootstrap)),
+    )
+
+
+def _row(tau: float, scores: Tensor, positions: Positions) -> dict[str, Any]:
+    """At each temperature, of the scores that the head gives there: the share >= τ, and the mean overlap of those."""
+    kept, shares, overlaps = reaches(scores, tau), {}, {}
+    for i, temperature in enumerate(TEMPERATURES):
+        here = positions.at_temperature(temperature)
+        chosen = positions.columns["overlap"][here & kept][:, i].double()
+        shares[str(temperature)] = float(kept[here].double().mean())
+        overlaps[str(temperature)] = float(chosen.mean()) if len(chosen) else None
+    return {"tau": tau, "share": shares, "overlap": overlaps}

@@ -1,0 +1,166 @@
+"""How to train a head: presets and settings.
+
+Presets (``--head``): ``linear`` (the SPRINTER paper), ``mlp`` and ``resnet`` are gates; ``specdec++`` and ``disco`` are
+stop rules. Each brings its features, label, weight on rejections and calibration; all can be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sprinter.decode.checks import at_least, between
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+from sprinter.heads.calibration import CALIBRATIONS
+from sprinter.heads.features import parse_features, sees_token
+from sprinter.training.objectives import Label, parse_label
+from sprinter.training.records import KINDS
+
+__all__ = ["PRESETS", "TrainSettings"]
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"kind": "gate", "architecture": "linear"},
+    "mlp": {"kind": "gate", "architecture": "mlp", "width": 64, "layers": 1},
+    "resnet": {"kind": "gate", "architecture": "resnet", "layers": 3},
+    "specdec++": {
+        "kind": "specdec++", "architecture": "resnet", "layers": 3, "features": ("hidden_x",),
+        "label": "accept(at=text)", "weight": 6.0, "calibration": "none",
+    },
+    "disco": {
+        "kind": "disco", "architecture": "ffn", "width": 32, "layers": 1,
+        "features": ("top_q(k=10)", "entropy", "position"), "weight": "balanced", "calibration": "none",
+    },
+}  # fmt: skip
+"""What each ``head`` stands for; what is not said is said by ``_USUAL``."""
+_DRIFT = 0.1
+"""What a gate's τ is chosen for, where nothing is said."""
+_MIX = 0.15
+"""Share of target tokens in the context, where nothing is said."""
+_USUAL: Mapping[str, Any] = {
+    "features": ("hidden",), "label": "overlap", "weight": 1.0, "calibration": "temperature", "width": None,
+    "layers": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How to train. None takes the preset's value.
+
+    Attributes:
+        head: a preset.
+        label: what to estimate, a spec of ``sprinter.training.objectives``.
+        features: what it reads, see ``sprinter.heads.features``.
+        seed: of the split, the weights and the order of batches.
+        epochs: at most. lr: of Adam. patience: epochs without a better validation loss.
+        batch: positions a step; None takes some 400 steps an epoch, so that small data sets are learned as well.
+        weight: of rejections in the loss; "balanced" makes both classes weigh the same.
+        calibration: none, temperature or isotonic, fitted on the validation part.
+        width, layers: of the network.
+        tau: threshold of the head; None: of a gate, the lowest that keeps to ``drift``, else 0.5.
+        drift: of a gate, the mean drift that its τ is chosen for; None: 0.1, unless ``tau`` is given.
+        mix: share of target tokens in the context, for labels and features that look at the text's token.
+        classes: prefix classes to train on; None takes those that fit label and features.
+    """
+
+    head: str = "linear"
+    label: str | None = None
+    features: tuple[str, ...] | str | None = None
+    seed: int = 0
+    epochs: int = 20
+    lr: float = 5e-4
+    batch: int | None = None
+    patience: int = 3
+    weight: float | str | None = None
+    calibration: str | None = None
+    width: int | None = None
+    layers: int | None = None
+    tau: float | None = None
+    drift: float | None = None
+    mix: float = _MIX
+    classes: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.head not in PRESETS:
+            raise did_you_mean("head", str(self.head), list(PRESETS))
+        self._check_network()
+        preset = {**_USUAL, **PRESETS[self.head]}
+        for field in fields(self):
+            if getattr(self, field.name) is None and field.name in preset:
+                object.__setattr__(self, field.name, preset[field.name])
+        object.__setattr__(self, "label", str(parse_label(self.label or "")))
+        object.__setattr__(self, "features", parse_features(self.features or ()))
+        if self.tau is None and self.drift is None:
+            name, value = ("drift", _DRIFT) if self.kind == "gate" else ("tau", 0.5)
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        for name in ("epochs", "patience", *(() if self.batch is None else ("batch",))):
+            at_least(name, getattr(self, name), 1)
+        between("lr", self.lr, 1e-8, 10.0)
+        self._check_threshold()
+        between("mix", self.mix, 0.0, 0.5)
+        if self.weight != "balanced":
+            between("weight", self.weight, 1e-3, 1e3)
+        if self.calibration not in CALIBRATIONS:
+            raise did_you_mean("calibration", str(self.calibration), list(CALIBRATIONS))
+        for name in self.classes or ():
+            if name not in KINDS:
+                raise did_you_mean("prefix class", name, list(KINDS))
+        if self.mix != _MIX and not (self.own_token and self.classes is None):
+            why = "which looks at no token" if self.classes is None else "whose classes were chosen"
+            raise UserError(f"mix={self.mix} is of no use to a {self.head} head {why}: leave it out")
+        label, kind = self.target, self.kind
+        if sees_token(self.inputs) and label.sees_token and not label.at_text:
+            raise UserError(
+                f"label {label} speaks of another token than the features {', '.join(self.inputs)} do: "
+                f"use {label.name}(at=text)"
+            )
+        if sees_token(self.inputs) and kind != "specdec++":
+            raise UserError(
+                f"a {kind} head that reads {', '.join(self.inputs)} looks at the token that it judges, "
+                "which would bias texts: give features of the prefix, or train specdec++"
+            )
+
+    def _check_network(self) -> None:
+        for name in ("width", "layers"):
+            if (value := getattr(self, name)) is not None and name not in PRESETS[self.head]:
+                raise UserError(
+                    f"{name}={value} is of no use to a {self.head} head: leave it out, or train mlp"
+                )
+
+    def _check_threshold(self) -> None:
+        if self.tau is not None and self.drift is not None:
+            raise UserError(
+                f"tau={self.tau} and drift={self.drift} were given: a drift chooses tau, give one of them"
+            )
+        if self.tau is not None:
+            between("tau", self.tau, 0.0, 1.0)
+        elif self.kind != "gate":
+            raise UserError(
+                f"a {self.kind} head does not change the text: leave drift={self.drift} out, or train a gate"
+            )
+        else:
+            between("drift", self.drift, 0.0, 1.0)
+
+    @property
+    def kind(self) -> str:
+        """Of head."""
+        return str(PRESETS[self.head]["kind"])
+
+    @property
+    def target(self) -> Label:
+        """The label."""
+        return parse_label(self.label or "")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The features."""
+        return parse_features(self.features or ())
+
+    @property
+    def own_token(self) -> bool:
+        """Whether label or features look at the text's own token."""
+        return self.target.at_text or sees_token(self.inputs)

@@ -1,0 +1,194 @@
+"""The ray engine: the local engine's records, also when a worker dies; and its lines for mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.tiny import save_tiny
+from tests.training.labelling import same_records, words
+
+import sprinter
+from sprinter.errors import SprinterError, UserError
+from sprinter.training import ray_engine
+from sprinter.training.label_run import LabelReport, Progress, label
+from sprinter.training.label_step import LabelSettings
+from sprinter.training.records import read_records
+
+SETTINGS = LabelSettings(new_tokens=5, prompt_tokens=16, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> sprinter.Pair:
+    root = tmp_path_factory.mktemp("pair")
+    save_tiny(root / "target", seed=1)
+    save_tiny(root / "draft", seed=2, layers=1)
+    return sprinter.load_pair(root / "target", draft=root / "draft")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "texts.txt"
+    file.write_text("".join(words(30, seed) + "\n" for seed in range(22)))
+    return file
+
+
+# --- a stand-in for ray, which runs in this process -------------------------------------------------------------------
+
+
+class FakeData:
+    """Ray Data's side: blocks of items, one actor, results in another order than asked for."""
+
+    def __init__(self, items: list[dict[str, Any]]) -> None:
+        self.items = items
+
+    def map_batches(
+        self, worker: Callable[..., Any], fn_constructor_args: tuple[Any, ...], **options: Any
+    ) -> FakeData:
+        assert options["batch_size"] == 1 and options["compute"] == ("pool", 3)
+        self.work = worker(*fn_constructor_args)
+        return self
+
+    def iter_batches(self, **_: Any) -> Iterator[dict[str, Any]]:
+        for item in reversed(self.items):
+            yield self.work({name: [value] for name, value in item.items()})
+
+
+def fake_ray(initialized: bool = False, fails: Exception | None = None) -> Any:
+    """A module that answers what the engine asks."""
+    calls: list[str] = []
+
+    def init(**options: Any) -> None:
+        calls.append("init")
+        if fails is not None:
+            raise fails
+
+    context = types.SimpleNamespace(get_current=lambda: types.SimpleNamespace(enable_progress_bars=True))
+    data = types.SimpleNamespace(
+        DataContext=context,
+        ActorPoolStrategy=lambda size: ("pool", size),
+        from_items=lambda items, override_num_blocks: FakeData(items),
+    )
+    return types.SimpleNamespace(
+        calls=calls, data=data, init=init, is_initialized=lambda: initialized,
+        shutdown=lambda: calls.append("shutdown"),
+    )  # fmt: skip
+
+
+def use(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.data", fake.data)
+
+
+def with_ray(pair: sprinter.Pair, data: Path, out: Path, **options: Any) -> LabelReport:
+    return label(pair, [data], out, SETTINGS, engine="ray", **options)
+
+
+@pytest.mark.parametrize("initialized", [False, True])
+def test_steps_travel_and_shards_come_back(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, initialized: bool
+) -> None:
+    fake = fake_ray(initialized)
+    use(fake, monkeypatch)
+    told: list[Progress] = []
+    report = with_ray(pair, data, tmp_path / "ray", workers=3, progress=told.append)
+    assert report.info == label(pair, [data], tmp_path / "local", SETTINGS).info
+    assert fake.calls == ([] if initialized else ["init", "shutdown"]), (
+        "a cluster of the user's own is left running"
+    )
+    assert [round(done.share * 6) for done in told] == [1, 2, 3, 4, 5, 6]
+    fake.calls.clear()
+    assert with_ray(pair, data, tmp_path / "ray", workers=3).resumed == 6
+    assert fake.calls == [], "with nothing to do no cluster is started"
+
+
+def test_clusters_that_cannot_be_used(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(fake_ray(fails=ConnectionError("refused\nat length")), monkeypatch)
+    with pytest.raises(
+        UserError, match=r"cannot use the cluster at 'ray:1' \(refused\): check --ray-address"
+    ):
+        with_ray(pair, data, tmp_path / "out", ray_address="ray:1")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"engine=ray needs Ray: pip install 'sprinter-llm\[ray\]'"):
+        with_ray(pair, data, tmp_path / "out")
+
+
+def test_another_model_on_a_worker_is_refused(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(fake_ray(), monkeypatch)
+    monkeypatch.setattr(ray_engine, "weights_fingerprint", lambda model: "0" * 64)
+    with pytest.raises(UserError, match="is another model on a worker: put the same on all nodes"):
+        with_ray(pair, data, tmp_path / "out", workers=3)
+
+
+def test_our_own_error_is_dug_out_of_rays() -> None:
+    def raised(error: BaseException, causes: Iterable[BaseException]) -> BaseException:
+        at = error
+        for cause in causes:
+            at.__cause__ = cause
+            at = cause
+        return ray_engine._plain(error)
+
+    assert (
+        str(raised(RuntimeError("task failed"), [KeyError(1), UserError("mend this\n at line 3")]))
+        == "mend this"
+    )
+    wrapped = RuntimeError("ray::task()")
+    wrapped.cause = SprinterError("NaN")  # type: ignore[attr-defined]
+    assert str(raised(RuntimeError("outer"), [wrapped])) == "NaN"
+    other = RuntimeError("other")
+    assert raised(other, []) is other
+
+
+# --- a real cluster on this machine -----------------------------------------------------------------------------------
+
+
+def worker_pids() -> list[int]:
+    """Processes of the actors that label."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(b"ray::") and b"MapWorker" in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_workers_make_the_local_engines_records(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    local = label(pair, [data], tmp_path / "local", SETTINGS)
+    report = with_ray(pair, data, tmp_path / "ray")
+    assert same_records(read_records(tmp_path / "local"), read_records(tmp_path / "ray"), 1e-6)
+    assert (report.info.positions, report.info.settings_hash) == (
+        local.info.positions,
+        local.info.settings_hash,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="finds the workers in /proc")
+def test_a_worker_that_is_killed_loses_nothing(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    data.write_text("".join(words(60, seed) + "\n" for seed in range(400)))
+    killed: list[int] = []
+
+    def kill(done: Progress) -> None:
+        if not killed and done.share > 0.1:
+            killed.append(worker_pids()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    report = with_ray(pair, data, tmp_path / "ray", progress=kill)
+    label(pair, [data], tmp_path / "local", SETTINGS)
+    assert len(killed) == 1 and report.info.shards == 100
+    assert same_records(read_records(tmp_path / "local"), read_records(tmp_path / "ray"), 1e-6)
