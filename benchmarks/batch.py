@@ -25,7 +25,7 @@ from common import NEW_TOKENS, cells, grid, heldout_prompts, in_turn, kept_resul
 import sprinter
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms.peer_vllm import VllmPlain
-from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.engine.task import Parts
 from sprinter.laws import Sampling
 
@@ -58,7 +58,7 @@ class Arm:
         """Over all repeats."""
         return sum(self.tokens) / sum(self.seconds)
 
-    def over(self, base: Arm) -> Interval:
+    def over(self, base: Arm) -> BootstrapInterval:
         """Ratio of tokens a second, with its 95 % interval over repeats."""
         return ratio_of_ratios((self.tokens, self.seconds), (base.tokens, base.seconds))
 

@@ -16,7 +16,7 @@ from typing import Any
 from common import NEW_TOKENS, arguments, heldout_prompts, save
 
 import sprinter
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.arms import parse_arm
 from sprinter.bench.compare import compare
 from sprinter.bench.harness import Harness
@@ -46,7 +46,7 @@ class Slowed:
             arm.close,
         )
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         began = time.perf_counter()
         answer = self._arm.answer(ask)
         until = time.perf_counter() + self._share * answer.wall_s

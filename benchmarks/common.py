@@ -16,7 +16,7 @@ import numpy as np
 
 import sprinter
 from sprinter.bench.environment import environment
-from sprinter.bench.statistics import Interval, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import load_suite
 from sprinter.engine.generation import Generation
 from sprinter.errors import UserError
@@ -100,12 +100,12 @@ def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, no
         arm.outs.append(arm.run(prompts[i % len(prompts)], i))
 
 
-def interval(top: np.ndarray, bottom: np.ndarray) -> Interval:
+def interval(top: np.ndarray, bottom: np.ndarray) -> BootstrapInterval:
     """Ratio of sums with its 95 % bootstrap interval over prompts: (value, low, high)."""
     return ratio_of_sums(top, bottom)
 
 
-def speed_ratio(arm: Arm, base: Arm) -> Interval:
+def speed_ratio(arm: Arm, base: Arm) -> BootstrapInterval:
     """Tokens/s of ``arm`` over tokens/s of ``base``, paired by prompt: (value, low, high)."""
     return ratio_of_ratios((arm.tokens, arm.busy_s), (base.tokens, base.busy_s))
 
@@ -248,7 +248,7 @@ def grid(head: str, rows: Sequence[str]) -> list[str]:
     return [f"| {head} |", "| --- " * (head.count("|") + 1) + "|", *(f"| {row} |" for row in rows)]
 
 
-def cells(values: Interval, digits: int = 2) -> str:
+def cells(values: BootstrapInterval, digits: int = 2) -> str:
     """value [low, high], or the value of a single prompt."""
     if None in values:
         return f"{values[0]:.{digits}f} (n=1)"

@@ -30,7 +30,7 @@ import sprinter
 from sprinter.bench.statistics import ratio_of_sums
 from sprinter.decode.meter import Meter
 from sprinter.engine.captured import CapturedDraftSteps
-from sprinter.engine.rows import Rows
+from sprinter.engine.rows import CacheRows
 from sprinter.engine.steps import DraftPlan, DraftRow, DraftSteps, EagerDraftSteps
 from sprinter.laws import Sampling
 from sprinter.models.memory import cache_bytes
@@ -152,8 +152,10 @@ def steps(pair: sprinter.Pair) -> dict[str, Any]:
     """A draft step: eager, captured, the compiled code in it, the compiled pass alone; what the host adds."""
     assert pair.models.draft is not None
     model = pair.models.draft.model
-    eager, captured = (Rows(filled(model, 512, 1, c), pair.models.vocab_size, "draft") for c in (False, True))
-    makers: dict[str, tuple[Rows, Callable[[Rows], DraftSteps]]] = {
+    eager, captured = (
+        CacheRows(filled(model, 512, 1, c), pair.models.vocab_size, "draft") for c in (False, True)
+    )
+    makers: dict[str, tuple[CacheRows, Callable[[CacheRows], DraftSteps]]] = {
         "eager": (eager, EagerDraftSteps), "captured": (captured, CapturedDraftSteps),
     }  # fmt: skip
     drafters = {name: (rows, make(rows)) for name, (rows, make) in makers.items()}
@@ -181,7 +183,7 @@ def steps(pair: sprinter.Pair) -> dict[str, Any]:
     return {"rows": found, "pass_us": alone, "bytes": read, "limit_us": limit}
 
 
-def draft_arm(rows: Rows, drafter: DraftSteps, row: DraftRow) -> Callable[[], Any]:
+def draft_arm(rows: CacheRows, drafter: DraftSteps, row: DraftRow) -> Callable[[], Any]:
     """Draft steps of one row after the context."""
 
     def run() -> None:
@@ -191,7 +193,7 @@ def draft_arm(rows: Rows, drafter: DraftSteps, row: DraftRow) -> Callable[[], An
     return run
 
 
-def unit_us(rows: Rows, run: Callable[[], Any], k: int) -> float:
+def unit_us(rows: CacheRows, run: Callable[[], Any], k: int) -> float:
     """Microseconds a step that the compiled code itself takes, while ``run`` runs."""
     units: Any = rows.runner._units  # type: ignore[attr-defined]
     spent: list[float] = []

@@ -28,9 +28,9 @@ from enlarged import write_enlarged
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import sprinter
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.arms import parse_arm
-from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.laws import Sampling
 from sprinter.models.pair import builtin_paths
 
@@ -75,7 +75,7 @@ class Timed:
     """An arm of the bench on a pair, and tokens, seconds and drifts of each text."""
 
     name: str
-    answer: Callable[[Ask], Answer]
+    answer: Callable[[Ask], ArmAnswer]
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     drift: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Timed:
         """Of all tokens."""
         return sum(self.drift) / sum(self.tokens)
 
-    def over(self, base: Timed) -> Interval:
+    def over(self, base: Timed) -> BootstrapInterval:
         """Ratio of tokens a second, with its 95 % interval over prompts."""
         return ratio_of_ratios((self.tokens, self.seconds), (base.tokens, base.seconds))
 

@@ -31,8 +31,8 @@ import torch
 from common import cells, command, environment, interval, write_results
 
 import sprinter
-from sprinter.training.label_step import Labeller, LabelSettings, Step, steps
-from sprinter.training.prefixes import Row
+from sprinter.training.label_step import Labeller, LabelSettings, LabelStep, steps
+from sprinter.training.prefixes import PrefixRow
 from sprinter.training.prompts import Cut, PromptRule, read_texts
 from sprinter.training.records import shard_name
 
@@ -75,17 +75,17 @@ def speed(pair: sprinter.Pair, data: Path, files: list[str], count: int, folder:
     raw = list(islice(read_texts(sources), cut.texts))
     labeller = Labeller(pair.models, settings, "0" * 64)
 
-    def label(step: Step, original: bool) -> None:
+    def label(step: LabelStep, original: bool) -> None:
         texts = [raw[row.prompt] for row in step.rows]
         kinds = [0 if original else row.kind for row in step.rows]
         prompts = Cut(rule, pair.tokenizer, pair.models.vocab_size)(texts)
         rows = (
-            Row(row.prompt, kind, prompt.ids, prompt.original)
+            PrefixRow(row.prompt, kind, prompt.ids, prompt.original)
             for row, kind, prompt in zip(step.rows, kinds, prompts, strict=True)
         )
-        write(folder / shard_name(step.number), labeller(Step(step.number, tuple(rows))))
+        write(folder / shard_name(step.number), labeller(LabelStep(step.number, tuple(rows))))
 
-    arms: dict[str, Callable[[Step], None]] = {
+    arms: dict[str, Callable[[LabelStep], None]] = {
         "labelling": lambda step: label(step, False),
         "labelling without completions": lambda step: label(step, True),
     }

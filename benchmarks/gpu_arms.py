@@ -13,7 +13,7 @@ from gpu_run import Run, TimeUp, free
 from gpu_train import load_trained, trained_pair
 
 from pair_data import Document
-from sprinter.bench.arm import Answer, Arm, Ask
+from sprinter.bench.arm import Arm, ArmAnswer, Ask
 from sprinter.bench.arms import parse_arm
 from sprinter.bench.harness import Harness
 from sprinter.bench.journal import Journal
@@ -48,7 +48,7 @@ class Captured:
     def versions(self) -> dict[str, str]:
         return self._arm.versions()
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         return self._arm.answer(ask)
 
     def close(self) -> None:

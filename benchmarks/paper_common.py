@@ -27,7 +27,7 @@ import sprinter
 from sprinter.bench.quality.duels import LikelihoodJudge
 from sprinter.bench.quality.likelihood import log_likelihoods
 from sprinter.bench.sample import Sample
-from sprinter.bench.statistics import Interval, bootstrap, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import group_of_spec_bench, load_suite, turn_ids
 from sprinter.engine.generation import Generation
 
@@ -130,23 +130,23 @@ class Group:
         return self.sum(lambda out: out.stats.trusted + out.stats.accepted)
 
     @property
-    def drift(self) -> Interval:
+    def drift(self) -> BootstrapInterval:
         """Mean drift a token."""
         return ratio_of_sums(
             self.sum(lambda out: (out.stats.mean_drift or 0.0) * out.stats.new_tokens), self.tokens
         )
 
     @property
-    def draft_share(self) -> Interval:
+    def draft_share(self) -> BootstrapInterval:
         """Share of the new tokens that the draft wrote."""
         return ratio_of_sums(self.drafted, self.tokens)
 
     @property
-    def tokens_per_s(self) -> Interval:
+    def tokens_per_s(self) -> BootstrapInterval:
         """Speed, the prompt's own pass included."""
         return ratio_of_sums(self.tokens, self.busy_s)
 
-    def speed_over(self, base: Group) -> Interval:
+    def speed_over(self, base: Group) -> BootstrapInterval:
         """Tokens/s over another arm's, paired by prompt."""
         return ratio_of_ratios((self.tokens, self.busy_s), (base.tokens, base.busy_s))
 
@@ -175,12 +175,12 @@ def win_shares(ours: np.ndarray, theirs: np.ndarray, ties: float = 1.0) -> np.nd
     return shares
 
 
-def mean(values: np.ndarray) -> Interval:
+def mean(values: np.ndarray) -> BootstrapInterval:
     """Mean over prompts."""
     return ratio_of_sums(values, np.ones(len(values)))
 
 
-def difference(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> Interval:
+def difference(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> BootstrapInterval:
     """Σa/Σb of the first less that of the second, paired by prompt."""
 
     def statistic(rows: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from paper_fsd_scores import Numbers, of_gap, over_allocation
 from paper_report import Check, Claim, Table, run_parts
 
 import sprinter
-from sprinter.bench.statistics import Interval, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_sums
 
 LENGTHS = (5, 10, 15, 20)
 THRESHOLDS = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.13, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -103,13 +103,13 @@ def table_1(pair: sprinter.Pair, args: argparse.Namespace) -> list[Table]:
     return [Table("FSD, Table 1", rerun, ("data set", "", *(f"L={n}" for n in LENGTHS)), rows, claims)]
 
 
-def percent(value: Interval) -> Interval:
+def percent(value: BootstrapInterval) -> BootstrapInterval:
     """Per cent."""
     low, high = (None if end is None else 100 * end for end in value[1:])
     return 100 * value[0], low, high
 
 
-def more_draft(a: Group, b: Group) -> Interval:
+def more_draft(a: Group, b: Group) -> BootstrapInterval:
     """The draft's share of one less that of the other, points."""
     return percent(difference((a.drafted, a.tokens), (b.drafted, b.tokens)))
 

@@ -24,7 +24,7 @@ from paper_common import Ask, asks, difference
 from paper_report import Check, Claim, Table, run_parts
 
 import sprinter
-from sprinter.bench.statistics import Interval, bootstrap, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_sums
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.laws import entropy, kl_divergence, overlap, tv_distance
 from sprinter.theory.recording import probe
@@ -144,7 +144,7 @@ def setting(args: argparse.Namespace) -> str:
 
 def rank_correlation(
     xs: list[tuple[np.ndarray, np.ndarray]], ys: list[tuple[np.ndarray, np.ndarray]]
-) -> Interval:
+) -> BootstrapInterval:
     """Spearman's, over data sets, of two ratios of sums; prompts are drawn anew within each data set."""
 
     def ranks(pairs: list[tuple[np.ndarray, np.ndarray]], rows: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from paper_common import Group, likelihoods
 
 import sprinter
-from sprinter.bench.statistics import Interval, bootstrap, ratio_of_ratios
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Numbers:
         """Log-likelihood a token, as a ratio of sums."""
         return self.score, self.tokens
 
-    def speed_over(self, base: Numbers) -> Interval:
+    def speed_over(self, base: Numbers) -> BootstrapInterval:
         """Tokens/s over another arm's."""
         return ratio_of_ratios((self.tokens, self.busy_s), (base.tokens, base.busy_s))
 
 
-def of_gap(a: Numbers, b: Numbers, target: Numbers, draft: Numbers) -> Interval:
+def of_gap(a: Numbers, b: Numbers, target: Numbers, draft: Numbers) -> BootstrapInterval:
     """Log-likelihood a token that ``a`` has less than ``b``, as a share of the gap between target and draft."""
 
     def statistic(rows: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def of_gap(a: Numbers, b: Numbers, target: Numbers, draft: Numbers) -> Interval:
     return bootstrap(statistic, len(a.tokens))
 
 
-def over_allocation(one: Numbers, target: Numbers, draft: Numbers) -> Interval:
+def over_allocation(one: Numbers, target: Numbers, draft: Numbers) -> BootstrapInterval:
     """Log-likelihood a token beyond that of whole texts by target or draft, mixed to be as fast (section 5.3)."""
 
     def statistic(rows: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 from common import ROOT, cells, command, environment, write_results
 
 import sprinter
-from sprinter.bench.statistics import Interval
+from sprinter.bench.statistics import BootstrapInterval
 from sprinter.errors import UserError
 
 
@@ -30,7 +30,7 @@ class Check:
     """
 
     what: str
-    value: Interval
+    value: BootstrapInterval
     bound: float
     above: bool = True
 

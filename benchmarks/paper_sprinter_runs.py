@@ -16,7 +16,7 @@ from paper_common import Group, asks, fastest, measure, method_arm, per_token, w
 
 import sprinter
 from sprinter.bench.quality.rouge import ROUGE, rouge
-from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.heads.head import Head
 from sprinter.training.dataset import read_positions
 from sprinter.training.settings import TrainSettings
@@ -105,7 +105,7 @@ def run_tokens(group: Group) -> tuple[np.ndarray, np.ndarray]:
     return group.drafted, group.sum("rounds")
 
 
-def over(top: Group, bottom: Group) -> Interval:
+def over(top: Group, bottom: Group) -> BootstrapInterval:
     """Average tokens of one arm over those of another."""
     return ratio_of_ratios(run_tokens(top), run_tokens(bottom))
 

@@ -25,7 +25,7 @@ from paper_common import Ask, Group, asks, fastest, measure, method_arm
 from paper_report import Check, Claim, Table, run_parts
 
 import sprinter
-from sprinter.bench.statistics import Interval, bootstrap, ratio_of_ratios, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 
 NEW_TOKENS = 48
 LENGTHS = (64, 128, 256, 512, 768)
@@ -144,7 +144,7 @@ def lengths(found: Mapping[str, Mapping[str, Group]], groups: Sequence[str], tem
             ratios = [ratio_of_sums(*rate(found[name][g], top, bottom)) for g in [*groups, ""]]
             rows.append([name, label, *(f"{r[0]:.2f}" for r in ratios[:-1]), cells(ratios[-1])])
 
-    def over(rival: str, top: str, bottom: str) -> Interval:
+    def over(rival: str, top: str, bottom: str) -> BootstrapInterval:
         return ratio_of_ratios(rate(found[SVIP][""], top, bottom), rate(found[rival][""], top, bottom))
 
     shorter = [
@@ -196,7 +196,7 @@ def long_table(
         firsts = [one[:n] for one in times[name]]
         return np.array([len(one) for one in firsts]), np.array([one[-1] for one in firsts])
 
-    def over(name: str, rival: str, n: int) -> Interval:
+    def over(name: str, rival: str, n: int) -> BootstrapInterval:
         return ratio_of_ratios(parts(name, n), parts(rival, n))
 
     rows = [
@@ -229,7 +229,7 @@ def long_table(
     return Table(title, rerun, ("arm", "method", *map(str, LENGTHS)), rows, claims)
 
 
-def growth(times: Mapping[str, Sequence[np.ndarray]], name: str, parts: Any) -> Interval:
+def growth(times: Mapping[str, Sequence[np.ndarray]], name: str, parts: Any) -> BootstrapInterval:
     """Speed-up at the longest length over that at the shortest, paired by prompt."""
     sums = [parts(arm, n) for n in (LENGTHS[-1], LENGTHS[0]) for arm in (name, PLAIN)]
 

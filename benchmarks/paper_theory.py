@@ -26,7 +26,7 @@ from paper_common import Group, asks, difference, mean, measure, method_arm, per
 from paper_report import Check, Claim, Table, run_parts
 
 import sprinter
-from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 
 NEW_TOKENS = 32
 EPSILONS = (0.1, 0.2, 0.4, 0.8)  # the paper's
@@ -42,7 +42,7 @@ def answers(pair: sprinter.Pair, args: argparse.Namespace, specs: dict[str, str]
     return {name: Group(arm, prompts) for name, arm in measure(arms, prompts, args.answers, SUITE).items()}
 
 
-def duel(ours: np.ndarray, theirs: np.ndarray) -> tuple[Interval, Interval]:
+def duel(ours: np.ndarray, theirs: np.ndarray) -> tuple[BootstrapInterval, BootstrapInterval]:
     """Per cent of prompts won (half for a draw), per cent of comparisons won (half for a tie)."""
     shares = win_shares(ours, theirs, ties=0.5)
     prompts = (shares > 0.5) + 0.5 * (shares == 0.5)
@@ -93,7 +93,7 @@ def table_1(pair: sprinter.Pair, args: argparse.Namespace) -> list[Table]:
     return [Table("Yin et al., Table 1", rerun(args), HEAD, rows, claims)]
 
 
-def apart(a: Group, b: Group) -> Interval:
+def apart(a: Group, b: Group) -> BootstrapInterval:
     """Mean drift of one less that of the other."""
 
     def parts(group: Group) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ def apart(a: Group, b: Group) -> Interval:
     return difference(parts(a), parts(b))
 
 
-def calls_over(a: Group, b: Group) -> Interval:
+def calls_over(a: Group, b: Group) -> BootstrapInterval:
     """Target calls a token over those of the other."""
     return ratio_of_ratios((a.sum("target_calls"), a.tokens), (b.sum("target_calls"), b.tokens))
 

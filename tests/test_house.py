@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -54,6 +55,20 @@ def python_blocks() -> list[tuple[int, str]]:
 def test_source_files_are_short(path: Path) -> None:
     limit = 150 if path == SRC / "decode" / "loop.py" else 500
     assert len(path.read_text(encoding="utf-8").splitlines()) <= limit
+
+
+def test_no_class_or_type_name_means_two_things() -> None:
+    where: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            names = [node.name] if isinstance(node, ast.ClassDef) else []
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = [target.id for target in targets if isinstance(target, ast.Name)]
+            for name in (name.lstrip("_") for name in names):
+                if name[:1].isupper() and not name.isupper():
+                    where.setdefault(name, []).append(path.relative_to(SRC).as_posix())
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
 def test_the_loop_is_where_the_limit_looks() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling
 
@@ -34,13 +34,15 @@ class FakeArm:
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         if len(self.asks) == self._breaks_at:
             raise RuntimeError("out of luck")
         self.asks.append(ask)
         ids = [ask.ids[i % len(ask.ids)] for i in range(ask.new_tokens)]
         times = [self._pace_s * (i + 1) for i in range(len(ids))]
-        return Answer(ids, times[-1], times, [1] * len(ids), target_calls=len(ids), drifts=[0.0] * len(ids))
+        return ArmAnswer(
+            ids, times[-1], times, [1] * len(ids), target_calls=len(ids), drifts=[0.0] * len(ids)
+        )
 
     def close(self) -> None:
         self.log.append("close")

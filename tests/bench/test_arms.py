@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import sprinter
-from sprinter.bench.arm import Answer, Arm, Ask
+from sprinter.bench.arm import Arm, ArmAnswer, Ask
 from sprinter.bench.arms import ARMS, arm_names, parse_arm, parse_arms
 from sprinter.bench.arms.engine import EngineArm
 from sprinter.decode import registry
@@ -43,7 +43,7 @@ def started(spec: str, pair: sprinter.Pair) -> Arm:
     return arm
 
 
-def check_times(answer: Answer) -> None:
+def check_times(answer: ArmAnswer) -> None:
     assert len(answer.arrivals_s) == len(answer.ids)
     assert answer.arrivals_s[0] > 0 and answer.arrivals_s == sorted(answer.arrivals_s)
     assert answer.arrivals_s[-1] <= answer.wall_s
@@ -154,8 +154,8 @@ class Echo:
     def versions(self) -> dict[str, str]:
         return {}
 
-    def answer(self, ask: Ask) -> Answer:
-        return Answer(list(ask.ids) * self.times, 0.0)
+    def answer(self, ask: Ask) -> ArmAnswer:
+        return ArmAnswer(list(ask.ids) * self.times, 0.0)
 
     def close(self) -> None: ...
 

@@ -12,7 +12,7 @@ import pytest
 from tests.bench.arms import FakeArm
 
 import sprinter
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.harness import Harness
 from sprinter.bench.journal import ROWS, Journal
 from sprinter.bench.sample import Sample, Suite
@@ -163,7 +163,7 @@ def test_an_arm_whose_numbers_are_impossible_is_marked(harness: Run, tmp_path: P
             super().__init__(name)
             self.changed = changed
 
-        def answer(self, ask: Ask) -> Answer:
+        def answer(self, ask: Ask) -> ArmAnswer:
             return replace(super().answer(ask), **self.changed)
 
     arms = [

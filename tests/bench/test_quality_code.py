@@ -11,21 +11,21 @@ import pytest
 
 from sprinter.bench.quality import sandbox
 from sprinter.bench.quality.code import cut_code, passes, program_of
-from sprinter.bench.quality.sandbox import Limits, Outcome, network, run_code
-from sprinter.bench.sample import Check
+from sprinter.bench.quality.sandbox import Outcome, SandboxLimits, network, run_code
+from sprinter.bench.sample import SampleCheck
 from sprinter.errors import UserError
 
 ON_LINUX = sys.platform == "linux"
 pytestmark = pytest.mark.skipif(not ON_LINUX, reason="the sandbox is Linux's")
 
 PROMPT = 'def double(x: int) -> int:\n    """Twice x.\n    >>> double(2)\n    4\n    """\n'
-TEST = Check(
+TEST = SampleCheck(
     "code", "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate(-1) == -2\n", "double"
 )
-SHORT = Limits(seconds=20, memory_bytes=1 << 28)
+SHORT = SandboxLimits(seconds=20, memory_bytes=1 << 28)
 
 
-def run(program: str, limits: Limits = SHORT) -> Outcome:
+def run(program: str, limits: SandboxLimits = SHORT) -> Outcome:
     return run_code(textwrap.dedent(program), limits)
 
 
@@ -89,7 +89,7 @@ def test_the_standard_library_is_in_reach_and_nothing_else() -> None:
 @pytest.mark.parametrize("program", ["while True: pass", "import time\ntime.sleep(60)"])
 def test_endless_programs_are_cut(program: str) -> None:
     began = time.perf_counter()
-    outcome = run(program, Limits(seconds=0.7))
+    outcome = run(program, SandboxLimits(seconds=0.7))
     assert outcome == Outcome(False, "out of time", outcome.network)
     assert time.perf_counter() - began < 10
 
@@ -99,7 +99,7 @@ def test_cpu_time_is_limited_by_the_kernel() -> None:
         import resource
         assert resource.getrlimit(resource.RLIMIT_CPU) == (20, 20)
         assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
-    """, Limits(seconds=19.5))  # fmt: skip
+    """, SandboxLimits(seconds=19.5))  # fmt: skip
     assert outcome.why == "passed"
 
 
@@ -188,8 +188,8 @@ def test_file_writes_are_limited() -> None:
                 if error.errno == 27:  # file too large
                     os._exit(7)
     """
-    assert run(program, Limits(seconds=20, file_bytes=8192)).why == "ended with status 7"
-    outcome = run(program, Limits(seconds=20, file_bytes=1 << 20))
+    assert run(program, SandboxLimits(seconds=20, file_bytes=8192)).why == "ended with status 7"
+    outcome = run(program, SandboxLimits(seconds=20, file_bytes=1 << 20))
     assert not outcome.passed and outcome.network is None  # what it wrote there is no verdict
 
 
@@ -229,4 +229,4 @@ def test_limits_that_cannot_be_set_are_told() -> None:
 @pytest.mark.parametrize("wrong", [{"seconds": 0}, {"memory_bytes": 5}, {"file_bytes": -1}])
 def test_bad_limits(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="out of range"):
-        Limits(**wrong)
+        SandboxLimits(**wrong)

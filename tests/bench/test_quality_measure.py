@@ -15,7 +15,7 @@ from sprinter.bench.quality.likelihood import log_likelihoods, perplexity
 from sprinter.bench.quality.measure import Answered, QualitySettings, measure, measure_all, prepare
 from sprinter.bench.quality.metrics import METRICS
 from sprinter.bench.quality.rouge import rouge
-from sprinter.bench.sample import Check, Sample
+from sprinter.bench.sample import Sample, SampleCheck
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedModel, LoadedPair
 
@@ -32,7 +32,7 @@ def pair() -> sprinter.Pair:
 
 
 def test_one_turn(pair: sprinter.Pair) -> None:
-    sample = Sample("1", "qa", ("how many?",), ("it is 42",), Check("number", "42"))
+    sample = Sample("1", "qa", ("how many?",), ("it is 42",), SampleCheck("number", "42"))
     values = measure(
         pair, sample, [[1, 2]], [[3, 4, 3, 4, 3, EOS]], ["perhaps 41, or 42."], QualitySettings()
     )
@@ -49,7 +49,7 @@ def test_one_turn(pair: sprinter.Pair) -> None:
 
 
 def test_turns_are_summed_or_averaged_and_the_last_is_checked(pair: sprinter.Pair) -> None:
-    sample = Sample("1", "talk", ("a", "b"), ("one two", "three"), Check("choice", "B"))
+    sample = Sample("1", "talk", ("a", "b"), ("one two", "three"), SampleCheck("choice", "B"))
     prompts, answers = [[1], [1, 3, 4, 2]], [[3, 4], [5, 5, 5, 5, 5]]
     values = measure(pair, sample, prompts, answers, ["one A", "B three"], QualitySettings())
     first, second = log_likelihoods(pair, list(zip(prompts, answers, strict=True)))
@@ -62,7 +62,7 @@ def test_turns_are_summed_or_averaged_and_the_last_is_checked(pair: sprinter.Pai
 
 
 def test_a_talk_that_was_cut_short_is_not_checked(pair: sprinter.Pair) -> None:
-    sample = Sample("1", "talk", ("a", "b"), (), Check("choice", "B"))
+    sample = Sample("1", "talk", ("a", "b"), (), SampleCheck("choice", "B"))
     values = measure(pair, sample, [[1]], [[3]], ["B"], QualitySettings())
     assert "exact_match" not in values and "rouge1" not in values and values["scored_tokens"] == 1
 
@@ -97,7 +97,7 @@ def test_what_is_switched_off_is_absent(pair: sprinter.Pair) -> None:
 @pytest.mark.skipif(not sandbox.sys.platform.startswith("linux"), reason="the sandbox is Linux's")
 @pytest.mark.parametrize(("answer", "passed"), [("    return x + 1\n", 1.0), ("    return x\n", 0.0)])
 def test_code_is_run_where_asked(pair: sprinter.Pair, answer: str, passed: float) -> None:
-    check = Check("code", "def check(f):\n    assert f(1) == 2\n", "more")
+    check = SampleCheck("code", "def check(f):\n    assert f(1) == 2\n", "more")
     sample = Sample("1", "code", ("def more(x):\n",), (), check)
     asked = QualitySettings(run_code=True, likelihood=False, code_s=20)
     assert measure(pair, sample, [[1]], [[2]], [answer], asked)["pass_at_1"] == passed
@@ -107,7 +107,7 @@ def test_code_is_run_where_asked(pair: sprinter.Pair, answer: str, passed: float
 
 def test_code_is_not_run_unless_asked(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_module, "passes", lambda *args: pytest.fail("it was run"))
-    sample = Sample("1", "code", ("def f():\n",), (), Check("code", "def check(f): pass", "f"))
+    sample = Sample("1", "code", ("def f():\n",), (), SampleCheck("code", "def check(f): pass", "f"))
     assert "pass_at_1" not in measure(pair, sample, [[1]], [[2]], ["    pass"], QualitySettings())
     assert prepare(QualitySettings(), [sample])["code_network"] is None
 
@@ -120,7 +120,7 @@ def test_prepare_says_what_is_missing_before_anything_is_asked(monkeypatch: pyte
     prepare(QualitySettings(rouge=False), [with_reference])
     prepare(QualitySettings(), [without])
     with pytest.raises(UserError, match="holds no number"):
-        prepare(QualitySettings(), [Sample("1", "c", ("a",), (), Check("number", "many"))])
+        prepare(QualitySettings(), [Sample("1", "c", ("a",), (), SampleCheck("number", "many"))])
 
 
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"code_s": 0}, {"code_memory_bytes": 1}])

@@ -14,7 +14,7 @@ from sprinter.bench.quality.exact import check_answer, first_choice, last_number
 from sprinter.bench.quality.metrics import METRICS, intervals
 from sprinter.bench.quality.rouge import check_rouge, rouge
 from sprinter.bench.quality.text import distinct, longest_repeat, repeated
-from sprinter.bench.sample import Check
+from sprinter.bench.sample import SampleCheck
 from sprinter.errors import UserError
 
 
@@ -75,7 +75,7 @@ def test_last_number(text: str, number: str) -> None:
 
 def test_no_number() -> None:
     assert last_number("none at all. - $") is None
-    assert right("none", Check("number", "3")) is False
+    assert right("none", SampleCheck("number", "3")) is False
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,17 @@ def test_first_choice(text: str, letter: str | None) -> None:
 
 
 def test_right_and_wrong() -> None:
-    assert right("so she has 18.00 left", Check("number", "18"))
-    assert not right("18 and then 19", Check("number", "18"))
-    assert right("(B)", Check("choice", "B")) and not right("A, not B", Check("choice", "B"))
+    assert right("so she has 18.00 left", SampleCheck("number", "18"))
+    assert not right("18 and then 19", SampleCheck("number", "18"))
+    assert right("(B)", SampleCheck("choice", "B")) and not right("A, not B", SampleCheck("choice", "B"))
 
 
 @pytest.mark.parametrize(
-    "check", [Check("number", "many"), Check("choice", "AB"), Check("choice", ""), Check("code", "x", ""),
-              Check("code", "", "f"), Check("code", "x", "f()")],
+    "check", [SampleCheck("number", "many"), SampleCheck("choice", "AB"), SampleCheck("choice", ""),
+              SampleCheck("code", "x", ""),
+              SampleCheck("code", "", "f"), SampleCheck("code", "x", "f()")],
 )  # fmt: skip
-def test_checks_that_nothing_can_answer(check: Check) -> None:
+def test_checks_that_nothing_can_answer(check: SampleCheck) -> None:
     with pytest.raises(UserError) as error:
         check_answer(check)
     assert "\n" not in str(error.value)

@@ -16,7 +16,7 @@ from tests.bench.rows import row
 from sprinter.bench.report.breakdown import categories, longforms
 from sprinter.bench.report.dials import allocation_line, dials, ends
 from sprinter.bench.report.digest import digest, front
-from sprinter.bench.report.label_layout import Label, Taken, _box, _overlap, lane_rows, place
+from sprinter.bench.report.label_layout import PlacedLabel, Taken, _box, _overlap, lane_rows, place
 from sprinter.bench.report.looks import KINDS, MARKS, looks, read_spec
 from sprinter.bench.report.numbers import (
     count,
@@ -89,7 +89,7 @@ def test_elements_are_escaped() -> None:
     )
 )
 def test_labels_never_overlap(points: list[tuple[float, float, str]]) -> None:
-    labels = [Label(x, y, text, i % 3, i) for i, (x, y, text) in enumerate(points)]
+    labels = [PlacedLabel(x, y, text, i % 3, i) for i, (x, y, text) in enumerate(points)]
     marks = [Taken(x, y, 6.0) for x, y, _ in points]
     placed = place(labels, marks, 600, 300)
     boxes = [_box(label, spot, 600) for label, spot in placed]
@@ -102,7 +102,7 @@ def test_labels_never_overlap(points: list[tuple[float, float, str]]) -> None:
 
 
 def test_urgent_labels_go_first() -> None:
-    labels = [Label(0.5, 50, "a" * 60, 0, 0), Label(0.5, 50, "b" * 60, 1, 1)]
+    labels = [PlacedLabel(0.5, 50, "a" * 60, 0, 0), PlacedLabel(0.5, 50, "b" * 60, 1, 1)]
     assert place(labels, [], 400, 60)[0][0].text[0] == "b"
 
 

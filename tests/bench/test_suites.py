@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.bench.suite_files import COMMONSENSE, HUMANEVAL, fill, numbered, put, put_lines, question
 
-from sprinter.bench.sample import Check, Sample, Suite
+from sprinter.bench.sample import Sample, SampleCheck, Suite
 from sprinter.bench.suites import Entry, TextRule, group_of_spec_bench, load_suite, suite_names
 from sprinter.bench.suites.table import SUITES
 from sprinter.decode import registry
@@ -76,7 +76,7 @@ def test_spec_bench_keeps_categories_references_and_answers(data: Path) -> None:
     assert samples["101"].references == ("Ann.", "") and samples["101"].check is None
     assert samples["481"].references == ("first",)
     maths = samples["401"]
-    assert maths.check == Check("number", "1000") and maths.references == ("500*2=1000\n#### 1,000",)
+    assert maths.check == SampleCheck("number", "1000") and maths.references == ("500*2=1000\n#### 1,000",)
 
 
 def test_spec_bench_takes_evenly_from_its_six_groups(data: Path) -> None:
@@ -104,21 +104,21 @@ def test_gsm8k(data: Path) -> None:
         "gsm8k",
         ("Question: Ann has 2 and 3. How many?\nAnswer:",),
         ("2+3=5\n#### 5",),
-        Check("number", "5"),
+        SampleCheck("number", "5"),
     )
-    assert second.check == Check("number", "-1234.5")
+    assert second.check == SampleCheck("number", "-1234.5")
 
 
 def test_humaneval_is_asked_as_it_is(data: Path) -> None:
     (sample,) = load_suite("humaneval", data).samples
     assert sample.turns == (HUMANEVAL["prompt"],) and sample.references == (HUMANEVAL["canonical_solution"],)
-    assert sample.check == Check("code", HUMANEVAL["test"], "one")
+    assert sample.check == SampleCheck("code", HUMANEVAL["test"], "one")
 
 
 def test_commonsenseqa(data: Path, tmp_path: Path) -> None:
     (sample,) = load_suite("commonsenseqa", data).samples
     assert sample.turns == ("Question: Where do dogs sleep?\nA. bank\nB. kennel\nAnswer:",)
-    assert sample.check == Check("choice", "B")
+    assert sample.check == SampleCheck("choice", "B")
     flat = {
         "id": "a7",
         "answerKey": "B",
@@ -139,7 +139,7 @@ def test_mmlu_shows_up_to_five_solved_questions_of_the_subject(data: Path) -> No
     assert algebra.turns == (f"{title.format('algebra')}\n\n{asked.format(0)}",), "no solved ones there"
     solved = "".join(f"{asked.format(n)} {'ABCDA'[n]}\n\n" for n in range(5))
     assert law.turns == (f"{title.format('us law')}\n\n{solved}{asked.format(1)}",)
-    assert law.check == Check("choice", "B") and law.category == "us_law"
+    assert law.check == SampleCheck("choice", "B") and law.category == "us_law"
 
 
 def test_held_out_paragraphs_alone_first_ones_first(data: Path) -> None:

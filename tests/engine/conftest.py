@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
-from sprinter.heads.gate import Gate, GateConfig
+from sprinter.heads.gate import GateConfig, GateHead
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.models.pair import LoadedModel, LoadedPair
 
@@ -39,7 +39,7 @@ def double_pair() -> sprinter.Pair:
     """Two random Llamas in float64 with a head of every kind."""
     models = LoadedPair(double(tiny_llama(1, layers=2)), double(tiny_llama(2)), None)
     chance = torch.Generator().manual_seed(3)
-    gate = Gate(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
+    gate = GateHead(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
     heads = []
     for kind, features in (
         ("specdec++", ("hidden", "hidden_x")),
@@ -60,7 +60,7 @@ def tiny_pair() -> sprinter.Pair:
     """Two random Llamas without a tokenizer, and a gate; no EOS."""
     models = LoadedPair(tiny_llama(1, layers=2), tiny_llama(2), None)  # type: ignore[arg-type]
     chance = torch.Generator().manual_seed(3)
-    gate = Gate(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
+    gate = GateHead(GateConfig(16, "tiny-2", "tiny-1"), torch.randn(1, 16, generator=chance), torch.zeros(1))
     return sprinter.Pair(models, gate)
 
 

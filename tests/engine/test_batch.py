@@ -14,7 +14,7 @@ from tests.engine.conftest import double_pair
 import sprinter
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import Feed, Rows
+from sprinter.engine.rows import CacheRows, Feed
 from sprinter.errors import UserError
 from sprinter.models.runner import make_runner
 
@@ -263,7 +263,7 @@ def test_memory_does_not_grow(pair: sprinter.Pair) -> None:
 def test_prompts_of_unlike_length_are_read_apart(pair: sprinter.Pair) -> None:
     """And all of them are as they were if one cannot be read."""
     feeds = [Feed(row, (2, 0, 0, 1, 0, 0)[row], [1] * n) for row, n in enumerate((80, 3, 79, 5, 30, 8))]
-    rows = Rows(make_runner(pair.models.target.model, batch=6, max_len=90), 24, "target")
+    rows = CacheRows(make_runner(pair.models.target.model, batch=6, max_len=90), 24, "target")
     rows.read_prompts([Feed(0, 0, [1, 2]), Feed(3, 0, [3])])
     lengths, widths = rows.runner.lengths, list[int]()
 

@@ -12,7 +12,7 @@ from tests.models.tiny import CONTEXT, VOCAB, tiny
 
 import sprinter
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.rows import Feed, Rows
+from sprinter.engine.rows import CacheRows, Feed
 from sprinter.engine.steps import (
     SIGNALS,
     Drafted,
@@ -40,11 +40,11 @@ def head(*features: str) -> Head:
         return Head(config, config.network())
 
 
-def both(batch: int, kind: str = "llama") -> tuple[Rows, Rows]:
+def both(batch: int, kind: str = "llama") -> tuple[CacheRows, CacheRows]:
     """Rows of an eager and of a captured runner that hold the same text."""
     made = []
     for runner in (make_runner(tiny(kind), batch=batch, max_len=CONTEXT), captured(kind, batch, CONTEXT)):
-        rows = Rows(runner, VOCAB, "draft")
+        rows = CacheRows(runner, VOCAB, "draft")
         rows.runner.extend(torch.tensor([PROMPT] * batch), logits=False)
         made.append(rows)
     return made[0], made[1]
@@ -88,7 +88,7 @@ def test_draft_steps_are_those_of_the_eager_way(sampling: Sampling, batch: int) 
 def test_draft_steps_in_graphs_are_those_of_the_eager_way(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch)
     eager, _ = both(2)
-    rows = Rows(runner_of("llama", 2, CONTEXT), VOCAB, "draft")
+    rows = CacheRows(runner_of("llama", 2, CONTEXT), VOCAB, "draft")
     rows.runner.extend(torch.tensor([PROMPT] * 2), logits=False)
     plan = DraftPlan(Sampling(0.8), tuple(SIGNALS), {"gate": head("hidden", "entropy")}, raw=True)
     for seed in range(4):

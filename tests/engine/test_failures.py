@@ -21,9 +21,9 @@ from sprinter.engine import stream as streams
 from sprinter.engine.driver import Models, TargetJob
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import Feed, Rows, Side
-from sprinter.engine.stream import Reader
-from sprinter.engine.task import Run
+from sprinter.engine.rows import CacheRows, Feed, RequestRows
+from sprinter.engine.stream import TokenReader
+from sprinter.engine.task import Task
 from sprinter.engine.work import Work
 from sprinter.errors import BatchError, SprinterError
 
@@ -175,8 +175,9 @@ def test_an_answer_that_never_came_is_asked_for_again(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Work, "go_on"), (Side, "goto"), (Side, "append"), (Reader, "read"), (Rows, "begin"), (Rows, "end"),
-     (batches, "Work"), (batches, "_Live"), (batches.Batch, "_leave")],
+    [(Work, "go_on"), (RequestRows, "goto"), (RequestRows, "append"), (TokenReader, "read"),
+     (CacheRows, "begin"), (CacheRows, "end"),
+     (batches, "Work"), (batches, "_Live"), (batches.Scheduler, "_leave")],
 )  # fmt: skip
 @pytest.mark.parametrize("before", [True, False])
 def test_an_interrupt_anywhere_loses_no_request(
@@ -244,7 +245,13 @@ def test_an_interrupt_in_the_closing_pass_loses_no_token(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Run, "generation"), (Rows, "rewind"), (batches, "Event"), (Reader, "read"), (streams, "render")],
+    [
+        (Task, "generation"),
+        (CacheRows, "rewind"),
+        (batches, "Event"),
+        (TokenReader, "read"),
+        (streams, "render"),
+    ],
 )
 def test_an_interrupt_loses_no_token_of_an_event(
     owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
@@ -277,7 +284,7 @@ def test_an_interrupt_loses_no_token_of_an_event(
 def test_what_a_broken_pass_left_in_a_living_row_is_not_read(pair: sprinter.Pair) -> None:
     """A pass writes NaN into keys and is broken off before anybody saw it; its row then reads fewer tokens."""
     runner = runner_maker("row")(pair.models.target.model, batch=2, max_len=40)
-    rows = Rows(runner, 24, "target")
+    rows = CacheRows(runner, 24, "target")
     text = [5, 3, 8, 1, 9, 4]
     model: Any = pair.models.target.model
     long = [Feed(0, 0, text), Feed(1, 0, text * 3)]
@@ -331,7 +338,7 @@ def test_padding_that_is_nan_reaches_nobody(pair: sprinter.Pair, kind: str) -> N
     with torch.no_grad():
         model.model.embed_tokens.weight[0] = torch.nan
     told = Told(runner_maker(kind)(model, batch=3, max_len=40), model)
-    rows = Rows(told.runner, 24, "target")
+    rows = CacheRows(told.runner, 24, "target")
     for feeds in (
         [Feed(0, 0, [1] * 9), Feed(1, 0, [2]), Feed(2, 0, [3] * 4)],
         [Feed(0, 9, [4]), Feed(2, 4, [5, 6, 7])],

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import sprinter
-from sprinter.engine.ending import Detokenizer, Ending, Spelling, Writer, cut_at_stop, special_ids
+from sprinter.engine.ending import Detokenizer, Ending, Spelling, TextWriter, cut_at_stop, special_ids
 from sprinter.errors import UserError
 
 PROMPT = "The first king of"
@@ -46,8 +46,8 @@ def bytes_of(text: str) -> list[int]:
     return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 
 
-def pieces(ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], Writer]:
-    writer = Writer(Spelling(TOKENIZER, SILENT, tuple(stop)))
+def pieces(ids: Sequence[int], stop: Sequence[str] = ()) -> tuple[list[str], TextWriter]:
+    writer = TextWriter(Spelling(TOKENIZER, SILENT, tuple(stop)))
     return [writer.push(id) for id in ids], writer
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sprinter.bench.arms.engine import settle
-from sprinter.engine.rows import Feed, Read
+from sprinter.engine.rows import Feed, ForwardResult
 from sprinter.engine.steps import EagerTargetPasses, TargetRow
 from sprinter.laws import Sampling
 
@@ -19,9 +19,9 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 def test_a_target_pass_waits_for_its_own_device(waited: list[torch.device]) -> None:
     class Rows:
-        def read(self, feeds: object) -> Read:
+        def read(self, feeds: object) -> ForwardResult:
             logits = torch.zeros(1, 2, 7, device="meta")
-            return Read(logits, logits, {})
+            return ForwardResult(logits, logits, {})
 
     EagerTargetPasses(Rows())([TargetRow(Feed(0, 0, [1, 2]), Sampling())])  # type: ignore[arg-type]
     assert waited == [torch.device("meta")]

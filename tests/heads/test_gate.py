@@ -11,13 +11,13 @@ from torch import nn
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.gate import Gate, GateConfig, load_gate, save_gate
+from sprinter.heads.gate import GateConfig, GateHead, load_gate, save_gate
 
 
-def make_gate(hidden_size: int = 6, **fields: object) -> Gate:
+def make_gate(hidden_size: int = 6, **fields: object) -> GateHead:
     config = GateConfig(hidden_size=hidden_size, draft_id="org/draft", target_id="org/target", **fields)  # type: ignore[arg-type]
     chance = torch.Generator().manual_seed(0)
-    return Gate(config, torch.randn(1, hidden_size, generator=chance), torch.tensor([0.3]))
+    return GateHead(config, torch.randn(1, hidden_size, generator=chance), torch.tensor([0.3]))
 
 
 def small_model(seed: int = 0) -> nn.Module:
@@ -60,7 +60,7 @@ def test_fingerprint_follows_the_weights_not_their_dtype() -> None:
 
 
 def check(
-    gate: Gate, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
+    gate: GateHead, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
 ) -> None:
     gate.check_draft(id=id, revision=revision, hidden_size=size, model=small_model(seed))
 
@@ -118,6 +118,6 @@ def test_missing_directory_is_a_clear_line() -> None:
 def test_weights_of_another_size_are_refused() -> None:
     config = GateConfig(hidden_size=3, draft_id="d", target_id="t")
     with pytest.raises(UserError, match="damaged"):
-        Gate(config, torch.zeros(1, 4), torch.zeros(1))
+        GateHead(config, torch.zeros(1, 4), torch.zeros(1))
     with pytest.raises(UserError, match="hidden_size=0"):
         GateConfig(hidden_size=0, draft_id="d", target_id="t")

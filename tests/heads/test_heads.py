@@ -22,7 +22,7 @@ from sprinter.heads.features import (
     sees_token,
     stack_features,
 )
-from sprinter.heads.gate import Gate, load_gate
+from sprinter.heads.gate import GateHead, load_gate
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import ResNet, build_network
 from sprinter.models.pair import builtin_paths
@@ -165,7 +165,10 @@ def test_folded_standardisation_changes_nothing(architecture: str) -> None:
         (lambda: HeadConfig(D, "d", "t", architecture="lstm"), "unknown architecture"),
         (lambda: HeadConfig(D, "d", "t", tau=1.5), "tau=1.5"),
         (lambda: Head(HeadConfig(D, "d", "t"), build_network("linear", D + 1)), "damaged"),
-        (lambda: Gate(HeadConfig(D, "d", "t", features=("entropy",)), torch.zeros(1, D), torch.zeros(1)), "not one"),
+        (
+            lambda: GateHead(HeadConfig(D, "d", "t", features=("entropy",)), torch.zeros(1, D), torch.zeros(1)),
+            "not one",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_configs_are_one_line(call, message: str) -> None:
@@ -252,10 +255,10 @@ def test_kinds_share_the_artifact_and_load_gate_takes_gates_alone(tmp_path: Path
 
 
 def test_plain_gate_is_a_gate_with_its_calibration(tmp_path: Path) -> None:
-    gate = Gate(HeadConfig(D, "d", "t"), torch.randn(1, D), torch.randn(1), Temperature(2.0, 1.0))
+    gate = GateHead(HeadConfig(D, "d", "t"), torch.randn(1, D), torch.randn(1), Temperature(2.0, 1.0))
     save_head(gate, tmp_path, "card")
     loaded, hidden = load_gate(tmp_path), torch.randn(3, D)
-    assert isinstance(loaded, Gate)
+    assert isinstance(loaded, GateHead)
     expected = torch.sigmoid((hidden @ gate.weight[0] + gate.bias) / 2 + 1)
     torch.testing.assert_close(loaded(hidden), expected)
     torch.testing.assert_close(loaded({"hidden": hidden}), expected)

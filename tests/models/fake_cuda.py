@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sprinter.models import graphs
+from sprinter.models.capture import graphs
 
 
 class FakeGraph:

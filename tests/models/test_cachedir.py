@@ -15,7 +15,7 @@ from torch import nn
 from sprinter.errors import UserError
 from sprinter.models.capture.compiled import Compiled, Recipe, cache_dir, find_compiled
 from sprinter.models.gguf import convert
-from sprinter.models.source import Origin
+from sprinter.models.source import Provenance
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes are a POSIX matter")
 
@@ -112,7 +112,7 @@ def test_converted_models_are_held_to_the_same_rule(
         path.write_text("GGUF")
 
     monkeypatch.setattr(convert, "convert_gguf", write)
-    origin = Origin(tmp_path, "org/model")
+    origin = Provenance(tmp_path, "org/model")
     (cache / "killed.gguf.part").parent.mkdir()
     (cache / "killed.gguf.part").write_text("half")
     with pytest.raises(UserError, match=f"^'{cache}' can be written by other users"):

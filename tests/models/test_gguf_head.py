@@ -9,7 +9,7 @@ import pytest
 from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 
 from sprinter.errors import UserError
-from sprinter.models import gguf_head as module
+from sprinter.models.gguf import output_head as module
 from sprinter.models.gguf.output_head import gguf_head
 
 

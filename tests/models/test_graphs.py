@@ -12,7 +12,7 @@ from tests.models.tiny import fresh, tiny, uncached
 from tests.models.told import Told
 
 from sprinter.errors import UserError
-from sprinter.models import graphs
+from sprinter.models.capture import graphs
 from sprinter.models.capture.graphs import LADDER, GraphUnits, keys_bucket, rows_bucket, rung
 from sprinter.models.capture.runner import PASS, CapturedRunner
 from sprinter.models.choose import _choose

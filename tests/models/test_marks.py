@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from transformers import AutoModelForCausalLM
 
 from sprinter.heads.networks import build_network
-from sprinter.models import marks
+from sprinter.models.capture import marks
 from sprinter.models.capture.marks import Watch, digest
 from sprinter.models.runners.forward import call_model
 

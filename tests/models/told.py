@@ -7,7 +7,7 @@ import torch
 from tests.models.tiny import tiny, uncached
 from transformers import PreTrainedModel
 
-from sprinter.models.runner import Runner, Step
+from sprinter.models.runner import ModelOutput, Runner
 
 
 class Told:
@@ -35,7 +35,7 @@ class Told:
             self.rows[row] += tokens[row][:count]
         self.check(step, counts, n, logits)
 
-    def check(self, step: Step, counts: Sequence[int], n: int, logits: bool) -> None:
+    def check(self, step: ModelOutput, counts: Sequence[int], n: int, logits: bool) -> None:
         assert self.runner.lengths == [len(row) for row in self.rows]
         assert logits == (step.logits is not None)
         if self.runner.name == "llamacpp" and not logits and n > 1:  # states would cost it the logits too

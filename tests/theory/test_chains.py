@@ -17,7 +17,7 @@ from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.theory.chains import (
-    Chain,
+    MarkovChain,
     batch_rejections,
     expected_rejections,
     mean_overlap,
@@ -41,7 +41,7 @@ def rejections(record: Record) -> int:
 @pytest.mark.parametrize(("states", "horizon"), [(2, 3), (3, 2)])
 def test_theorem_1_in_the_enumerated_loop(states: int, horizon: int) -> None:
     for seed in range(3):
-        chain = from_zero(Chain.random(states, horizon, seed))
+        chain = from_zero(MarkovChain.random(states, horizon, seed))
         found = expected(to_horizon(horizon), chain, rejections)
         assert found == pytest.approx(expected_rejections(chain), abs=1e-10)
         counts = speculative_counts(chain, horizon, to_horizon=True)
@@ -54,7 +54,7 @@ def test_theorem_1_in_the_enumerated_loop(states: int, horizon: int) -> None:
 
 @pytest.mark.parametrize(("states", "horizon"), [(2, 3), (3, 2)])
 def test_theorem_3_in_the_enumerated_loop(states: int, horizon: int) -> None:
-    chain = from_zero(Chain.random(states, horizon, seed=4))
+    chain = from_zero(MarkovChain.random(states, horizon, seed=4))
     found = expected(to_horizon(horizon, drafts=2), chain, rejections)
     assert found == pytest.approx(batch_rejections(chain, 2), abs=1e-10)
     assert batch_rejections(chain, 1) == pytest.approx(expected_rejections(chain), abs=1e-12)
@@ -62,7 +62,7 @@ def test_theorem_3_in_the_enumerated_loop(states: int, horizon: int) -> None:
 
 @pytest.mark.parametrize(("gamma", "drafts_last"), [(1, False), (2, False), (2, True)])
 def test_short_drafts_in_the_enumerated_loop(gamma: int, drafts_last: bool) -> None:
-    chain = from_zero(Chain.random(2, 4, seed=6))
+    chain = from_zero(MarkovChain.random(2, 4, seed=6))
     method = Method(stop=Fixed(gamma), to_horizon=drafts_last)
     counts = speculative_counts(chain, gamma, drafts_last)
     found = [expected(method, chain, rejections), expected(method, chain, lambda r: r.stats.target_calls)]
@@ -74,7 +74,7 @@ def test_short_drafts_in_the_enumerated_loop(gamma: int, drafts_last: bool) -> N
 )
 def test_lossy_rules_in_the_enumerated_loop(rule: Opt) -> None:
     """Rejections, drift, and the divergences of whole texts, from the joint laws."""
-    chain = from_zero(Chain.random(2, 3, seed=1))
+    chain = from_zero(MarkovChain.random(2, 3, seed=1))
     method = Method(stop=Fixed(3), accept=rule, to_horizon=True)
     on = rule_on_chain(chain, rule)
     assert expected(method, chain, rejections) == pytest.approx(on.rejections, abs=1e-10)
@@ -93,7 +93,7 @@ def test_recursion_22_against_texts_written_out() -> None:
     from sprinter.laws import tv_distance
     from sprinter.theory.front import batch_laws
 
-    chain, drafts = Chain.random(3, 3, seed=2), 3
+    chain, drafts = MarkovChain.random(3, 3, seed=2), 3
     refused, last = batch_laws(chain.p, chain.q, drafts)
     total = 0.0
     for s in range(3):
@@ -173,7 +173,7 @@ def test_lossy_rules_by_monte_carlo() -> None:
 
 # --- what the theorems say of one another ----------------------------------------------------------------------------
 def test_more_drafts_help_but_never_to_zero() -> None:
-    chain = Chain.random(5, 12, seed=9)
+    chain = MarkovChain.random(5, 12, seed=9)
     counts = [batch_rejections(chain, m) for m in (1, 2, 4, 8, 64, 1000)]
     assert counts == sorted(counts, reverse=True)
     limit = batch_rejections(chain, None)
@@ -182,15 +182,15 @@ def test_more_drafts_help_but_never_to_zero() -> None:
 
 def test_the_limit_keeps_what_the_draft_can_never_say() -> None:
     """A draft that cannot say token 2: the limit is that of the recursion, not the paper's with a product of 0."""
-    chain = Chain.random(3, 5, seed=3)
+    chain = MarkovChain.random(3, 5, seed=3)
     q = chain.q.clone()
     q[..., 2] = 0
-    blind = Chain(chain.p, q / q.sum(-1, keepdim=True), chain.start)
+    blind = MarkovChain(chain.p, q / q.sum(-1, keepdim=True), chain.start)
     assert batch_rejections(blind, None) == pytest.approx(batch_rejections(blind, 3000), abs=1e-6)
 
 
 def test_long_drafts_reach_theorem_1_and_short_ones_reject_less() -> None:
-    chain = Chain.random(4, 12, seed=5)
+    chain = MarkovChain.random(4, 12, seed=5)
     full = speculative_counts(chain, 12, to_horizon=True)
     assert full.rejections == pytest.approx(expected_rejections(chain), abs=1e-10)
     short = speculative_counts(chain, 3)
@@ -201,10 +201,10 @@ def test_long_drafts_reach_theorem_1_and_short_ones_reject_less() -> None:
 def test_chains_that_are_none_are_refused() -> None:
     law = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
     with pytest.raises(UserError, match="are no chain"):
-        Chain(law, law[:1], law[0, 0])
+        MarkovChain(law, law[:1], law[0, 0])
     with pytest.raises(UserError, match="is no law"):
-        Chain(law, law * 1.1, law[0, 0])
+        MarkovChain(law, law * 1.1, law[0, 0])
     with pytest.raises(UserError, match="states=1"):
-        Chain.random(1)
+        MarkovChain.random(1)
     with pytest.raises(UserError, match="gamma=0"):
-        speculative_counts(Chain.random(2, 2), 0)
+        speculative_counts(MarkovChain.random(2, 2), 0)

@@ -15,7 +15,7 @@ from tests.theory.tools import record_chain
 
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
-from sprinter.theory.chains import Chain
+from sprinter.theory.chains import MarkovChain
 from sprinter.theory.figures import SIMULATIONS, check_matplotlib, draw_pareto, draw_prediction, save
 from sprinter.theory.pareto import LOOP, gate_curve, oracle_curve, pareto
 from sprinter.theory.simulation import Setting, run_all
@@ -25,7 +25,7 @@ ON_THE_LINE, ABOVE = {"opt", "mentored", "lenient"}, {"uno", "fuzzy", "random", 
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Any]:
-    chain = Chain.random(6, 8, seed=2)
+    chain = MarkovChain.random(6, 8, seed=2)
     exact = [record_chain(chain, 40, writer, gate=True) for writer in ("target", "draft")]
     # laws are recorded in float32, which the points must not show
     recordings = [
@@ -109,7 +109,7 @@ def test_the_loop_stays_above_the_front(data: dict[str, Any]) -> None:
 
 
 def test_without_a_gate_its_methods_are_left_out() -> None:
-    one = record_chain(Chain.random(4, 4, seed=1), 10, "target")
+    one = record_chain(MarkovChain.random(4, 4, seed=1), 10, "target")
     found = pareto([one], loop={name: LOOP[name] for name in ("speculative", "sprinter")})
     assert [curve["name"] for curve in found["loop"]] == ["speculative"]
     assert "sprinter" not in {curve["name"] for curve in found["gates"]}

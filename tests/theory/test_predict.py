@@ -18,17 +18,17 @@ from sprinter.decode.trust import State, TrustRule
 from sprinter.engine.pair import Pair, load_pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.gate import Gate, GateConfig, save_gate
+from sprinter.heads.gate import GateConfig, GateHead, save_gate
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling, overlap, tv_distance
-from sprinter.theory.chains import Chain, sequential_counts, speculative_counts
+from sprinter.theory.chains import MarkovChain, sequential_counts, speculative_counts
 from sprinter.theory.from_labels import from_labels
 from sprinter.theory.montecarlo import simulate
 from sprinter.theory.predict import CostRatio, best, measure_costs, predict
 from sprinter.theory.recording import Recording, probe
 from sprinter.theory.replay import check_replayable
 
-CHAIN = Chain.random(4, 10, seed=3)
+CHAIN = MarkovChain.random(4, 10, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     save_tiny(root / "target", seed=1)
     draft = save_tiny(root / "draft", seed=2, layers=1)
     config = GateConfig(HIDDEN, "draft", "target", None, weights_fingerprint(draft))
-    save_gate(Gate(config, torch.randn(1, HIDDEN), torch.zeros(1)), root / "gate", "# A random gate\n")
+    save_gate(GateHead(config, torch.randn(1, HIDDEN), torch.zeros(1)), root / "gate", "# A random gate\n")
     return load_pair(root / "target", draft=root / "draft", gate=root / "gate", device="cpu")
 
 

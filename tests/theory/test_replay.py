@@ -18,7 +18,7 @@ from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.laws import overlap, tv_distance
-from sprinter.theory.chains import Chain, sequential_counts, speculative_counts
+from sprinter.theory.chains import MarkovChain, sequential_counts, speculative_counts
 from sprinter.theory.montecarlo import answer_all, estimate, simulate
 from sprinter.theory.outcomes import group_laws, grouping, split_rest
 from sprinter.theory.replay import CoupledDraws, ReplayDriver, replay
@@ -36,10 +36,10 @@ RULES = [
 ]
 
 
-def one_position(writer: str) -> Chain:
+def one_position(writer: str) -> MarkovChain:
     """A text of one token, whose laws are P and Q whatever the prompt."""
     start = torch.full((6,), 1 / 6, dtype=torch.float64)
-    return Chain(P.expand(1, 6, 6), Q.expand(1, 6, 6), start)
+    return MarkovChain(P.expand(1, 6, 6), Q.expand(1, 6, 6), start)
 
 
 # --- draws -----------------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_the_text_stays_near_the_record(rule: Opt) -> None:
     "spec", ["speculative(gamma=3)", "svip(h=0.4)", "heuristic", "adaedl", "lookup", "autoregressive"]
 )
 def test_an_exact_method_writes_the_recorded_text(spec: str) -> None:
-    recording = record_chain(Chain.random(5, 10, seed=1), 30, "target")
+    recording = record_chain(MarkovChain.random(5, 10, seed=1), 30, "target")
     found = replay(recording, parse_method(spec))
     assert found.parted == 0 and found.tokens == 300 and found.drift == 0 and found.scored == 300
 
@@ -96,7 +96,7 @@ def test_exact_methods_have_their_exact_counts() -> None:
 
 
 def test_the_draft_alone_writes_the_drafts_text() -> None:
-    recording = record_chain(Chain.random(4, 10, seed=2), 40, "draft")
+    recording = record_chain(MarkovChain.random(4, 10, seed=2), 40, "draft")
     found = replay(recording, parse_method("draft-only"))
     assert found.parted == 0 and found.target_calls == 0 and found.tokens_per_call is None
     assert found.mean_drift == pytest.approx(float(tv_distance(recording.p, recording.q).mean()))
@@ -105,7 +105,7 @@ def test_the_draft_alone_writes_the_drafts_text() -> None:
 # --- lossy methods ---------------------------------------------------------------------------------------------------
 def test_a_gate_at_either_end() -> None:
     """τ above every score: every token is checked, one by one; τ = 0: none but the text's end."""
-    recording = record_chain(Chain.random(4, 10, seed=2), 40, "target", gate=True)
+    recording = record_chain(MarkovChain.random(4, 10, seed=2), 40, "target", gate=True)
     none = replay(recording, parse_method("sprinter(tau=1.0, cap=10)"))
     assert none.trusted == none.drift == none.parted == 0
     every = replay(recording, parse_method("trust=gate(tau=0.0),stop=untrusted,cap=11"))
@@ -119,7 +119,7 @@ def test_coins_on_both_texts_near_the_real_loop() -> None:
 
     What is left of chance (five standard errors of means over 400 texts) is below 6 %.
     """
-    chain = Chain.random(4, 10, seed=3)
+    chain = MarkovChain.random(4, 10, seed=3)
     exact = sequential_counts(chain, 0.5, 0.5)
     for writer in ("target", "draft"):
         found = replay(
@@ -132,7 +132,7 @@ def test_coins_on_both_texts_near_the_real_loop() -> None:
 @pytest.mark.statistical
 def test_several_drafts_near_the_real_loop() -> None:
     """Batches on a chain: replayed and real target calls, 300 texts each; five standard errors are below 6 %."""
-    chain = Chain.random(5, 10, seed=6)
+    chain = MarkovChain.random(5, 10, seed=6)
     for spec in ("batch(drafts=3, gamma=3)", "specinfer(drafts=2, gamma=3)", "spectr(drafts=2, gamma=3)"):
         method = parse_method(spec)
         real = float(simulate(chain, method, 300).target_calls.mean())
@@ -142,7 +142,7 @@ def test_several_drafts_near_the_real_loop() -> None:
 
 
 def test_counts_add_up_and_repeat() -> None:
-    recording = record_chain(Chain.random(4, 9, seed=7), 20, "target", gate=True)
+    recording = record_chain(MarkovChain.random(4, 9, seed=7), 20, "target", gate=True)
     method = parse_method("sprinter(tau=0.6, tail=2)")
     found, again = replay(recording, method, repeats=3, seed=5), replay(recording, method, repeats=3, seed=5)
     assert dataclasses.replace(found, by_text=None) == dataclasses.replace(again, by_text=None)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def test_counts_add_up_and_repeat() -> None:
 
 
 def test_texts_that_ended_early_end_the_replay() -> None:
-    chain = Chain.random(3, 8, seed=4)
+    chain = MarkovChain.random(3, 8, seed=4)
     whole = record_chain(chain, 10, "target")
     short = dataclasses.replace(
         whole, lengths=(5, 3) * 10, prompts=((0,),) * 20
@@ -163,7 +163,7 @@ def test_texts_that_ended_early_end_the_replay() -> None:
 
 
 def test_what_was_not_recorded_is_named() -> None:
-    recording = record_chain(Chain.random(3, 5), 4, "target")
+    recording = record_chain(MarkovChain.random(3, 5), 4, "target")
     with pytest.raises(UserError, match="needs a gate"):
         replay(recording, parse_method("sprinter"))
     with pytest.raises(UserError, match=r"specdec\+\+"):

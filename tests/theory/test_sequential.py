@@ -14,7 +14,7 @@ from sprinter.decode.spec import Method
 from sprinter.decode.stop import Untrusted
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
-from sprinter.theory.chains import Chain, sequential_counts
+from sprinter.theory.chains import MarkovChain, sequential_counts
 from sprinter.theory.montecarlo import ClassGate, estimate, simulate
 from sprinter.theory.sequential import (
     acceptance_rate,
@@ -36,12 +36,12 @@ from sprinter.theory.sequential import (
 RATES = torch.rand(INSTANCES, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).tolist()
 
 
-def picture(r: int, length: int) -> Chain:
+def picture(r: int, length: int) -> MarkovChain:
     """The theorems' picture: the first r draft tokens are acceptable, all later ones are not."""
     half, sure = torch.tensor([0.5, 0.5]).double(), torch.tensor([1.0, 0.0]).double()
     p = half.expand(length, 2, 2)
     q = torch.stack([half if n < r else sure for n in range(length)]).unsqueeze(1).expand(length, 2, 2)
-    return Chain(p, q, sure)
+    return MarkovChain(p, q, sure)
 
 
 def gated(eta_tp: float, eta_fp: float, cap: int | None = None) -> Method:
@@ -112,7 +112,7 @@ def test_bad_arguments_are_named(call) -> None:  # type: ignore[no-untyped-def]
 # --- the real loop, enumerated ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("tp", "fp"), [(0.75, 0.5), (1.0, 0.25), (0.5, 1.0), (0.25, 0.0)])
 def test_theorem_3_1_and_a_4_in_the_enumerated_loop(tp: float, fp: float) -> None:
-    chain = from_zero(Chain.random(3, 2, seed=5))
+    chain = from_zero(MarkovChain.random(3, 2, seed=5))
     first: defaultdict[int, float] = defaultdict(float)
     stays = drift = 0.0
     for chance, record in class_paths(gated(tp, fp), ChainPair(chain), 2):
@@ -162,7 +162,7 @@ def test_theorem_3_1_by_monte_carlo() -> None:
 
 @pytest.mark.parametrize(("tp", "fp"), [(0.75, 0.5), (0.25, 1.0)])
 def test_whole_texts_in_the_enumerated_loop(tp: float, fp: float) -> None:
-    chain = from_zero(Chain.random(2, 3, seed=8))
+    chain = from_zero(MarkovChain.random(2, 3, seed=8))
     calls = drift = bonus = 0.0
     for chance, record in class_paths(gated(tp, fp), ChainPair(chain), 3):
         calls += chance * record.stats.target_calls

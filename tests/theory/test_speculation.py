@@ -10,15 +10,15 @@ from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
 from sprinter.laws import overlap
-from sprinter.theory.chains import Chain
+from sprinter.theory.chains import MarkovChain
 from sprinter.theory.montecarlo import estimate, simulate
 from sprinter.theory.speculation import best_gamma, expected_tokens, flops_factor, speculative_speed_up
 
 
-def independent(p: torch.Tensor, q: torch.Tensor, length: int) -> Chain:
+def independent(p: torch.Tensor, q: torch.Tensor, length: int) -> MarkovChain:
     """The same laws after every token and at every position: acceptances are independent."""
     v = len(p)
-    return from_zero(Chain(p.expand(length, v, v), q.expand(length, v, v), p))
+    return from_zero(MarkovChain(p.expand(length, v, v), q.expand(length, v, v), p))
 
 
 def test_tokens_a_round_are_a_geometric_sum() -> None:

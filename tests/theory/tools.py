@@ -15,9 +15,9 @@ from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method
 from sprinter.laws import entropy, overlap
-from sprinter.theory.chains import Chain
+from sprinter.theory.chains import MarkovChain
 from sprinter.theory.montecarlo import Estimate, answer_all
-from sprinter.theory.recording import Recording, Writer
+from sprinter.theory.recording import Author, Recording
 
 INSTANCES = 20
 Text = tuple[int, ...]
@@ -48,16 +48,16 @@ def laws(count: int, vocab: int, seed: int = 0, sharp: float = 1.5) -> tuple[Ten
     return p, q
 
 
-def chains(count: int, states: int, horizon: int, seed: int = 0) -> list[Chain]:
+def chains(count: int, states: int, horizon: int, seed: int = 0) -> list[MarkovChain]:
     """Random chains, sharper and flatter ones."""
-    return [Chain.random(states, horizon, seed * 1000 + i) for i in range(count)]
+    return [MarkovChain.random(states, horizon, seed * 1000 + i) for i in range(count)]
 
 
 @dataclass(frozen=True)
 class ChainPair:
     """A chain where a MarkovPair may stand; the prompt is one token."""
 
-    chain: Chain
+    chain: MarkovChain
 
     @property
     def vocab(self) -> int:
@@ -109,20 +109,22 @@ def class_paths(
             return
 
 
-def expected(method: Method, chain: Chain, count: Callable[[Record], float]) -> float:
+def expected(method: Method, chain: MarkovChain, count: Callable[[Record], float]) -> float:
     """Exact expectation over every path of the real loop; the prompt is state 0."""
     pair = ChainPair(chain)
     return math.fsum(chance * count(record) for chance, record in paths(method, pair, chain.horizon))
 
 
-def from_zero(chain: Chain) -> Chain:
+def from_zero(chain: MarkovChain) -> MarkovChain:
     """The same chain after the prompt 0."""
     start = torch.zeros(chain.states, dtype=torch.float64)
     start[0] = 1.0
-    return Chain(chain.p, chain.q, start)
+    return MarkovChain(chain.p, chain.q, start)
 
 
-def record_chain(chain: Chain, texts: int, writer: Writer, seed: int = 0, gate: bool = False) -> Recording:
+def record_chain(
+    chain: MarkovChain, texts: int, writer: Author, seed: int = 0, gate: bool = False
+) -> Recording:
     """Texts of a chain's target or draft, recorded as a probe records a pair's; the gate's score is the overlap."""
     numbers = torch.Generator().manual_seed(seed)
     own = chain.p if writer == "target" else chain.q

@@ -15,7 +15,7 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.laws import overlap, raw_law
 from sprinter.training import shards
-from sprinter.training.label_run import LabelReport, Progress, label
+from sprinter.training.label_run import LabelProgress, LabelReport, label
 from sprinter.training.label_step import LabelSettings
 from sprinter.training.records import INFO, KINDS, Records, read_info, read_records, shard_name
 
@@ -117,7 +117,7 @@ def test_a_stopped_run_goes_on_and_nothing_is_lost_or_doubled(data: Path, tmp_pa
     def stop(after: int) -> None:
         shards_seen = []
 
-        def tell(done: Progress) -> None:
+        def tell(done: LabelProgress) -> None:
             shards_seen.append(done)
             if len(shards_seen) == after:
                 raise Stop
@@ -138,7 +138,7 @@ def test_a_stopped_run_goes_on_and_nothing_is_lost_or_doubled(data: Path, tmp_pa
 
 
 def test_progress_goes_from_nothing_to_all(data: Path, tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[LabelProgress] = []
     report = label(tiny_pair(), [data], tmp_path / "out", SETTINGS, progress=told.append)
     shares = [done.share for done in told]
     assert shares == sorted(shares) and 0 < shares[0] < 0.5 and shares[-1] == 1.0

@@ -12,7 +12,7 @@ from torch import Tensor
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.laws import Sampling, entropy, overlap, process, raw_law
 from sprinter.random import AddressedDraws, Purpose
-from sprinter.training.prefixes import Readings, Row
+from sprinter.training.prefixes import PrefixRow, Readings
 from sprinter.training.records import LAMBDAS, TEMPERATURES, TOP
 from sprinter.training.scoring import law_columns, make_records
 
@@ -105,8 +105,10 @@ def test_laws_with_disjoint_supports_give_finite_records() -> None:
     assert got["greedy_ratio"].item() > 1e30
 
 
-def rows_of(n: int, new: int, logits: tuple[Tensor, Tensor], tokens: Tensor) -> tuple[list[Row], Readings]:
-    rows = [Row(10 * i, i % 4, tuple(range(1, 3 + i)), tuple([1] * new)) for i in range(n)]
+def rows_of(
+    n: int, new: int, logits: tuple[Tensor, Tensor], tokens: Tensor
+) -> tuple[list[PrefixRow], Readings]:
+    rows = [PrefixRow(10 * i, i % 4, tuple(range(1, 3 + i)), tuple([1] * new)) for i in range(n)]
     hidden = torch.arange(n * (new + 1) * 2.0).view(n, new + 1, 2)
     q, p = (each.view(n, new, -1) for each in logits)
     return rows, Readings(tokens, q, p, hidden)

@@ -16,25 +16,25 @@ from sprinter.errors import SprinterError
 from sprinter.laws import Sampling, process
 from sprinter.random import Purpose
 from sprinter.training import prefixes
-from sprinter.training.prefixes import Readings, Row, Writer
+from sprinter.training.prefixes import PrefixRow, PrefixWriter, Readings
 
 ORIGINAL, DRAFT, TARGET, INTERLEAVED = range(4)
 
 
-def make_rows(lengths: Sequence[int], kinds: Sequence[int], new: int = 6) -> list[Row]:
+def make_rows(lengths: Sequence[int], kinds: Sequence[int], new: int = 6) -> list[PrefixRow]:
     chance = random.Random(5)
     rows = []
     for i, (length, kind) in enumerate(zip(lengths, kinds, strict=True)):
         text = [chance.randrange(VOCAB) for _ in range(length + new)]
-        rows.append(Row(3 * i, kind, tuple(text[:length]), tuple(text[length:])))
+        rows.append(PrefixRow(3 * i, kind, tuple(text[:length]), tuple(text[length:])))
     return rows
 
 
-def texts_of(rows: Sequence[Row], readings: Readings) -> list[list[int]]:
+def texts_of(rows: Sequence[PrefixRow], readings: Readings) -> list[list[int]]:
     return [[*row.ids, *tokens] for row, tokens in zip(rows, readings.tokens.tolist(), strict=True)]
 
 
-def check_readings(pair: sprinter.Pair, rows: Sequence[Row], readings: Readings) -> None:
+def check_readings(pair: sprinter.Pair, rows: Sequence[PrefixRow], readings: Readings) -> None:
     for i, (row, text) in enumerate(zip(rows, texts_of(rows, readings), strict=True)):
         q, p, hidden = laws_of(pair, text)
         before = slice(len(row.ids) - 1, len(text) - 1)
@@ -57,7 +57,7 @@ def check_readings(pair: sprinter.Pair, rows: Sequence[Row], readings: Readings)
 def test_readings_are_those_of_a_plain_pass(lengths: list[int], kinds: list[int]) -> None:
     pair = tiny_pair()
     rows = make_rows(lengths, kinds)
-    readings = Writer(pair.models, 0, 1.0)(rows)
+    readings = PrefixWriter(pair.models, 0, 1.0)(rows)
     check_readings(pair, rows, readings)
     for i, row in enumerate(rows):
         if row.kind == ORIGINAL:
@@ -70,14 +70,14 @@ def test_readings_are_those_of_a_plain_pass(lengths: list[int], kinds: list[int]
 def test_models_of_other_families_and_those_that_take_one_row(target: str, draft: str) -> None:
     pair = tiny_pair(target, draft)
     rows = make_rows([5, 1, 17, 9, 5, 12], [0, 1, 2, 3, 3, 2])
-    check_readings(pair, rows, Writer(pair.models, 0, 1.0)(rows))
+    check_readings(pair, rows, PrefixWriter(pair.models, 0, 1.0)(rows))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
 def test_every_completion_is_drawn_from_its_writers_law_at_its_own_address(temperature: float) -> None:
     pair, sampling = tiny_pair(), Sampling(temperature=temperature)
     rows = make_rows([5, 3, 17, 9, 5, 11], [1, 2, 3, 3, 1, 2], new=12)
-    readings = Writer(pair.models, 4, temperature)(rows)
+    readings = PrefixWriter(pair.models, 4, temperature)(rows)
     writers = []
     for row, text in zip(rows, texts_of(rows, readings), strict=True):
         q, p, _ = laws_of(pair, text)
@@ -98,7 +98,7 @@ def test_the_answer_does_not_depend_on_the_company() -> None:
     """Alone or among others, whichever batch: the same tokens, the same readings up to float noise."""
     pair = tiny_pair()
     rows = make_rows([5, 1, 17, 9, 5, 30, 2, 8], [0, 1, 2, 3, 3, 2, 1, 0])
-    writer = Writer(pair.models, 0, 1.0)
+    writer = PrefixWriter(pair.models, 0, 1.0)
     whole = writer(rows)
     for part in ([0, 1, 2], [7, 3, 4], [5], [6]):
         some = writer([rows[i] for i in part])
@@ -110,7 +110,7 @@ def test_the_answer_does_not_depend_on_the_company() -> None:
 def test_a_step_gives_the_same_bits_whatever_ran_before() -> None:
     pair = tiny_pair()
     rows, others = make_rows([5, 1, 17, 9], [0, 1, 2, 3]), make_rows([60, 20, 70, 33], [0, 1, 2, 3])
-    writer = Writer(pair.models, 0, 1.0)
+    writer = PrefixWriter(pair.models, 0, 1.0)
     first = writer(rows)
     writer(others)
     writer(rows[:2])
@@ -136,7 +136,7 @@ def test_each_model_reads_each_token_once(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(model, "forward", count)
     rows = make_rows([9] * 8, [0, 1, 2, 3] * 2)
     monkeypatch.setattr(prefixes, "_AT_ONCE", 3)
-    Writer(pair.models, 0, 1.0)(rows)
+    PrefixWriter(pair.models, 0, 1.0)(rows)
     # The last token is fed to the draft alone, whose state after it is recorded.
     assert read == {"draft": 8 * (9 + 6), "target": 8 * (9 + 5)}
 
@@ -144,7 +144,7 @@ def test_each_model_reads_each_token_once(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.statistical
 def test_interleaved_texts_are_written_in_equal_parts() -> None:
     """The coin over 4,000 addresses, false-alarm rate 1e-4."""
-    draws = [Row(i, INTERLEAVED, (1,), (1,)).draws(0) for i in range(200)]
+    draws = [PrefixRow(i, INTERLEAVED, (1,), (1,)).draws(0) for i in range(200)]
     heads = sum(each.uniform(0, place, Purpose.TRUST) < 0.5 for each in draws for place in range(20))
     assert rate_p(heads, 4000, 0.5) > FALSE_ALARM
 
@@ -155,4 +155,4 @@ def test_a_model_that_breaks_down_is_named() -> None:
     with torch.no_grad():
         draft.get_output_embeddings().weight.fill_(float("nan"))  # type: ignore[no-untyped-call, operator]
     with pytest.raises(SprinterError, match="the draft model's logits are NaN"):
-        Writer(pair.models, 0, 1.0)(make_rows([3, 3], [0, 1]))
+        PrefixWriter(pair.models, 0, 1.0)(make_rows([3, 3], [0, 1]))

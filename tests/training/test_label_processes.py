@@ -17,7 +17,7 @@ from tests.cli.tiny import save_tiny
 from tests.training.labelling import words
 
 from sprinter.cli import gate_label, main
-from sprinter.training.label_run import Progress
+from sprinter.training.label_run import LabelProgress
 from sprinter.training.records import INFO, read_info, read_records, shard_paths
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -196,7 +196,7 @@ def test_the_bar_shows_speed_and_positions(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "stderr", stream)
     with gate_label._bar(shown=True) as show:
         assert show is not None
-        show(Progress(share=0.25, prompts=3, positions=60, tokens=500, seconds=2.0))
+        show(LabelProgress(share=0.25, prompts=3, positions=60, tokens=500, seconds=2.0))
     assert (
         "25%" in stream.getvalue()
         and "250 tokens/s" in stream.getvalue()

@@ -13,7 +13,7 @@ from sprinter.training.objectives import (
     LABELS,
     Accept,
     Agreement,
-    Fuzzy,
+    FuzzyLabel,
     Overlap,
     Ratio,
     above_median,
@@ -64,8 +64,8 @@ def test_expected_ratio_takes_its_lambda() -> None:
 
 def test_fuzzy_is_strict_as_the_rule_is() -> None:
     of = columns(js=[0.29, 0.3, 0.31], tv=[0.0, 0.0, 0.0])
-    assert Fuzzy().values(of).tolist() == [1, 0, 0]
-    assert Fuzzy("tv", 0.0).values(of).tolist() == [0, 0, 0]
+    assert FuzzyLabel().values(of).tolist() == [1, 0, 0]
+    assert FuzzyLabel("tv", 0.0).values(of).tolist() == [0, 0, 0]
 
 
 @pytest.mark.statistical

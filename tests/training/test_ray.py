@@ -17,7 +17,7 @@ from tests.training.labelling import same_records, words
 import sprinter
 from sprinter.errors import SprinterError, UserError
 from sprinter.training import ray_engine
-from sprinter.training.label_run import LabelReport, Progress, label
+from sprinter.training.label_run import LabelProgress, LabelReport, label
 from sprinter.training.label_step import LabelSettings
 from sprinter.training.records import read_records
 
@@ -96,7 +96,7 @@ def test_steps_travel_and_shards_come_back(
 ) -> None:
     fake = fake_ray(initialized)
     use(fake, monkeypatch)
-    told: list[Progress] = []
+    told: list[LabelProgress] = []
     report = with_ray(pair, data, tmp_path / "ray", workers=3, progress=told.append)
     assert report.info == label(pair, [data], tmp_path / "local", SETTINGS).info
     assert fake.calls == ([] if initialized else ["init", "shutdown"]), (
@@ -183,7 +183,7 @@ def test_a_worker_that_is_killed_loses_nothing(pair: sprinter.Pair, data: Path, 
     data.write_text("".join(words(60, seed) + "\n" for seed in range(400)))
     killed: list[int] = []
 
-    def kill(done: Progress) -> None:
+    def kill(done: LabelProgress) -> None:
         if not killed and done.share > 0.1:
             killed.append(worker_pids()[0])
             os.kill(killed[0], signal.SIGKILL)

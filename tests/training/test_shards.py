@@ -27,7 +27,7 @@ from sprinter.training.records import (
     shard_metadata,
     shard_name,
 )
-from sprinter.training.shards import Shelf, shard_bytes
+from sprinter.training.shards import ShardStore, shard_bytes
 
 INFO_OF_TEST = LabelInfo(
     "target", None, "aa", "draft", None, "bb", 3, 5, "float32", ({"name": "x", "sha256": "c", "texts": 9},),
@@ -51,7 +51,7 @@ def shard(step: int, n: int = 4, settings: str = INFO_OF_TEST.settings_hash) -> 
 
 def finished(directory: Path, steps: int = 3) -> LabelInfo:
     """A whole data set in the directory."""
-    shelf = Shelf(directory, INFO_OF_TEST)
+    shelf = ShardStore(directory, INFO_OF_TEST)
     for step in range(steps):
         shelf.add(step, shard(step))
     info = replace(
@@ -145,11 +145,11 @@ def test_what_is_not_whole_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_shelf_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "new" / "labels", INFO_OF_TEST)
+    shelf = ShardStore(tmp_path / "new" / "labels", INFO_OF_TEST)
     shelf.add(0, shard(0))
     shelf.add(2, shard(2))
     (tmp_path / "new" / "labels" / (shard_name(1) + ".part")).write_bytes(shard(1)[:1000])
-    again = Shelf(tmp_path / "new" / "labels", INFO_OF_TEST)
+    again = ShardStore(tmp_path / "new" / "labels", INFO_OF_TEST)
     assert [step in again for step in range(4)] == [True, False, True, False] and len(again) == 2
     assert (again.total("positions"), again.total("prompts"), again.total("tokens")) == (8, 4, 60)
     assert sorted(path.name for path in (tmp_path / "new" / "labels").iterdir()) == [
@@ -159,13 +159,13 @@ def test_a_shelf_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other settings"])
 def test_a_shard_that_is_not_whole_is_made_again(tmp_path: Path, damage: str) -> None:
-    Shelf(tmp_path, INFO_OF_TEST).add(0, shard(0))
+    ShardStore(tmp_path, INFO_OF_TEST).add(0, shard(0))
     data = {"cut": shard(0)[:-1], "empty": b"", "other settings": shard(0, settings="i" * 64)}[damage]
     (tmp_path / shard_name(0)).write_bytes(data)
-    shelf = Shelf(tmp_path, INFO_OF_TEST)
+    shelf = ShardStore(tmp_path, INFO_OF_TEST)
     assert 0 not in shelf and len(shelf) == 0
     shelf.add(0, shard(0))
-    assert 0 in Shelf(tmp_path, INFO_OF_TEST)
+    assert 0 in ShardStore(tmp_path, INFO_OF_TEST)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_labels_of_other_settings_are_refused_and_left_alone(
     finished(tmp_path)
     other = replace(INFO_OF_TEST, settings_hash="i" * 64, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"{said}.*give another --out, or --restart") as caught:
-        Shelf(tmp_path, other)
+        ShardStore(tmp_path, other)
     assert "\n" not in str(caught.value)
     assert len(read_records(tmp_path)) == 12
 
@@ -194,7 +194,7 @@ def test_labels_of_other_settings_are_refused_and_left_alone(
 def test_restart_deletes_labels_and_nothing_else(tmp_path: Path) -> None:
     finished(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    shelf = Shelf(tmp_path, replace(INFO_OF_TEST, settings_hash="i" * 64), restart=True)
+    shelf = ShardStore(tmp_path, replace(INFO_OF_TEST, settings_hash="i" * 64), restart=True)
     assert len(shelf) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [INFO, "notes.txt"]
 
@@ -202,22 +202,22 @@ def test_restart_deletes_labels_and_nothing_else(tmp_path: Path) -> None:
 def test_shards_of_unknown_origin_are_refused(tmp_path: Path) -> None:
     (tmp_path / shard_name(0)).write_bytes(shard(0))
     with pytest.raises(UserError, match=f"holds 1 shards and no {INFO}"):
-        Shelf(tmp_path, INFO_OF_TEST)
+        ShardStore(tmp_path, INFO_OF_TEST)
 
 
 def test_places_that_cannot_be_directories(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(UserError, match="is a file: give a directory"):
-        Shelf(tmp_path / "file", INFO_OF_TEST)
+        ShardStore(tmp_path / "file", INFO_OF_TEST)
     with pytest.raises(UserError, match="cannot write to"):
-        Shelf(tmp_path / "file" / "below", INFO_OF_TEST)
+        ShardStore(tmp_path / "file" / "below", INFO_OF_TEST)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_write_that_fails_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    shelf = Shelf(tmp_path, INFO_OF_TEST)
+    shelf = ShardStore(tmp_path, INFO_OF_TEST)
     shelf.add(0, shard(0))
 
     def fail(_: int) -> None:
@@ -229,7 +229,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
             shelf.add(1, shard(1))
     assert ("the disk is full" in str(caught.value)) == (code == errno.ENOSPC)
     assert sorted(path.name for path in tmp_path.iterdir()) == [INFO, shard_name(0)]
-    assert 1 not in Shelf(tmp_path, INFO_OF_TEST)
+    assert 1 not in ShardStore(tmp_path, INFO_OF_TEST)
 
 
 @pytest.fixture
@@ -249,13 +249,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_fills(small_disk: Path) -> None:
-    shelf = Shelf(small_disk / "labels", INFO_OF_TEST)
+    shelf = ShardStore(small_disk / "labels", INFO_OF_TEST)
     full = "the disk is full: free some space and run the same command again"
     with pytest.raises(UserError, match=full) as caught:
         deque((shelf.add(step, shard(step, n=50)) for step in range(100)), maxlen=0)
     kept = len(shelf)
     assert 0 < kept < 100 and f"({kept} shards are kept)" in str(caught.value)
-    there = Shelf(small_disk / "labels", INFO_OF_TEST)
+    there = ShardStore(small_disk / "labels", INFO_OF_TEST)
     assert len(there) == kept
     assert not list((small_disk / "labels").glob("*.part"))
     with pytest.raises(UserError, match="not finished"):

@@ -10,7 +10,7 @@ from tests.training.synthetic import HIDDEN, make_records, write_labels
 
 from sprinter.errors import UserError
 from sprinter.heads.features import DraftStep, feature_width, read_features, stack_features
-from sprinter.heads.gate import Gate, GateConfig
+from sprinter.heads.gate import GateConfig, GateHead
 from sprinter.training.dataset import PARTS, check_head, part_of, read_positions, record_features
 from sprinter.training.records import KINDS, Records
 
@@ -109,9 +109,9 @@ def test_labels_of_two_pairs_are_refused(records: Records, tmp_path: Path, which
 
 
 def test_labels_of_another_draft_are_refused(records: Records, tmp_path: Path) -> None:
-    def gate(**fields: object) -> Gate:
+    def gate(**fields: object) -> GateHead:
         config = GateConfig(**{"hidden_size": HIDDEN, "draft_id": "org/draft", "target_id": "t", **fields})  # type: ignore[arg-type]
-        return Gate(config, torch.zeros(1, config.hidden_size), torch.zeros(1))
+        return GateHead(config, torch.zeros(1, config.hidden_size), torch.zeros(1))
 
     infos = read_positions([write_labels(tmp_path, records)], ("entropy",)).infos
     check_head(gate(), infos)  # no fingerprint: the id decides

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling
 
-__all__ = ["Answer", "Arm", "Ask"]
+__all__ = ["Arm", "ArmAnswer", "Ask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Ask:
         new_tokens: exact limit; a text also ends at an end-of-sequence token of the target.
         sampling: temperature and truncation.
         seed: for arms that draw.
-        meter: "complete": an arm that can meter drift scores every trusted token, outside ``Answer.wall_s``.
+        meter: "complete": an arm that can meter drift scores every trusted token, outside ``ArmAnswer.wall_s``.
     """
 
     ids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Answer:
+class ArmAnswer:
     """What an arm gave. What it cannot know is None.
 
     Attributes:
@@ -86,7 +86,7 @@ class Arm(Protocol):
         """Of the software that it runs on, beyond our own."""
         ...
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         """Answer one request; the device is idle when it returns."""
         ...
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sprinter.bench.statistics import Interval, bootstrap, bounds
-from sprinter.bench.summary import Group, Key, Prompt, groups
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, bounds
+from sprinter.bench.summary import Group, PromptKey, SummaryKey, groups
 from sprinter.errors import UserError
 
 __all__ = ["Change", "compare", "differences"]
@@ -39,7 +39,7 @@ class Change:
     measure: str
     before: float
     after: float
-    ratio: Interval
+    ratio: BootstrapInterval
     verdict: str
 
 
@@ -135,7 +135,7 @@ def _lost(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> list[C
     ]
 
 
-def _base(results: Mapping[str, Any], keys: list[Key], base: str | None) -> str | None:
+def _base(results: Mapping[str, Any], keys: list[SummaryKey], base: str | None) -> str | None:
     arms = {key[0] for key in keys}
     if base is not None and base not in arms:
         raise UserError(f"arm '{base}' did not take part in both runs: give one of {', '.join(sorted(arms))}")
@@ -143,22 +143,28 @@ def _base(results: Mapping[str, Any], keys: list[Key], base: str | None) -> str 
     return next((name for name in wanted if name in arms), None)
 
 
-def _common(one: Group, other: Group) -> list[Prompt]:
+def _common(one: Group, other: Group) -> list[PromptKey]:
     return sorted(one.prompts & other.prompts)
 
 
 def _changes(
-    key: Key, old: Mapping[Key, Group], new: Mapping[Key, Group], base: str | None, tolerance: float
+    key: SummaryKey,
+    old: Mapping[SummaryKey, Group],
+    new: Mapping[SummaryKey, Group],
+    base: str | None,
+    tolerance: float,
 ) -> list[Change]:
     arm, suite, temperature = key
     prompts, other = _common(old[key], new[key]), (base or "", suite, temperature)
-    beside: list[Prompt] = []
+    beside: list[PromptKey] = []
     if base != arm and other in old and other in new:  # a base arm that failed half-way has not all prompts
         beside = sorted({*prompts} & old[other].prompts & new[other].prompts)
     a, b = old[key].restrict(prompts), new[key].restrict(prompts)
     found: list[Change] = []
 
-    def add(measure: str, values: tuple[float, float], interval: Interval, bad: int, neutral: float) -> None:
+    def add(
+        measure: str, values: tuple[float, float], interval: BootstrapInterval, bad: int, neutral: float
+    ) -> None:
         low, high = neutral - tolerance - _ROUNDING, neutral + tolerance + _ROUNDING
         least, most = bounds(interval)
         worse = most < low if bad < 0 else least > high
@@ -190,7 +196,7 @@ def _speed(group: Group) -> float:
     return float(group.tokens.sum() / group.seconds.sum())
 
 
-def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> Interval:
+def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> BootstrapInterval:
     """(speed of b / speed of d) / (speed of a / speed of c), prompts drawn together."""
 
     def speed(group: Group | None, rows: NDArray[np.int64]) -> Vector:
@@ -203,7 +209,7 @@ def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> Interval:
     )
 
 
-def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> Interval:
+def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> BootstrapInterval:
     def statistic(rows: NDArray[np.int64]) -> Vector:
         sums = [values[rows].sum(-1) for values in (top, under, old_top, old_under)]
         with np.errstate(
@@ -214,7 +220,7 @@ def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) ->
     return bootstrap(statistic, len(top))
 
 
-def _difference(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> Interval:
+def _difference(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> BootstrapInterval:
     def statistic(rows: NDArray[np.int64]) -> Vector:
         now = top[rows].sum(-1) / np.maximum(under[rows].sum(-1), 1)
         return np.asarray(now - old_top[rows].sum(-1) / np.maximum(old_under[rows].sum(-1), 1))

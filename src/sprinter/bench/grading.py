@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sprinter.bench.harness import Progress
+from sprinter.bench.harness import OnBenchProgress
 from sprinter.bench.journal import QUALITY
-from sprinter.bench.quality.duels import Judge, LikelihoodJudge, judge_rows
+from sprinter.bench.quality.duels import DuelJudge, LikelihoodJudge, judge_rows
 from sprinter.bench.quality.endpoint import Endpoint, key_from_environment
 from sprinter.bench.quality.llm_judge import LlmJudge
 from sprinter.bench.quality.measure import Answered, QualitySettings, measure_all, prepare
@@ -59,7 +59,7 @@ class JudgeSettings:
             between("judge_price", price, 0, 1e6)
         LikelihoodJudge(self.band)
 
-    def open(self, directory: Path) -> Judge:
+    def open(self, directory: Path) -> DuelJudge:
         """The judge; what an endpoint is asked and says is kept in ``directory``."""
         if self.url is None or self.model is None:
             return LikelihoodJudge(self.band)
@@ -88,7 +88,7 @@ class Grading:
         self.facts = prepare(measures, self._samples.values())
 
     def grade(
-        self, rows: Sequence[dict[str, Any]], bases: Sequence[str], directory: Path, progress: Progress
+        self, rows: Sequence[dict[str, Any]], bases: Sequence[str], directory: Path, progress: OnBenchProgress
     ) -> dict[str, Any]:
         """Add "quality" to every row.
 
@@ -120,7 +120,7 @@ class Grading:
             row["quality"] |= score
         return facts
 
-    def _measure(self, rows: Sequence[dict[str, Any]], directory: Path, progress: Progress) -> None:
+    def _measure(self, rows: Sequence[dict[str, Any]], directory: Path, progress: OnBenchProgress) -> None:
         kept = Replies(directory / QUALITY)
         try:
             keys = [key_of([self.facts, row["suite"], row["question_id"], row["token_ids"]]) for row in rows]

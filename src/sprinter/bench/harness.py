@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sprinter.bench.arm import Answer, Arm, Ask
+from sprinter.bench.arm import Arm, ArmAnswer, Ask
 from sprinter.bench.journal import Memory, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
@@ -21,9 +21,9 @@ from sprinter.bench.suites import turn_ids
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 
-__all__ = ["Harness", "Progress", "Talk"]
+__all__ = ["Harness", "OnBenchProgress", "Talk"]
 
-Progress = Callable[[int, int, str], None]
+OnBenchProgress = Callable[[int, int, str], None]
 """(answers done, answers wanted, what is at work)."""
 
 
@@ -32,12 +32,12 @@ class Talk:
     """What one arm made of one sample: for each turn the prompt's ids, the answer and its text."""
 
     prompts: list[list[int]] = field(default_factory=list)
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ArmAnswer] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Slot:
     """One question: suite, temperature, repeat and sample, and the seed that belongs to it."""
 
     suite: Suite
@@ -76,7 +76,7 @@ class Harness:
         suites: Sequence[Suite],
         settings: BenchSettings,
         journal: Memory,
-        progress: Progress = lambda done, wanted, note: None,
+        progress: OnBenchProgress = lambda done, wanted, note: None,
     ) -> None:
         _different("arm", [arm.name for arm in arms])
         _different("suite", [suite.name for suite in suites])
@@ -127,18 +127,18 @@ class Harness:
         for arm in self.arms:
             _close(arm)
 
-    def _ask(self, arm: Arm, place: _Place) -> None:
+    def _ask(self, arm: Arm, place: _Slot) -> None:
         row = self._guarded(arm, lambda: self._row(arm, place))
         if row is not None:
             self._journal.add(row)
         done = len(self._journal.done)
         self._progress(done, max(done, self.wanted), f"{place.suite.name} T={place.temperature:g} {arm.name}")
 
-    def _row(self, arm: Arm, place: _Place) -> dict[str, Any]:
+    def _row(self, arm: Arm, place: _Slot) -> dict[str, Any]:
         talk = self._talk(arm, place, place.seed)
         return row_of(arm, place, talk, arm.lossless(self._settings.sampling(place.temperature)))
 
-    def _talk(self, arm: Arm, place: _Place, seed: int) -> Talk:
+    def _talk(self, arm: Arm, place: _Slot, seed: int) -> Talk:
         talk = Talk()
         for turn in range(len(place.sample.turns)):
             ids = turn_ids(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
@@ -190,25 +190,25 @@ class Harness:
         counts = self.skipped[suite]
         counts[why] = counts.get(why, 0) + turns
 
-    def _warm_up(self, place: _Place, arms: Sequence[Arm]) -> None:
+    def _warm_up(self, place: _Slot, arms: Sequence[Arm]) -> None:
         samples = self._kept[place.suite.name][: self._settings.warmup]
         for arm in arms:
             for sample in samples:
                 if arm.name not in self.failed:
-                    warm = _Place(place.suite, place.temperature, 0, sample, self._settings.seed)
+                    warm = _Slot(place.suite, place.temperature, 0, sample, self._settings.seed)
                     self._guarded(arm, lambda arm=arm, warm=warm: self._talk(arm, warm, warm.seed))  # type: ignore[misc]
 
     def _shuffled(self, i: int) -> list[Arm]:
         """Another order for each prompt, the same in every run: no arm always follows the same neighbour."""
         return Random(i).sample(self.arms, len(self.arms))
 
-    def _places(self) -> Iterator[_Place]:
+    def _places(self) -> Iterator[_Slot]:
         for temperature in self._settings.temperatures:
             for suite in self._suites:
                 for repeat in range(self._settings.repeats):
                     for n, sample in enumerate(self._kept[suite.name]):
                         seed = self._settings.seed + repeat * len(suite.samples) + n
-                        yield _Place(suite, temperature, repeat, sample, seed)
+                        yield _Slot(suite, temperature, repeat, sample, seed)
 
     def _guarded(self, arm: Arm, work: Callable[[], Any]) -> Any:
         """The result of ``work``; an error marks the arm as failed."""
@@ -224,12 +224,12 @@ class Harness:
             return None
 
 
-def place_key(arm: Arm, place: _Place) -> tuple[str, str, float, str, int]:
+def place_key(arm: Arm, place: _Slot) -> tuple[str, str, float, str, int]:
     """The key of the row that an arm's answer at a place makes (``journal.key_of``)."""
     return arm.name, place.suite.name, place.temperature, place.sample.id, place.repeat
 
 
-def row_of(arm: Arm, place: _Place, talk: Talk, lossless: bool | None) -> dict[str, Any]:
+def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[str, Any]:
     """One row; see ``sprinter.bench.results``."""
     answers = talk.answers
     drifts = [drift for answer in answers for drift in answer.drifts or ()]
@@ -268,7 +268,7 @@ def row_of(arm: Arm, place: _Place, talk: Talk, lossless: bool | None) -> dict[s
     }
 
 
-def _check(answer: Answer, limit: int) -> None:
+def _check(answer: ArmAnswer, limit: int) -> None:
     """An answer that no number can be made of, or a longer one than was asked for, is the arm's failure."""
     times = [answer.wall_s, *answer.arrivals_s, *(answer.drifts or ())]
     if answer.wall_s <= 0 or not all(map(math.isfinite, times)):

@@ -15,7 +15,7 @@ from sprinter.bench.arm import Arm
 from sprinter.bench.arms.engine import EngineArm
 from sprinter.bench.environment import environment, pair_facts
 from sprinter.bench.grading import Grading, JudgeSettings
-from sprinter.bench.harness import Harness, Progress
+from sprinter.bench.harness import Harness, OnBenchProgress
 from sprinter.bench.journal import Journal
 from sprinter.bench.quality.measure import QualitySettings
 from sprinter.bench.report import write_report
@@ -64,7 +64,7 @@ def run_bench(
     extras: Extras = Extras(),
     *,
     restart: bool = False,
-    progress: Progress = lambda done, wanted, note: None,
+    progress: OnBenchProgress = lambda done, wanted, note: None,
 ) -> dict[str, Any]:
     """Run arms on suites and write ``results.json``, ``report.html`` and Spec-Bench's files into ``out``.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Check", "Sample", "Suite"]
+__all__ = ["Sample", "SampleCheck", "Suite"]
 
 CheckKind = Literal["number", "choice", "code"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class SampleCheck:
     """How an answer is judged right or wrong.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sample:
     category: str
     turns: tuple[str, ...]
     references: tuple[str, ...] = ()
-    check: Check | None = None
+    check: SampleCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)

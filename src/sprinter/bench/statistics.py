@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "bootstrap", "bounds", "ratio_of_ratios", "ratio_of_sums"]
+__all__ = ["BootstrapInterval", "bootstrap", "bounds", "ratio_of_ratios", "ratio_of_sums"]
 
-Interval = tuple[float, float | None, float | None]
+BootstrapInterval = tuple[float, float | None, float | None]
 """(value, low, high) of a 95 % interval; None where a single prompt tells nothing of how far others lie."""
 
 Array = NDArray[np.float64]
@@ -19,7 +19,7 @@ REPEATS = 2000
 
 def bootstrap(
     statistic: Callable[[NDArray[np.int64]], Array], prompts: int, repeats: int = REPEATS, seed: int = 0
-) -> Interval:
+) -> BootstrapInterval:
     """Percentile interval of a statistic of prompts.
 
     Draws in which nothing is divided by (not finite: none of the few prompts that count was drawn) tell nothing and
@@ -41,13 +41,13 @@ def bootstrap(
     return value, float(values[int(cut * count)]), float(values[min(count - 1, int((1 - cut) * count))])
 
 
-def bounds(of: Interval) -> tuple[float, float]:
+def bounds(of: BootstrapInterval) -> tuple[float, float]:
     """(low, high) for what is drawn: the value itself where there is no interval."""
     value, low, high = of
     return value if low is None else low, value if high is None else high
 
 
-def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> Interval:
+def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> BootstrapInterval:
     """Σ top / Σ bottom over prompts, for example target calls a token. Both ``[prompts]``."""
     tops, bottoms = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
     return bootstrap(lambda rows: _over(tops[rows].sum(-1), bottoms[rows].sum(-1)), len(tops))
@@ -56,7 +56,7 @@ def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array)
 def ratio_of_ratios(
     top: tuple[Sequence[float] | Array, Sequence[float] | Array],
     bottom: tuple[Sequence[float] | Array, Sequence[float] | Array],
-) -> Interval:
+) -> BootstrapInterval:
     """(Σa/Σb) / (Σc/Σd) for ``top`` = (a, b) and ``bottom`` = (c, d), each ``[prompts]``, paired by prompt.
 
     For speeds: a, c = tokens and b, d = seconds.

@@ -17,8 +17,8 @@ __all__ = ["ALL", "Group", "groups", "summarise"]
 ALL = "all"
 """Name of the summary over all suites."""
 
-Rows = Sequence[Mapping[str, Any]]
-Prompt = tuple[str, str]
+SummaryRows = Sequence[Mapping[str, Any]]
+PromptKey = tuple[str, str]
 """Suite and sample."""
 
 
@@ -30,8 +30,8 @@ class Group:
         prompts: those to look at, in order.
     """
 
-    def __init__(self, rows: Rows, prompts: Sequence[Prompt]) -> None:
-        self._by_prompt: dict[Prompt, list[Mapping[str, Any]]] = {prompt: [] for prompt in prompts}
+    def __init__(self, rows: SummaryRows, prompts: Sequence[PromptKey]) -> None:
+        self._by_prompt: dict[PromptKey, list[Mapping[str, Any]]] = {prompt: [] for prompt in prompts}
         for row in rows:
             self._by_prompt[row["suite"], row["question_id"]].append(row)
         self.rows = list(rows)
@@ -47,11 +47,11 @@ class Group:
         return list(self._by_prompt.values())
 
     @property
-    def prompts(self) -> set[Prompt]:
+    def prompts(self) -> set[PromptKey]:
         """What was asked."""
         return set(self._by_prompt)
 
-    def restrict(self, prompts: Sequence[Prompt]) -> Group:
+    def restrict(self, prompts: Sequence[PromptKey]) -> Group:
         """The same arm on fewer prompts."""
         return Group([row for prompt in prompts for row in self._by_prompt.get(prompt, ())], prompts)
 
@@ -81,11 +81,11 @@ class Group:
         return self.tokens, self.seconds
 
 
-Key = tuple[str, str, float]
+SummaryKey = tuple[str, str, float]
 """Arm, suite (or ``ALL``), temperature."""
 
 
-def groups(rows: Iterable[Mapping[str, Any]]) -> dict[Key, Group]:
+def groups(rows: Iterable[Mapping[str, Any]]) -> dict[SummaryKey, Group]:
     """Groups of all arms, suites and temperatures.
 
     All arms of a suite and temperature are told over the prompts and repeats that every one of them answered, so that
@@ -101,7 +101,7 @@ def groups(rows: Iterable[Mapping[str, Any]]) -> dict[Key, Group]:
     def common(row: Mapping[str, Any]) -> bool:
         return _owner(row) not in whole or answered[_question(row)] == arms[row["suite"], row["temperature"]]
 
-    parts: dict[Key, list[Mapping[str, Any]]] = {}
+    parts: dict[SummaryKey, list[Mapping[str, Any]]] = {}
     for row in rows:
         if common(row):
             for suite in (row["suite"], ALL):

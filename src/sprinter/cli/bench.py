@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sprinter.cli import bench_compare, bench_list, bench_report
-from sprinter.cli.bench_pages import Meter, print_summary
+from sprinter.cli.bench_pages import BenchProgressBar, print_summary
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
@@ -152,7 +152,7 @@ def run(
         load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
         for name, limit in map(_limited, suite)
     ]
-    with Meter() as meter:
+    with BenchProgressBar() as meter:
         results = run_bench(pair, arms, suites, settings, out, extras, restart=restart, progress=meter)
     if json:
         print_json({key: value for key, value in results.items() if key != "rows"} | {"out": str(out)})

@@ -9,12 +9,12 @@ from typing import Any
 
 from sprinter.cli.pages import console
 
-__all__ = ["Meter", "print_changes", "print_summary"]
+__all__ = ["BenchProgressBar", "print_changes", "print_summary"]
 
 _EVERY_S = 20  # between lines where standard error is no terminal
 
 
-class Meter:
+class BenchProgressBar:
     """Answers done and wanted, the time left and what is at work: a bar on a terminal, elsewhere a line now and then
     and at the end.
 
@@ -33,7 +33,7 @@ class Meter:
         self._task = self._bar.add_task("", total=None)
         self._began, self._first, self._said = time.monotonic(), -1, 0.0
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> BenchProgressBar:
         self._bar.start()
         return self
 

@@ -28,7 +28,7 @@ _PROMPT, _TOKENS = "The river rises in the hills north of the town and", 16
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Finding:
     """One line of the report."""
 
     name: str
@@ -42,7 +42,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Check the installation: versions, devices, models, runners, and a short generation."""
-    checks: list[Check] = []
+    checks: list[Finding] = []
     for check in _checks(loading):
         checks.append(check)
         if not json:
@@ -53,7 +53,7 @@ def doctor(
     return 1 if failed else 0
 
 
-def _line(check: Check) -> Table:
+def _line(check: Finding) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -64,7 +64,7 @@ def _line(check: Check) -> Table:
     return line
 
 
-def _checks(loading: Loading) -> Iterator[Check]:
+def _checks(loading: Loading) -> Iterator[Finding]:
     """All checks in order; one that goes wrong is a failed check, not a crash."""
     for name, look in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
         yield _safely(name, look)
@@ -72,7 +72,7 @@ def _checks(loading: Loading) -> Iterator[Check]:
     try:
         pair = load(**{"dtype": "float32", **loading.arguments()})
     except Exception as error:
-        yield Check("pair", "fail", _first_line(error))
+        yield Finding("pair", "fail", _first_line(error))
         return
     yield _safely("pair", lambda: _sizes(pair, builtin=loading.target is None))
     for which in ("target", "draft"):
@@ -88,12 +88,12 @@ def _checks(loading: Loading) -> Iterator[Check]:
 Found = tuple[Literal["ok", "warn", "fail"], str]
 
 
-def _safely(name: str, look: Callable[[], Found]) -> Check:
+def _safely(name: str, look: Callable[[], Found]) -> Finding:
     try:
         status, detail = look()
     except Exception as error:
-        return Check(name, "fail", _first_line(error))
-    return Check(name, status, detail)
+        return Finding(name, "fail", _first_line(error))
+    return Finding(name, status, detail)
 
 
 def _first_line(error: Exception) -> str:

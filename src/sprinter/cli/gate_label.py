@@ -15,7 +15,7 @@ from sprinter.cli.running import in_options
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
-    from sprinter.training.label_run import LabelReport, Progress
+    from sprinter.training.label_run import LabelProgress, LabelReport
 
 __all__ = ["command"]
 
@@ -132,7 +132,7 @@ def _line(report: LabelReport, out: str) -> str:
 
 
 @contextlib.contextmanager
-def _bar(shown: bool) -> Iterator[Callable[[Progress], None] | None]:
+def _bar(shown: bool) -> Iterator[Callable[[LabelProgress], None] | None]:
     """A progress bar with tokens/s and the time that is left, on a terminal; else nothing."""
     if not shown:
         yield None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sprinter.training.roc import Report
-    from sprinter.training.threshold import Setting
+    from sprinter.training.threshold import TauSetting
     from sprinter.training.train import Epoch
 
 __all__ = ["command", "print_areas"]
@@ -154,7 +154,7 @@ def print_areas(report: Report) -> None:
         _print_dial(report, report.setting)
 
 
-def _print_dial(report: Report, own: Setting) -> None:
+def _print_dial(report: Report, own: TauSetting) -> None:
     from rich import box
     from rich.table import Table
 

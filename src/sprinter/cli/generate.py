@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.completion import complete_method
-from sprinter.cli.generate_many import ROWS, Results, generate_many, read_prompts, settings_of
+from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
@@ -124,7 +124,7 @@ def generate(
     results = None
     if prompts is not None and out is not None:
         asked = settings_of(prompts, field, method, options, loading.given())
-        results = Results(out, asked, restart=restart)
+        results = ResultsFile(out, asked, restart=restart)
     pair = load(**loading.arguments())
     if prompts is not None:
         return generate_many(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sprinter.cli.bench_pages import Meter
+from sprinter.cli.bench_pages import BenchProgressBar
 from sprinter.cli.pages import print_json
 from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
     from sprinter.engine.pair import Pair
 
-__all__ = ["ROWS", "Prompt", "Results", "generate_many", "read_prompts", "settings_of"]
+__all__ = ["ROWS", "PromptLine", "ResultsFile", "generate_many", "read_prompts", "settings_of"]
 
 ROWS = 8
 """Texts that are under way at the same time, and so are written at the same time."""
@@ -30,7 +30,7 @@ _MEND = "give another --out, or --restart to begin anew"
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptLine:
     """A prompt of a file: its place among the prompts, from 0, its line, from 1, and its text or what is wrong."""
 
     index: int
@@ -39,7 +39,7 @@ class Prompt:
     error: str | None = None
 
 
-def read_prompts(file: Path, field: str | None) -> list[Prompt]:
+def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
     """The prompts of a ``.txt`` file, a line each, or of a ``.jsonl`` file, an object a line; blank lines are none.
 
     A line that holds no prompt is a prompt with an error.
@@ -56,7 +56,7 @@ def read_prompts(file: Path, field: str | None) -> list[Prompt]:
     if kind == ".txt" and field is not None:
         raise UserError(f"--field {field} is of .jsonl files, and '{file}' is text: leave it out")
 
-    def prompt(index: int, line: int, text: str) -> Prompt:
+    def prompt(index: int, line: int, text: str) -> PromptLine:
         try:
             if kind == ".jsonl":
                 text = text_of(json_module.loads(text), field, f"line {line}")
@@ -64,10 +64,10 @@ def read_prompts(file: Path, field: str | None) -> list[Prompt]:
                 raise UserError(f"line {line} holds an empty prompt: give at least one word to go on from")
             text.encode()
         except UserError as error:
-            return Prompt(index, line, None, str(error))
+            return PromptLine(index, line, None, str(error))
         except ValueError as error:  # no JSON, or half of a surrogate pair
-            return Prompt(index, line, None, f"line {line} is not a JSON object in UTF-8: {error}")
-        return Prompt(index, line, text)
+            return PromptLine(index, line, None, f"line {line} is not a JSON object in UTF-8: {error}")
+        return PromptLine(index, line, text)
 
     try:
         lines = [(number, line) for number, line in read_lines(str(file)) if line.strip()]
@@ -78,7 +78,7 @@ def read_prompts(file: Path, field: str | None) -> list[Prompt]:
     return [prompt(index, number, line) for index, (number, line) in enumerate(lines)]
 
 
-class Results:
+class ResultsFile:
     """The file of results: lines are appended, and what is there already is not generated again.
 
     ``FILE.run.json`` beside it says what the results depend on: the settings, and what ``made_with`` is told once the
@@ -156,12 +156,12 @@ class Results:
 
 def generate_many(
     pair: Pair,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[PromptLine],
     options: Mapping[str, Any],
     *,
     method: str | None,
     rows: int,
-    results: Results | None,
+    results: ResultsFile | None,
     json: bool,
 ) -> int:
     """Generate what is missing; exit status 1 if a prompt has no text.
@@ -176,7 +176,7 @@ def generate_many(
         results.made_with(_made_with(pair, method))
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
-    with Meter() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
+    with BenchProgressBar() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
         for chunk in _chunks(prompts[resumed:], rows):
             found = _generate(pair, chunk, {**options, "method": method}, rows)
             failed += sum("error" in row for row in found)
@@ -205,13 +205,13 @@ def _made_with(pair: Pair, method: str | None) -> dict[str, Any]:
     return {"default_method": pair.default_method if method is None else None, **held, **numbers}
 
 
-def _chunks(prompts: Sequence[Prompt], rows: int) -> Iterator[Sequence[Prompt]]:
+def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[PromptLine]]:
     for first in range(0, len(prompts), rows):
         yield prompts[first : first + rows]
 
 
 def _generate(
-    pair: Pair, chunk: Sequence[Prompt], options: Mapping[str, Any], rows: int
+    pair: Pair, chunk: Sequence[PromptLine], options: Mapping[str, Any], rows: int
 ) -> list[dict[str, Any]]:
     """One object a prompt. A text does not depend on its neighbours: where one fails, each is asked for alone."""
     good = [prompt for prompt in chunk if prompt.error is None]
@@ -232,7 +232,9 @@ def _generate(
     return found
 
 
-def _batch(pair: Pair, prompts: Sequence[Prompt], options: Mapping[str, Any], rows: int) -> list[Generation]:
+def _batch(
+    pair: Pair, prompts: Sequence[PromptLine], options: Mapping[str, Any], rows: int
+) -> list[Generation]:
     seeds = [options["seed"] + prompt.index for prompt in prompts]
     texts = [prompt.text for prompt in prompts if prompt.text is not None]
     return pair.generate_batch(texts, **{**options, "seed": seeds, "rows": rows}) if texts else []

@@ -29,8 +29,8 @@ class Loading:
     """
 
     target: options.Target = None
-    draft: options.Draft = None
-    gate: options.Gate = None
+    draft: options.DraftOption = None
+    gate: options.GateOption = None
     head: options.Heads = None
     tokenizer: options.Tokenizer = None
     revision: options.Revision = None
@@ -39,7 +39,7 @@ class Loading:
     device: options.Device = None
     device_map: options.DeviceMap = None
     dtype: options.Dtype = None
-    runner: options.Runner = "auto"
+    runner: options.RunnerOption = "auto"
     compile: options.Compile = None
 
     def __post_init__(self) -> None:

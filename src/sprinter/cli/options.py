@@ -10,13 +10,13 @@ __all__ = [
     "Compile",
     "Device",
     "DeviceMap",
-    "Draft",
+    "DraftOption",
     "DraftRevision",
     "Dtype",
-    "Gate",
+    "GateOption",
     "Heads",
     "Revision",
-    "Runner",
+    "RunnerOption",
     "Target",
     "Tokenizer",
     "TopK",
@@ -34,11 +34,11 @@ Target = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
-Draft = Annotated[
+DraftOption = Annotated[
     str | None,
     typer.Option(help="Directory, hub id or GGUF file of the draft.", rich_help_panel=_MODELS),
 ]
-Gate = Annotated[
+GateOption = Annotated[
     str | None,
     typer.Option(help="Directory or hub id of a gate made for this draft.", rich_help_panel=_MODELS),
 ]
@@ -92,7 +92,7 @@ Compile = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
-Runner = Annotated[
+RunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"],
     typer.Option(
         help="auto: llama.cpp for GGUF files. llamacpp: other models are converted once, and kept.",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sprinter.laws import Sampling
     from sprinter.theory.recording import Recording
 
-__all__ = ["PROMPTS", "Progress", "check_out", "read_prompts", "record", "write_json"]
+__all__ = ["PROMPTS", "ProgressLine", "check_out", "read_prompts", "record", "write_json"]
 
 PROMPTS = (
     "The harbour of the old town lies at the mouth of the river, and its lighthouse was built in",
@@ -35,7 +35,7 @@ PROMPTS = (
 """Used where no prompts are given."""
 
 
-class Progress:
+class ProgressLine:
     """A line on standard error for each stage; on a terminal a counter runs beside it."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ def read_prompts(file: Path | None, texts: int) -> list[str]:
 
 
 def record(
-    pair: Pair, prompts: Sequence[str], new_tokens: int, sampling: Sampling, seed: int, progress: Progress
+    pair: Pair, prompts: Sequence[str], new_tokens: int, sampling: Sampling, seed: int, progress: ProgressLine
 ) -> list[Recording]:
     """A quick probe: texts of the target and of the draft after the same prompts."""
     from sprinter.theory.recording import probe

@@ -10,7 +10,7 @@ import typer
 from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import Progress, read_prompts, record
+from sprinter.cli.theory_common import ProgressLine, read_prompts, record
 from sprinter.cli.unused import refuse_unused
 from sprinter.errors import UserError
 
@@ -55,7 +55,7 @@ def command(
     if method:
         unused = {"models": models, "tokens": tokens, "context": context, "gamma": gamma}
         refuse_unused(command, unused, "with --method, which counts by a probe of its own: leave it out")
-        value = _methods(method, loading, texts, Progress())
+        value = _methods(method, loading, texts, ProgressLine())
     elif target is not None or draft is not None:
         if target is None or draft is None:
             raise UserError("a round needs both models: give --target and --draft")
@@ -113,7 +113,7 @@ def _methods(
     specs: Sequence[str],
     loading: Loading,
     texts: int,
-    progress: Progress,
+    progress: ProgressLine,
 ) -> dict[str, Any]:
     from sprinter.decode.spec import parse_method
     from sprinter.laws import Sampling

@@ -9,7 +9,7 @@ import typer
 
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import Progress, check_out, read_prompts, record, write_json
+from sprinter.cli.theory_common import ProgressLine, check_out, read_prompts, record, write_json
 
 __all__ = ["command"]
 
@@ -37,7 +37,11 @@ def command(
     from sprinter.theory.pareto import pareto
 
     check_out(out, figures)
-    lines, sampling, progress = read_prompts(prompts, texts), Sampling(temperature=temperature), Progress()
+    lines, sampling, progress = (
+        read_prompts(prompts, texts),
+        Sampling(temperature=temperature),
+        ProgressLine(),
+    )
     pair = load(**loading.arguments())
     recordings = record(pair, lines, new_tokens, sampling, seed, progress)
     data = pareto(recordings, seed=seed, progress=lambda name: progress("replaying", 0, 0))

@@ -12,7 +12,7 @@ from sprinter.cli.completion import complete_method
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import Progress, read_prompts, record
+from sprinter.cli.theory_common import ProgressLine, read_prompts, record
 from sprinter.cli.unused import refuse_unused
 from sprinter.errors import UserError
 
@@ -75,7 +75,7 @@ def command(
     methods = [parse_method(spec) for spec in method or _METHODS]
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
     sampling = Sampling(temperature, top_k, top_p)
-    lines, progress = read_prompts(prompts, texts), Progress()
+    lines, progress = read_prompts(prompts, texts), ProgressLine()
     pair = load(**loading.arguments())
     if not method:
         methods = [one for one in methods if "gate" not in one.needs or pair.gate is not None]

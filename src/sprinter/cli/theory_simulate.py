@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sprinter.cli.pages import console, print_json
-from sprinter.cli.theory_common import Progress, check_out, write_json
+from sprinter.cli.theory_common import ProgressLine, check_out, write_json
 
 __all__ = ["command"]
 
@@ -40,7 +40,7 @@ def command(
 
     setting = Setting(states, horizon, seed, tuple(drafts or (4, 5)), runs, long)
     check_out(out, figures)
-    progress = Progress()
+    progress = ProgressLine()
     data = run_all(setting, progress)
     progress.close()
     files: list[Path] = []

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sprinter.engine.rows import Feed, Rows
+from sprinter.engine.rows import CacheRows, Feed
 from sprinter.engine.steps import (
     SIGNALS,
     Drafted,
@@ -31,7 +31,7 @@ from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, entropy, process_rows, raw_law
-from sprinter.models.capture.runner import LONGEST, CapturedRunner, Run, Unit
+from sprinter.models.capture.runner import LONGEST, CapturedRunner, ForwardPass, Unit
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]
@@ -73,7 +73,7 @@ class DraftUnit(Unit):
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
-    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """``extras``: whole numbers ``[rows, 4]`` and others ``[rows, 4]``, as ``_settings`` makes them."""
         last, key_low, key_high, top_k = extras[0].unbind(1)
         temperature, place, top_p, min_p = extras[1].unbind(1)
@@ -116,7 +116,7 @@ class TargetUnit(Unit):
         super().__init__("target", vocab=vocab, cuts=cuts)
         self._vocab, self._cuts = vocab, cuts
 
-    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """``extras``: as of ``DraftUnit``."""
         logits = run(None)[0][..., : self._vocab]
         rows, n = logits.shape[:2]
@@ -144,7 +144,7 @@ class CapturedDraftSteps:
         rows: of any runner; another than the captured one steps eagerly.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: CacheRows) -> None:
         self._rows, self._eager = rows, EagerDraftSteps(rows)
         self._units: dict[tuple[bool, tuple[tuple[str, int], ...]], DraftUnit] = {}
 
@@ -227,7 +227,7 @@ class CapturedTargetPasses:
         rows: of any runner; another than the captured one passes eagerly.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: CacheRows) -> None:
         self._rows, self._eager = rows, EagerTargetPasses(rows)
         self._units = [TargetUnit(rows.vocab, cuts) for cuts in (False, True)]
 

@@ -19,7 +19,7 @@ from sprinter.decode.drafter import Lookup, Model, copied, look_up
 from sprinter.decode.row import Answer
 from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
-from sprinter.engine.rows import Feed, Rows, Side
+from sprinter.engine.rows import CacheRows, Feed, RequestRows
 from sprinter.engine.steps import (
     SIGNALS,
     Drafted,
@@ -94,11 +94,11 @@ class Models:
         target: Runner | None,
         draft: Runner | None,
         vocab: int,
-        draft_steps: Callable[[Rows], DraftSteps] = EagerDraftSteps,
-        target_passes: Callable[[Rows], TargetPasses] = EagerTargetPasses,
+        draft_steps: Callable[[CacheRows], DraftSteps] = EagerDraftSteps,
+        target_passes: Callable[[CacheRows], TargetPasses] = EagerTargetPasses,
     ) -> None:
-        self.target = Rows(target, vocab, "target") if target else None
-        self.draft = Rows(draft, vocab, "draft") if draft else None
+        self.target = CacheRows(target, vocab, "target") if target else None
+        self.draft = CacheRows(draft, vocab, "draft") if draft else None
         self._vocab = vocab
         self._draft_steps = draft_steps(self.draft) if self.draft else None
         self._target_passes = target_passes(self.target) if self.target else None
@@ -151,7 +151,7 @@ def _feeds(job: Job) -> list[Feed]:
 
 
 @dataclass(slots=True)
-class _Chain:
+class _GrowingDraft:
     """A draft as it grows."""
 
     tokens: list[int] = field(default_factory=list)
@@ -200,8 +200,8 @@ class RowDriver:
     ) -> None:
         if missing := sorted(method.needs & set(KINDS) - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
-        self._target = Side(models.target, numbers, prompt) if models.target else None
-        self._draft = Side(models.draft, numbers, prompt) if models.draft else None
+        self._target = RequestRows(models.target, numbers, prompt) if models.target else None
+        self._draft = RequestRows(models.draft, numbers, prompt) if models.draft else None
         self._sampling, self._draws = sampling, draws
         self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
         greedy = isinstance(self._drafter, Model) and self._drafter.greedy
@@ -256,7 +256,7 @@ class RowDriver:
         assert side is not None, "the method drafts, and no draft model was given"
         side.goto(request.start, request.tokens, request.row)
         yield from self._prefill(side)
-        chains = [_Chain() for _ in side.numbers]
+        chains = [_GrowingDraft() for _ in side.numbers]
         signals: dict[str, list[float]] = {name: [] for name in (*self._plan.signals, *self._plan.heads)}
         wanted, spent = request.at_most, 0.0
         if request.width == 1 and not self._whole:
@@ -279,7 +279,7 @@ class RowDriver:
         self._ahead.looked(len(chains[0].tokens), spent)
         return tuple(chain.finish(signals, self._models) for chain in chains)
 
-    def _draft_rows(self, side: Side, round: int, count: int) -> list[DraftRow]:
+    def _draft_rows(self, side: RequestRows, round: int, count: int) -> list[DraftRow]:
         position = len(side.texts[0])
         place = self._place[1] + 1 if self._place[0] == round else 1
         return [
@@ -337,7 +337,7 @@ class RowDriver:
         stats.flops_tokens += read * self._costs.target
         return answer
 
-    def _prefill(self, side: Side, closing: bool = False) -> Generator[Job, Any, None]:
+    def _prefill(self, side: RequestRows, closing: bool = False) -> Generator[Job, Any, None]:
         """The prompt's own pass, counted apart; of a target that only meters it is a part of the closing passes."""
         while feeds := side.prompt_left(self._piece):
             seconds = yield PromptJob(side.rows.name, feeds)

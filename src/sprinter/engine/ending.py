@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 
-__all__ = ["Detokenizer", "Ending", "Spelling", "Writer", "cut_at_stop", "special_ids"]
+__all__ = ["Detokenizer", "Ending", "Spelling", "TextWriter", "cut_at_stop", "special_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Ending:
     ) -> None:
         self._prompt_len, self._eos, self._stop_ids = prompt_len, frozenset(eos_ids), frozenset(stop_ids)
         # [i] has read i tokens of the text
-        self._writers = [Writer(spelling)] if spelling is not None and spelling.stop else []
+        self._writers = [TextWriter(spelling)] if spelling is not None and spelling.stop else []
 
     def __call__(self, text: Sequence[int]) -> str | None:
         if text[-1] in self._eos:
@@ -79,7 +79,7 @@ class Ending:
             return "stop"
         return "stop" if self._writers and self._read(text).found else None
 
-    def _read(self, text: Sequence[int]) -> Writer:
+    def _read(self, text: Sequence[int]) -> TextWriter:
         del self._writers[len(text) - self._prompt_len :]
         for id in text[self._prompt_len + len(self._writers) - 1 :]:
             writer = self._writers[-1].copy()
@@ -94,7 +94,7 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(places)] if places else text
 
 
-class Writer:
+class TextWriter:
     """The text of a generation as it becomes certain: what may be the beginning of a stop string is kept back.
 
     A stop string counts where it stands in the text, and where it would stand if silent tokens were written out; the
@@ -114,7 +114,7 @@ class Writer:
         self._full = self._shown = ""
         self.found = False
 
-    def copy(self) -> Writer:
+    def copy(self) -> TextWriter:
         """Another one at the same place."""
         other = copy(self)
         other._detokenizer = copy(self._detokenizer)

@@ -11,8 +11,8 @@ from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
-from sprinter.engine.scheduler import Batch, Event
-from sprinter.engine.task import Run
+from sprinter.engine.scheduler import Event, Scheduler
+from sprinter.engine.task import Task
 from sprinter.errors import BatchError, RowsError, UserError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Engine:
         if longest > most:
             raise UserError(f"max_len={max_len!r} is out of range: give 1 to {most} tokens")
         self._pair, self._rows, self._longest = pair, rows, longest
-        self._batch = Batch(pair._parts, rows, longest, policy, memory_bytes)
+        self._batch = Scheduler(pair._parts, rows, longest, policy, memory_bytes)
         self._results = _Results(self._batch)
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Engine:
             self._pair.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p,
             seed, stop, meter, ahead, rules, stop_token_ids,
         )  # fmt: skip
-        return self._batch.add(Run(self._pair._parts, prompt, request, self._longest))
+        return self._batch.add(Task(self._pair._parts, prompt, request, self._longest))
 
     def step(self) -> list[Event]:
         """Serve all requests a step further: at most one pass of each kind. What came of it, request by request.
@@ -153,11 +153,11 @@ def generate_all(
     runs = []
     for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
         with of_prompt(i):
-            runs.append(Run(pair._parts, prompt, request))
+            runs.append(Task(pair._parts, prompt, request))
     if not runs:
         return []
     wanted = min(sum(run.rows for run in runs), max(_MOST_ROWS, *(run.rows for run in runs)))
-    batch = Batch(
+    batch = Scheduler(
         pair._parts,
         wanted if rows is None else rows,
         max(run.length for run in runs),
@@ -180,7 +180,7 @@ def generate_all(
 class _Results:
     """What comes of a batch's requests, kept until it is asked for as a whole."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Scheduler) -> None:
         self._batch = batch
         self._last: dict[int, Event] = {}
 

@@ -15,7 +15,7 @@ from sprinter.engine.engine import generate_all, of_prompt
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.policy import Policy
 from sprinter.engine.stream import Stream
-from sprinter.engine.task import Parts, Run
+from sprinter.engine.task import Parts, Task
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
@@ -180,7 +180,7 @@ class Pair:
             self.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p, seed,
             stop, meter, ahead, rules, stop_token_ids,
         )  # fmt: skip
-        return Stream(Run(self._parts, prompt, request))
+        return Stream(Task(self._parts, prompt, request))
 
     def generate_batch(
         self,

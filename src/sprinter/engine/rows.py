@@ -10,10 +10,10 @@ from torch import Tensor
 
 from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
-from sprinter.models.interface import Step
+from sprinter.models.interface import ModelOutput
 from sprinter.models.runner import Runner
 
-__all__ = ["After", "Feed", "Read", "Rows", "Side"]
+__all__ = ["After", "CacheRows", "Feed", "ForwardResult", "RequestRows"]
 
 After = tuple[Tensor, Tensor]
 """What a model says after a text: logits ``[V]`` and state ``[d]``."""
@@ -30,7 +30,7 @@ class Feed(NamedTuple):
     tokens: Sequence[int]
 
 
-class Read(NamedTuple):
+class ForwardResult(NamedTuple):
     """A pass over some rows: logits ``[rows, n, V]`` and states ``[rows, n, d]`` in the order of the feeds.
 
     n is the longest feed; what lies beyond a row's own tokens means nothing. ``faults``: by place in the feeds, what is
@@ -42,7 +42,7 @@ class Read(NamedTuple):
     faults: dict[int, SprinterError]
 
 
-class Rows:
+class CacheRows:
     """One model's rows, driven some at a time.
 
     Args:
@@ -105,14 +105,16 @@ class Rows:
             self.rewind({feed.row: feed.start})
         return fault
 
-    def read(self, feeds: Sequence[Feed]) -> Read:
+    def read(self, feeds: Sequence[Feed]) -> ForwardResult:
         """One pass over some rows, each at most once; others are left as they are."""
         step = self._pass(feeds, logits=True)
         assert step.logits is not None
         logits = step.logits[..., : self.vocab]
         peaks = logits.amax(-1).tolist()  # NaN wins a maximum; the one synchronisation
         ends = [self.end(feed, peaks[i][: len(feed.tokens)], feed.start) for i, feed in enumerate(feeds)]
-        return Read(logits, step.hidden, {i: fault for i, fault in enumerate(ends) if fault is not None})
+        return ForwardResult(
+            logits, step.hidden, {i: fault for i, fault in enumerate(ends) if fault is not None}
+        )
 
     def read_prompts(self, feeds: Sequence[Feed]) -> None:
         """Read without a word about what follows, in a pass for each group of feeds that are about as long."""
@@ -123,7 +125,7 @@ class Rows:
             self.rewind({feed.row: min(feed.start, self.runner.lengths[feed.row]) for feed in feeds})
             raise
 
-    def _pass(self, feeds: Sequence[Feed], logits: bool) -> Step:
+    def _pass(self, feeds: Sequence[Feed], logits: bool) -> ModelOutput:
         self.begin(feeds)
         if len(feeds) == self.runner.batch == 1:
             return self.runner.extend(self._ids([list(feeds[0].tokens)]), logits=logits)
@@ -151,7 +153,7 @@ def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
     return [sorted(group) for group in groups]
 
 
-class Side:
+class RequestRows:
     """One model's part of a request: the rows that it has, and the texts that they stand for.
 
     Args:
@@ -165,7 +167,7 @@ class Side:
         after: of each row, what the model says after its whole text, where it was asked.
     """
 
-    def __init__(self, rows: Rows, numbers: Sequence[int], prompt: Sequence[int]) -> None:
+    def __init__(self, rows: CacheRows, numbers: Sequence[int], prompt: Sequence[int]) -> None:
         self.rows, self.numbers, self._prefill = rows, list(numbers), len(prompt) - 1
         self.texts = [list(prompt) for _ in numbers]
         self.cached = 0

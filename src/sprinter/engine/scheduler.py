@@ -1,6 +1,6 @@
 """Many requests at once: one engine, a fixed number of rows, requests that come and go (continuous batching).
 
-Each request is a stream of jobs (``Run.jobs``). A step of the engine does at most one pass of each kind, for all
+Each request is a stream of jobs (``Task.jobs``). A step of the engine does at most one pass of each kind, for all
 requests whose next job is of that kind: a piece of the waiting prompts in each model (prompts of unlike length apart),
 a draft step, and the target's pass, which a policy may hold back until it pays. Rows are at different lengths and
 phases, each with its own method, sampling and seed; what a row writes does not depend on its neighbours.
@@ -17,13 +17,13 @@ from sprinter.decode.draft import Token
 from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
-from sprinter.engine.stream import Reader
-from sprinter.engine.task import Parts, Run
+from sprinter.engine.stream import TokenReader
+from sprinter.engine.task import Parts, Task
 from sprinter.engine.work import Work
 from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import runner_kind
 
-__all__ = ["Batch", "Event"]
+__all__ = ["Event", "Scheduler"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class _Live:
 
     id: int
     work: Work
-    reader: Reader | None
+    reader: TokenReader | None
     began: float
     passed_over: int = 0
 
 
-class Batch:
+class Scheduler:
     """Rows of both models, and the requests that are served in them.
 
     Args:
@@ -103,7 +103,7 @@ class Batch:
                 raise RowsError(f"{name} decodes one row at a time ({reason}): use rows=1")
         parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes)
         self._models = parts.take(max_len, rows, needs_target, needs_draft)
-        self._waiting: dict[int, Run] = {}
+        self._waiting: dict[int, Task] = {}
         self._live: dict[int, _Live] = {}
         self.told: list[Event] = []
         self._next_id = 0
@@ -119,7 +119,7 @@ class Batch:
         taken = {number for one in self._live.values() for number in one.work.numbers}
         return [number for number in range(self._rows) if number not in taken]
 
-    def add(self, run: Run) -> int:
+    def add(self, run: Task) -> int:
         """Put a request in the queue; its number.
 
         Raises:
@@ -214,7 +214,7 @@ class Batch:
                 if run.rows > len(free):
                     return
                 work = Work(run, self._models, free[: run.rows], self._policy.prompt_piece)
-                reader = Reader(run) if self._tells else None
+                reader = TokenReader(run) if self._tells else None
                 self._live[id] = _Live(id, work, reader, time.perf_counter())
             del self._waiting[id]
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from sprinter.engine.rows import After, Feed, Rows
+from sprinter.engine.rows import After, CacheRows, Feed
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
@@ -154,7 +154,7 @@ class TargetPasses(Protocol):
 class EagerDraftSteps:
     """Draft steps one operation at a time, on any runner."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: CacheRows) -> None:
         self._rows = rows
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
@@ -266,7 +266,7 @@ class EagerDraftSteps:
 class EagerTargetPasses:
     """Target passes one operation at a time, on any runner."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: CacheRows) -> None:
         self._rows = rows
 
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
@@ -325,10 +325,10 @@ def _share(drafted: Sequence[Drafted], name: str, began: float) -> None:
         setattr(one, name, getattr(one, name) + seconds)
 
 
-_Row = TypeVar("_Row")
+_Line = TypeVar("_Line")
 
 
-def _alike(rows: Sequence[_Row], key: Callable[[_Row], Hashable]) -> list[list[int]]:
+def _alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[int]]:
     """Places of the rows that have the same key."""
     if len(rows) == 1:
         return [[0]]

@@ -7,24 +7,24 @@ import weakref
 
 from sprinter.decode.draft import Token
 from sprinter.engine.driver import Models
-from sprinter.engine.ending import Writer
+from sprinter.engine.ending import TextWriter
 from sprinter.engine.generation import Generation
-from sprinter.engine.task import Run, render
+from sprinter.engine.task import Task, render
 from sprinter.engine.work import Work
 
-__all__ = ["Reader", "Stream"]
+__all__ = ["Stream", "TokenReader"]
 
 
-class Reader:
+class TokenReader:
     """Gives out the tokens of a request once each, with their text.
 
     Attributes:
         place: how far it is. Whoever took tokens and was broken off sets it back, and reads them again.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Task) -> None:
         self._run = run
-        self.place: tuple[int, Writer | None] = (0, run.writer())
+        self.place: tuple[int, TextWriter | None] = (0, run.writer())
 
     @property
     def left(self) -> int:
@@ -56,8 +56,8 @@ class Stream:
     interrupt a text is made anew: if it then fails or is closed early, ``generation`` may be the shorter one.)
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._reader = run, Reader(run)
+    def __init__(self, run: Task) -> None:
+        self._run, self._reader = run, TokenReader(run)
         self._models: Models | None = None
         self._work: Work | None = None
         self._closed = False

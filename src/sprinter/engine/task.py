@@ -13,7 +13,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.state import RuleState
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
-from sprinter.engine.ending import Ending, Spelling, Writer, special_ids
+from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
 from sprinter.engine.generation import Generation, Request
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.prompt import encode
@@ -26,7 +26,7 @@ from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair, check_request
 from sprinter.random import AddressedDraws
 
-__all__ = ["Parts", "Run", "render"]
+__all__ = ["Parts", "Task", "render"]
 
 _LONG = 2048
 """Tokens that a row holds without a look at the memory that is free."""
@@ -107,7 +107,7 @@ class Parts:
                 pool.give_back(rows.runner)
 
 
-class Run:
+class Task:
     """One request. It needs rows to do work, and ``jobs`` says which work.
 
     Attributes:
@@ -145,9 +145,9 @@ class Run:
         self.rows = method.drafter.drafts
         self.length = len(self._ids) + new
 
-    def writer(self) -> Writer | None:
+    def writer(self) -> TextWriter | None:
         """Writes the text of this request; None if no text is made."""
-        return None if self._spelling is None else Writer(self._spelling)
+        return None if self._spelling is None else TextWriter(self._spelling)
 
     def take(self) -> Models:
         """Rows of its own, on loan.
@@ -243,7 +243,7 @@ class Run:
         check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
 
 
-def render(tokens: Sequence[Token], writer: Writer, last: bool) -> None:
+def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
     """Fill in ``text`` of each token; ``last`` gives what is left at the end of the text to the last one."""
     for token in tokens:
         token.text = writer.push(token.id)

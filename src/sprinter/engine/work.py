@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from sprinter.engine.driver import Done, Job, Jobs, Models
-from sprinter.engine.task import Run
+from sprinter.engine.task import Task
 
 __all__ = ["Work"]
 
@@ -21,7 +21,7 @@ class Work:
 
     Args:
         run: the request.
-        models, numbers, prompt_piece: as of ``Run.jobs``.
+        models, numbers, prompt_piece: as of ``Task.jobs``.
 
     Attributes:
         numbers: its rows.
@@ -31,7 +31,7 @@ class Work:
     """
 
     def __init__(
-        self, run: Run, models: Models, numbers: Sequence[int], prompt_piece: int | None = None
+        self, run: Task, models: Models, numbers: Sequence[int], prompt_piece: int | None = None
     ) -> None:
         self.run, self.numbers = run, list(numbers)
         self.job: Job | None = None

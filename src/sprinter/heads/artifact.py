@@ -23,7 +23,7 @@ from torch import Tensor
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.heads.calibration import read_calibration
-from sprinter.heads.head import Gate, Head, HeadConfig
+from sprinter.heads.head import GateHead, Head, HeadConfig
 
 __all__ = ["load_head", "save_head"]
 
@@ -122,8 +122,8 @@ def _assemble(config: HeadConfig, calibration: Mapping[str, Any] | None, tensors
     knots = {name: values for name, values in tensors.items() if name.startswith(_KNOTS)}
     weights = {name: values for name, values in tensors.items() if name not in knots}
     curve = read_calibration(calibration, knots)
-    if Gate.fits(config):
-        return Gate(config, weights["weight"], weights["bias"], curve)
+    if GateHead.fits(config):
+        return GateHead(config, weights["weight"], weights["bias"], curve)
     network = config.network()
     wanted = network.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):

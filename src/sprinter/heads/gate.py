@@ -12,9 +12,9 @@ import os
 
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head, save_head
-from sprinter.heads.head import Gate, Head, HeadConfig
+from sprinter.heads.head import GateHead, Head, HeadConfig
 
-__all__ = ["Gate", "GateConfig", "extreme", "load_gate", "save_gate"]
+__all__ = ["GateConfig", "GateHead", "extreme", "load_gate", "save_gate"]
 
 _log = logging.getLogger("sprinter")
 

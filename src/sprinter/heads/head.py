@@ -21,7 +21,7 @@ from sprinter.heads.calibration import Calibration
 from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
 from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
 
-__all__ = ["KINDS", "Gate", "Head", "HeadConfig"]
+__all__ = ["KINDS", "GateHead", "Head", "HeadConfig"]
 
 KINDS = ("gate", "specdec++", "disco")
 
@@ -197,7 +197,7 @@ class Head(nn.Module):
             )
 
 
-class Gate(Head):
+class GateHead(Head):
     """The gate of the SPRINTER paper: score = sigmoid(w · h + b), computed in float32.
 
     A calibration may take the place of the sigmoid.

@@ -51,7 +51,7 @@ _OLDEST_COMPILER = (2, 9)
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class _RunnerChoice:
     """The runner for a model.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Choice:
     limit: str | None = None
 
 
-_choices: WeakKeyDictionary[PreTrainedModel, _Choice] = WeakKeyDictionary()
+_choices: WeakKeyDictionary[PreTrainedModel, _RunnerChoice] = WeakKeyDictionary()
 
 
 def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
@@ -229,13 +229,13 @@ def _is_special(weights: Tensor) -> bool:
     return type(weights.data) is not Tensor or not weights.is_floating_point()
 
 
-def _choose(model: PreTrainedModel) -> _Choice:
+def _choose(model: PreTrainedModel) -> _RunnerChoice:
     if model not in _choices:
         _choices[model] = _decide(model)
     return _choices[model]
 
 
-def _decide(model: PreTrainedModel) -> _Choice:
+def _decide(model: PreTrainedModel) -> _RunnerChoice:
     config = model.config.get_text_config(decoder=True)
     if why := _why_unservable(model, config):
         raise UserError(
@@ -251,14 +251,14 @@ def _decide(model: PreTrainedModel) -> _Choice:
         if why := _why_wrong(lambda: RowRunner(model, 2, 16, windows), model):
             return _tried_crop(model, f"tried on a few tokens, the row runner {why}", switch)
         reason = f"{reason}; tried on a few tokens"
-    return _Choice("row", reason, windows, switch, _limit(model, windows, switch))
+    return _RunnerChoice("row", reason, windows, switch, _limit(model, windows, switch))
 
 
-def _tried_crop(model: PreTrainedModel, reason: str, switch: Switch | None) -> _Choice:
+def _tried_crop(model: PreTrainedModel, reason: str, switch: Switch | None) -> _RunnerChoice:
     if why := _why_wrong(lambda: CropRunner(model, 16), model):
         raise UserError(f"{_name(model)} cannot be served: {reason}; the crop runner {why}: choose another")
     limit = None if switch is None else f"the crop runner, chosen because {reason}, keeps one cache"
-    return _Choice("crop", reason, {}, switch, limit)
+    return _RunnerChoice("crop", reason, {}, switch, limit)
 
 
 def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> str | None:

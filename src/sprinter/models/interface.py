@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Runner", "Step"]
+__all__ = ["ModelOutput", "Runner"]
 
 
-class Step(NamedTuple):
+class ModelOutput(NamedTuple):
     """What a model said about the tokens that it was fed.
 
     Position i of a row belongs to token i of that row in the call: its logits are those of the *next* token.
@@ -63,7 +63,7 @@ class Runner(Protocol):
         *,
         logits: bool = True,
         rows: Sequence[int] | None = None,
-    ) -> Step:
+    ) -> ModelOutput:
         """Run the model over new tokens at the end of each row and keep them.
 
         Args:

@@ -73,25 +73,25 @@ def _available() -> int | None:
         return None
 
 
-_Model = PreTrainedModel | GgufModel
+_AnyModel = PreTrainedModel | GgufModel
 
 
-def largest_batch(models: list[_Model], max_len: int | Sequence[int], budget_bytes: int) -> int:
+def largest_batch(models: list[_AnyModel], max_len: int | Sequence[int], budget_bytes: int) -> int:
     """How many rows of ``max_len`` tokens (one length, or one a model), in all of the models, a budget holds."""
     return budget_bytes // _row_bytes(_with_lengths(models, max_len))
 
 
-def _with_lengths(models: list[_Model], max_len: int | Sequence[int]) -> list[tuple[_Model, int]]:
+def _with_lengths(models: list[_AnyModel], max_len: int | Sequence[int]) -> list[tuple[_AnyModel, int]]:
     lengths = [max_len] * len(models) if isinstance(max_len, int) else max_len
     return list(zip(models, lengths, strict=True))
 
 
-def _row_bytes(caches: Sequence[tuple[_Model, int]]) -> int:
+def _row_bytes(caches: Sequence[tuple[_AnyModel, int]]) -> int:
     return sum(cache_bytes(model, length) for model, length in caches)
 
 
 def check_memory(
-    models: list[_Model], batch: int, max_len: int | Sequence[int], budget_bytes: int | None = None
+    models: list[_AnyModel], batch: int, max_len: int | Sequence[int], budget_bytes: int | None = None
 ) -> None:
     """Refuse caches that do not fit.
 
@@ -114,7 +114,7 @@ def check_memory(
             _check_budget(there, batch, int(_SHARE * free))
 
 
-def _check_budget(caches: Sequence[tuple[_Model, int]], batch: int, budget_bytes: int) -> None:
+def _check_budget(caches: Sequence[tuple[_AnyModel, int]], batch: int, budget_bytes: int) -> None:
     row_bytes = _row_bytes(caches)
     fits = budget_bytes // row_bytes
     if batch <= fits:

@@ -20,7 +20,7 @@ from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.vocabulary import gguf_tokenizer, gguf_tokens
 from sprinter.models.runners.forward import head_sizes
-from sprinter.models.source import Origin, Source, find, load_error
+from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 
 __all__ = [
@@ -230,7 +230,7 @@ class _Options:
     extra: Mapping[str, Any]
 
 
-def _check_extra(origin: Origin, extra: Mapping[str, Any]) -> None:
+def _check_extra(origin: Provenance, extra: Mapping[str, Any]) -> None:
     """Refuse options for transformers' loading where it loads nothing."""
     kind = "a GGUF file, which llama.cpp runs" if origin.gguf is not None else "in memory already"
     if extra and not (isinstance(origin.at, Path) and origin.gguf is None):
@@ -269,7 +269,7 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
     return _DTYPES[name]
 
 
-def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
+def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
     if origin.gguf is not None:
         return _load_gguf(origin, origin.gguf, which, options, speaker)
     model = (
@@ -292,7 +292,7 @@ def _load(origin: Origin, which: str, options: _Options, speaker: PreTrainedToke
 
 
 def _load_gguf(
-    origin: Origin, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
+    origin: Provenance, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
 ) -> LoadedModel:
     model = GgufModel(path, options.device_name)
     check_rows(speaker, model.vocab_size, which)
@@ -373,7 +373,7 @@ def _ids_of(holder: Any) -> tuple[int, ...]:
 
 
 def _speaker(
-    given: str | Path | PreTrainedTokenizerBase | None, target: Origin, trust: bool
+    given: str | Path | PreTrainedTokenizerBase | None, target: Provenance, trust: bool
 ) -> PreTrainedTokenizerBase:
     """The tokenizer that the pair speaks: the one that was given, else the target's own."""
     if isinstance(given, PreTrainedTokenizerBase):
@@ -391,7 +391,7 @@ def _speaker(
     return own
 
 
-def _own_tokenizer(origin: Origin, trust: bool) -> PreTrainedTokenizerBase | None:
+def _own_tokenizer(origin: Provenance, trust: bool) -> PreTrainedTokenizerBase | None:
     if origin.gguf is not None:
         return gguf_tokenizer(origin.gguf)
     directory = origin.tokenizer_dir
@@ -408,7 +408,7 @@ def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _own_vocabulary(origin: Origin, trust: bool) -> Vocabulary | None:
+def _own_vocabulary(origin: Provenance, trust: bool) -> Vocabulary | None:
     if origin.gguf is not None:
         return gguf_tokens(origin.gguf)
     own = _own_tokenizer(origin, trust)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 
-__all__ = ["Origin", "Source", "find", "load_error"]
+__all__ = ["Provenance", "Source", "find", "load_error"]
 
 Source = str | Path | PreTrainedModel
 """A model: directory, hub id, GGUF file (here, or on the hub as org/name/file.gguf), or one that is in memory."""
@@ -47,7 +47,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """A model that has been found.
 
     Attributes:
@@ -72,7 +72,7 @@ class Origin:
         return at if any((at / name).is_file() for name in _TOKENIZER_FILES) else None
 
 
-def find(source: Source, which: str, revision: str | None = None) -> Origin:
+def find(source: Source, which: str, revision: str | None = None) -> Provenance:
     """Find a model and look through it: everything that can be refused without loading weights is refused here.
 
     Args:
@@ -89,7 +89,7 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
             "and compile=True"
         )
     if isinstance(source, PreTrainedModel):
-        return Origin(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
+        return Provenance(source, source.name_or_path or type(source).__name__, _commit(source) or revision)
     if not isinstance(source, str | Path):
         raise UserError(
             f"the {which} ({type(source).__name__}) is no model: give a directory, a hub id, a GGUF file or a loaded "
@@ -110,18 +110,18 @@ def find(source: Source, which: str, revision: str | None = None) -> Origin:
             )
         _check_config(path, str(source), which)
         _check_weights(path, str(source), which)
-        return Origin(path, str(source))
+        return Provenance(path, str(source))
     if isinstance(source, Path) or not _HUB_ID.fullmatch(source):
         raise UserError(f"the {which} directory {source} does not exist: check the path")
     _check_config(_fetched(source, which, revision, ["config.json"]), source, which)
     path = _fetched(source, which, revision, _FETCHED)
     _check_weights(path, source, which)
-    return Origin(path, source, path.name)
+    return Provenance(path, source, path.name)
 
 
-def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Origin:
+def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Provenance:
     if path.is_file():
-        return Origin(path, name)
+        return Provenance(path, name)
     on_hub = _HUB_FILE.fullmatch(name)
     if on_hub is None:
         raise UserError(f"the {which} file {name} does not exist: check the path")
@@ -130,7 +130,7 @@ def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Origi
     except Exception as error:
         raise load_error(error, name, which) from error
     depth = len(Path(on_hub[2]).parts)
-    return Origin(path, name, path.parents[depth - 1].name)
+    return Provenance(path, name, path.parents[depth - 1].name)
 
 
 def _commit(model: PreTrainedModel) -> str | None:

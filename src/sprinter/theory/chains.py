@@ -20,13 +20,23 @@ from sprinter.theory.front import batch_laws
 from sprinter.theory.numbers import chance
 
 __all__ = [
-    "Chain", "Counts", "RuleOnChain", "SequentialCounts", "batch_rejections", "expected_rejections", "mean_overlap",
-    "positions", "rejections_by_position", "rule_on_chain", "sequential_counts", "speculative_counts",
+    "Counts",
+    "MarkovChain",
+    "RuleOnChain",
+    "SequentialCounts",
+    "batch_rejections",
+    "expected_rejections",
+    "mean_overlap",
+    "positions",
+    "rejections_by_position",
+    "rule_on_chain",
+    "sequential_counts",
+    "speculative_counts",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Chain:
+class MarkovChain:
     """A target and a draft that are non-stationary Markov chains.
 
     Attributes:
@@ -49,7 +59,7 @@ class Chain:
                 raise UserError("a row of the chain is no law: give entries of at least 0 that sum to 1")
 
     @classmethod
-    def random(cls, states: int = 7, horizon: int = 50, seed: int = 10) -> Chain:
+    def random(cls, states: int = 7, horizon: int = 50, seed: int = 10) -> MarkovChain:
         """The paper's instance (its Appendix F): rows are uniform numbers, normalised; a uniform prompt.
 
         The paper's seed is 10; its 16.41 rejections depend on an unpublished order of draws, so ours differ a little.
@@ -81,17 +91,17 @@ def positions(start: Tensor, steps: Tensor) -> Tensor:
 
 
 # --- drafts to the horizon: Theorems 1 and 3 --------------------------------------------------------------------------
-def rejections_by_position(chain: Chain) -> Tensor:
+def rejections_by_position(chain: MarkovChain) -> Tensor:
     """E_{x<n ~ p} TV(q_n, p_n), the chance that position n is a rejection, ``[T]``."""
     return (positions(chain.start, chain.p) * tv_distance(chain.p, chain.q)).sum(-1)
 
 
-def expected_rejections(chain: Chain) -> float:
+def expected_rejections(chain: MarkovChain) -> float:
     """Theorem 1: E[N_rej] = Σ_n E_{x<n ~ p} TV(q_n, p_n). By Theorem 2 no unbiased rule does better."""
     return float(rejections_by_position(chain).sum())
 
 
-def batch_rejections(chain: Chain, drafts: int | None) -> float:
+def batch_rejections(chain: MarkovChain, drafts: int | None) -> float:
     """Theorem 3: E[N_rej] with M independent drafts of which the accepted one is followed; None is M → ∞.
 
     Σ_n E_p TV(p, q) − Σ_n Ē_f [TV(p, q) − Π_m TV(p^m, q)], with f(x_{1:n}) = P(x_{1:n}, the n-th token replaced) by the
@@ -119,7 +129,7 @@ class Counts(NamedTuple):
     target_calls: float
 
 
-def speculative_counts(chain: Chain, gamma: int, to_horizon: bool = False) -> Counts:
+def speculative_counts(chain: MarkovChain, gamma: int, to_horizon: bool = False) -> Counts:
     """Exact counts of speculative decoding with drafts of γ tokens and a bonus, by dynamic programming.
 
     The state is (token before the position, draft tokens since the last call). ``to_horizon`` as in a method: the
@@ -155,7 +165,7 @@ class SequentialCounts(NamedTuple):
     bonus: float
 
 
-def sequential_counts(chain: Chain, eta_tp: float, eta_fp: float) -> SequentialCounts:
+def sequential_counts(chain: MarkovChain, eta_tp: float, eta_fp: float) -> SequentialCounts:
     """Exact counts of SPRINTER with the gate of its theorems, no cap, on a chain.
 
     Theorem 3.1 gives every *drafted* position the law p_S; a bonus token has the law p. So the mean drift of a text is
@@ -195,7 +205,7 @@ class RuleOnChain(NamedTuple):
     kept_by_target: float
 
 
-def rule_on_chain(chain: Chain, rule: AcceptRule) -> RuleOnChain:
+def rule_on_chain(chain: MarkovChain, rule: AcceptRule) -> RuleOnChain:
     """Exact sums over the text of an accept rule's own law π."""
     b, law = rule.keep(chain.p, chain.q), rule.law(chain.p, chain.q)
     own, target = positions(chain.start, law), positions(chain.start, chain.p)
@@ -215,6 +225,6 @@ def rule_on_chain(chain: Chain, rule: AcceptRule) -> RuleOnChain:
     )
 
 
-def mean_overlap(chain: Chain) -> float:
+def mean_overlap(chain: MarkovChain) -> float:
     """α: the mean over positions of E_p[Σ min(p, q)]; Leviathan's formulas take every position to have it."""
     return float((positions(chain.start, chain.p) * overlap(chain.p, chain.q)).sum() / chain.horizon)

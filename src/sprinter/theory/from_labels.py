@@ -15,17 +15,17 @@ from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import entropy, one_hot
 from sprinter.theory.outcomes import split_rest
-from sprinter.theory.recording import DYNAMIC, Recording, Writer, static_signals
+from sprinter.theory.recording import DYNAMIC, Author, Recording, static_signals
 
 __all__ = ["from_labels"]
 
-_KINDS: dict[Writer, int] = {"draft": 1, "target": 2}
+_KINDS: dict[Author, int] = {"draft": 1, "target": 2}
 """Prefix classes of the laboratory that a model wrote alone."""
 
 
 def from_labels(
     columns: Mapping[str, Tensor],
-    writer: Writer,
+    writer: Author,
     *,
     temperature: float = 1.0,
     new_tokens: int | None = None,

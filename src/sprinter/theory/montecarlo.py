@@ -23,7 +23,7 @@ from sprinter.decode.trust import State, TrustRule
 from sprinter.errors import UserError
 from sprinter.laws import entropy
 from sprinter.random import Draws, Purpose
-from sprinter.theory.chains import Chain
+from sprinter.theory.chains import MarkovChain
 
 __all__ = [
     "ChainRun",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 Bounds = list[list[list[float]]]
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """(runs done, runs wanted)."""
 
 
@@ -116,7 +116,7 @@ class TableDriver:
 
     def __init__(
         self,
-        chain: Chain,
+        chain: MarkovChain,
         bounds: list[list[list[float]]],
         signals: Mapping[str, Tensor],
         prompt: int,
@@ -160,7 +160,7 @@ def _goto(rows: list[list[int]], request: AskDraft | AskScore) -> list[int]:
     return [*text[: request.start], *request.tokens]
 
 
-def _tables(chain: Chain) -> dict[str, Tensor]:
+def _tables(chain: MarkovChain) -> dict[str, Tensor]:
     """Signals after each state ``[T, S]``, or of each token after it ``[T, S, S]``."""
     read = {"entropy": entropy(chain.q), "max_prob": chain.q.amax(-1), "token_prob": chain.q}
     return (
@@ -199,13 +199,13 @@ class ChainRun:
 
 
 def simulate(
-    chain: Chain,
+    chain: MarkovChain,
     method: Method,
     runs: int,
     *,
     seed: int = 0,
     length: int | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> ChainRun:
     """Decode ``runs`` texts of the chain with the real loop.
 

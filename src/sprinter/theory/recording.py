@@ -18,13 +18,13 @@ from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, entropy, process, raw_law
 from sprinter.models.choose import make_runner
-from sprinter.models.interface import Step
+from sprinter.models.interface import ModelOutput
 from sprinter.models.pair import LoadedModel
 from sprinter.theory.outcomes import FULL, group_laws
 
-__all__ = ["DYNAMIC", "LAW_SIGNALS", "Recording", "Writer", "probe", "static_signals"]
+__all__ = ["DYNAMIC", "LAW_SIGNALS", "Author", "Recording", "probe", "static_signals"]
 
-Writer = Literal["target", "draft"]
+Author = Literal["target", "draft"]
 DYNAMIC = frozenset({"position", "log_q"})
 """Features of a head that depend on the run and the token, so that a replay makes them; all others are recorded."""
 LAW_SIGNALS = frozenset({"entropy", "max_prob", "entropy_processed", "max_prob_processed"})
@@ -61,7 +61,7 @@ class Recording:
     lengths: tuple[int, ...]
     prompts: tuple[tuple[int, ...], ...]
     new_tokens: int
-    writer: Writer
+    writer: Author
     outcomes: Tensor | None = field(default=None, repr=False)
     heads: Mapping[str, Head] = field(default_factory=dict, repr=False)
     features: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
@@ -100,7 +100,7 @@ def probe(
     pair: Pair,
     prompts: Sequence[str | Sequence[int]],
     *,
-    writer: Writer = "target",
+    writer: Author = "target",
     new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     seed: int = 0,
@@ -138,7 +138,7 @@ def probe(
 
 
 @dataclass(frozen=True)
-class _Text:
+class _RecordedText:
     """One text's share of a recording."""
 
     laws: tuple[Tensor, ...]  # p, q, raw_p, raw_q
@@ -151,7 +151,9 @@ class _Text:
 
 
 @torch.inference_mode()
-def _read_text(pair: Pair, sampling: Sampling, prompt: Sequence[int], ids: Sequence[int], full: int) -> _Text:
+def _read_text(
+    pair: Pair, sampling: Sampling, prompt: Sequence[int], ids: Sequence[int], full: int
+) -> _RecordedText:
     """Laws of both models at the positions of ``ids`` after ``prompt``, one pass each."""
     assert pair.models.draft is not None
     vocab, n = pair.models.vocab_size, len(ids)
@@ -172,15 +174,15 @@ def _read_text(pair: Pair, sampling: Sampling, prompt: Sequence[int], ids: Seque
     if vocab > full:
         laws, tokens, outcomes = group_laws(laws, tokens)
     doubled = {name: values.double() for name, values in signals.items()}
-    return _Text(laws, tokens, tuple(ids), tuple(prompt), doubled, features, outcomes)
+    return _RecordedText(laws, tokens, tuple(ids), tuple(prompt), doubled, features, outcomes)
 
 
-def _read(model: LoadedModel, ids: Sequence[int]) -> Step:
+def _read(model: LoadedModel, ids: Sequence[int]) -> ModelOutput:
     runner = make_runner(model.model, batch=1, max_len=len(ids))
     return runner.extend(torch.tensor([list(ids)], device=runner.device))
 
 
-def _joined(texts: Sequence[_Text], pair: Pair, new_tokens: int, writer: Writer) -> Recording:
+def _joined(texts: Sequence[_RecordedText], pair: Pair, new_tokens: int, writer: Author) -> Recording:
     p, q, raw_p, raw_q = (torch.cat([text.laws[i] for text in texts]) for i in range(4))
     outcomes = [text.outcomes for text in texts if text.outcomes is not None]
     signals = {name: torch.cat([text.signals[name] for text in texts]) for name in texts[0].signals}

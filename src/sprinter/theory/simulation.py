@@ -21,7 +21,7 @@ from sprinter.decode.stop import Fixed, Untrusted
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
 from sprinter.theory.chains import (
-    Chain,
+    MarkovChain,
     batch_rejections,
     expected_rejections,
     mean_overlap,
@@ -47,7 +47,7 @@ class Setting:
     """What is simulated.
 
     Attributes:
-        states, horizon, seed: of the random chain (``Chain.random``).
+        states, horizon, seed: of the random chain (``MarkovChain.random``).
         drafts: batch sizes M. runs: texts a curve.
         long: horizon of the longer simulation (Figure 5), with a quarter of the texts; 0 leaves it out.
     """
@@ -72,7 +72,7 @@ class Setting:
 
 def run_all(setting: Setting, say: Say = lambda what, done, wanted: None) -> dict[str, Any]:
     """Every figure's data, and one list of all comparisons of a closed form with its simulation."""
-    chain = Chain.random(setting.states, setting.horizon, setting.seed)
+    chain = MarkovChain.random(setting.states, setting.horizon, setting.seed)
     data: dict[str, Any] = {
         "rejections": rejections(chain, setting.drafts, setting.runs, setting.seed, say),
         "batch_gain": batch_gain(),
@@ -80,7 +80,7 @@ def run_all(setting: Setting, say: Say = lambda what, done, wanted: None) -> dic
         "trusted": trusted_tokens(setting.runs, setting.seed, say),
     }
     if setting.long:
-        longer = Chain.random(setting.states, setting.long, setting.seed)
+        longer = MarkovChain.random(setting.states, setting.long, setting.seed)
         data["longer"] = rejections(longer, (2,), max(8, setting.runs // 4), setting.seed, say)
     checks = [one for part in data.values() for one in part.get("checks", [])]
     held = sum(one["low"] <= one["closed"] <= one["high"] for one in checks)
@@ -88,7 +88,7 @@ def run_all(setting: Setting, say: Say = lambda what, done, wanted: None) -> dic
 
 
 # --- rejections ------------------------------------------------------------------------------------------------------
-def rejections(chain: Chain, drafts: tuple[int, ...], runs: int, seed: int, say: Say) -> dict[str, Any]:
+def rejections(chain: MarkovChain, drafts: tuple[int, ...], runs: int, seed: int, say: Say) -> dict[str, Any]:
     """Theorems 1 and 3 and short drafts on a chain: running means of simulations, closed forms, the scaling with M."""
     curves, checks = [], []
     for m in (1, *drafts):
@@ -132,7 +132,7 @@ def _to_horizon(horizon: int, drafts: int) -> Method:
     return Method(stop=Fixed(horizon), accept=accept, drafter=Model(drafts=drafts), to_horizon=True)
 
 
-def _simulate(chain: Chain, method: Method, runs: int, seed: int, name: str, say: Say) -> ChainRun:
+def _simulate(chain: MarkovChain, method: Method, runs: int, seed: int, name: str, say: Say) -> ChainRun:
     return simulate(chain, method, runs, seed=seed, progress=lambda done, wanted: say(name, done, wanted))
 
 
@@ -159,9 +159,9 @@ def batch_gain() -> dict[str, Any]:
     return {"drafts": drafts, "bernoulli": bernoulli, "uniform": uniform, "bernoulli_target": 0.5}
 
 
-def front_example(chain: Chain, runs: int, seed: int, say: Say) -> dict[str, Any]:
+def front_example(chain: MarkovChain, runs: int, seed: int, say: Say) -> dict[str, Any]:
     """Theorem 5 on the chain's first position: OPT and UNO at several slacks, by formula and in the loop (Figure 4)."""
-    one = Chain(chain.p[:1], chain.q[:1], chain.start)
+    one = MarkovChain(chain.p[:1], chain.q[:1], chain.start)
     p, q = one.p[0], one.q[0]
     points, checks = [], []
     for i, epsilon in enumerate(_EPSILONS):
@@ -183,7 +183,7 @@ def front_example(chain: Chain, runs: int, seed: int, say: Say) -> dict[str, Any
     return {"tv": _over(one, tv_distance(p, q)), "points": points, "checks": checks}
 
 
-def _over(chain: Chain, values: Tensor) -> float:
+def _over(chain: MarkovChain, values: Tensor) -> float:
     """Mean over the prompt."""
     return float((chain.start * values).sum())
 
@@ -214,8 +214,8 @@ def trusted_tokens(runs: int, seed: int, say: Say, r: int = 5, t_draft: float = 
     return {"r": r, "t_draft": t_draft, "eta_tp": list(_RATES), "curves": curves, "checks": checks}
 
 
-def _picture(r: int, length: int) -> Chain:
+def _picture(r: int, length: int) -> MarkovChain:
     """The theorems' picture: r acceptable positions (p = q), then only unacceptable tokens (q sure, p not)."""
     half, sure = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
     q = torch.stack([half if n < r else sure for n in range(length)]).unsqueeze(1).expand(length, 2, 2)
-    return Chain(half.expand(length, 2, 2), q, sure)
+    return MarkovChain(half.expand(length, 2, 2), q, sure)

@@ -13,13 +13,13 @@ from sprinter.models.choose import make_runner, runner_kind
 from sprinter.models.pair import LoadedModel
 from sprinter.models.runner import Runner
 
-__all__ = ["Batch", "Batches"]
+__all__ = ["Batches", "TrainBatch"]
 
 _GRAIN = 64  # lengths of caches are rounded up to this
 _KEPT = 4  # caches that wait for a batch of their size
 
 
-class Batch:
+class TrainBatch:
     """Texts whose prompts have been read but for the last token; each may have its own length.
 
     Args:
@@ -70,7 +70,7 @@ class Batches:
 
     def open(
         self, prompts: Sequence[Sequence[int]], room: int, most: int | None = None
-    ) -> Iterator[tuple[slice, Batch]]:
+    ) -> Iterator[tuple[slice, TrainBatch]]:
         """Read the prompts: (which of them, batch), in their order.
 
         Args:
@@ -82,7 +82,7 @@ class Batches:
         for slot, at in enumerate(range(0, len(prompts), max(1, size))):
             part = slice(at, min(at + size, len(prompts)))
             runner = self._runner(0 if most else slot, part.stop - part.start, room)
-            yield part, Batch(runner, prompts[part], self.vocab, self._name)
+            yield part, TrainBatch(runner, prompts[part], self.vocab, self._name)
 
     def _runner(self, slot: int, rows: int, room: int) -> Runner:
         # What a batch computes must depend on its step alone, so that a resumed run gives the same bits: a cache

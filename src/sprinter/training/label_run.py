@@ -19,19 +19,19 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedPair
-from sprinter.training.label_step import Engine, Labeller, LabelSettings, Step, steps
+from sprinter.training.label_step import LabelEngine, Labeller, LabelSettings, LabelStep, steps
 from sprinter.training.prompts import SPLITS, Cut, PromptRule, is_plain, is_record, read_texts, survey
 from sprinter.training.ray_engine import RayEngine
 from sprinter.training.records import FEW, LabelInfo, dataset_hash
-from sprinter.training.shards import Shelf
+from sprinter.training.shards import ShardStore
 
-__all__ = ["LabelReport", "LabelSettings", "Progress", "label"]
+__all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label"]
 
 _FORMAT = 1  # of records; another one is another data set
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LabelProgress:
     """How far labelling is.
 
     Attributes:
@@ -82,7 +82,7 @@ def label(
     workers: int | None = None,
     ray_address: str | None = None,
     restart: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[LabelProgress], None] | None = None,
 ) -> LabelReport:
     """Label texts; a data set that is there in part is completed, one that is whole is left as it is.
 
@@ -104,14 +104,14 @@ def label(
     _check(pair, sources, settings)
     info = _describe(pair.models, survey(sources, settings.field, settings.limit, settings.split), settings)
     run = _engine(engine, pair, settings, info, workers, ray_address)
-    shelf = Shelf(Path(out), info, restart=restart)
+    shelf = ShardStore(Path(out), info, restart=restart)
     resumed, tokens_before = len(shelf), shelf.total("tokens")
     todo = _Missing(pair, sources, settings, shelf, sum(source["texts"] for source in info.data))
     for number, shard in run(todo):
         shelf.add(number, shard)
         if progress is not None:
             done = (shelf.total("prompts"), shelf.total("positions"), shelf.total("tokens") - tokens_before)
-            progress(Progress(todo.share(), *done, time.perf_counter() - began))
+            progress(LabelProgress(todo.share(), *done, time.perf_counter() - began))
     if not todo.steps:
         shelf.clear()
         raise _nothing(todo.cut, settings, pair.models, any(map(is_plain, sources)))
@@ -130,13 +130,13 @@ class _Missing:
     """
 
     def __init__(
-        self, pair: Pair, sources: Sequence[str], settings: LabelSettings, shelf: Shelf, texts: int
+        self, pair: Pair, sources: Sequence[str], settings: LabelSettings, shelf: ShardStore, texts: int
     ) -> None:
         self.cut, self.steps = _cut(pair, settings), 0
         self._texts = islice(read_texts(sources, settings.field, settings.split), settings.limit)
         self._settings, self._shelf, self._total, self._all_seen = settings, shelf, texts, False
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[LabelStep]:
         for step in steps(self.cut(self._texts), self._settings):
             self.steps = step.number + 1
             if step.number not in self._shelf:
@@ -198,7 +198,7 @@ def _engine(
     info: LabelInfo,
     workers: int | None,
     ray_address: str | None,
-) -> Engine:
+) -> LabelEngine:
     if name == "local":
         for option, value in (("workers", workers), ("ray_address", ray_address)):
             if value is not None:
@@ -249,7 +249,7 @@ def _nothing(cut: Cut, settings: LabelSettings, models: LoadedPair, plain: bool)
     )
 
 
-def _finished(info: LabelInfo, shelf: Shelf, cut: Cut) -> LabelInfo:
+def _finished(info: LabelInfo, shelf: ShardStore, cut: Cut) -> LabelInfo:
     return replace(
         info,
         prompts=shelf.total("prompts"),

@@ -12,13 +12,13 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
-from sprinter.training.prefixes import Row, Writer
+from sprinter.training.prefixes import PrefixRow, PrefixWriter
 from sprinter.training.prompts import SPLITS, Prompt
 from sprinter.training.records import KINDS
 from sprinter.training.scoring import make_records
 from sprinter.training.shards import shard_bytes
 
-__all__ = ["Engine", "LabelSettings", "Labeller", "Step", "steps"]
+__all__ = ["LabelEngine", "LabelSettings", "LabelStep", "Labeller", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class LabelSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LabelStep:
     """The texts of one shard."""
 
     number: int
-    rows: tuple[Row, ...]
+    rows: tuple[PrefixRow, ...]
 
 
 class Labeller:
@@ -83,10 +83,10 @@ class Labeller:
     """
 
     def __init__(self, models: LoadedPair, settings: LabelSettings, settings_hash: str) -> None:
-        self._writer = Writer(models, settings.seed, settings.temperature)
+        self._writer = PrefixWriter(models, settings.seed, settings.temperature)
         self._seed, self._hash, self._eos_ids = settings.seed, settings_hash, models.target.eos_ids
 
-    def __call__(self, step: Step) -> bytes:
+    def __call__(self, step: LabelStep) -> bytes:
         """The shard file's bytes."""
         records = make_records(step.rows, self._writer(step.rows), self._seed, self._eos_ids)
         tokens = sum(len(row.ids) + len(row.original) for row in step.rows)
@@ -94,18 +94,18 @@ class Labeller:
         return shard_bytes(records, self._hash, step.number, counts)
 
 
-Engine = Callable[[Iterable[Step]], Iterator[tuple[int, bytes]]]
+LabelEngine = Callable[[Iterable[LabelStep]], Iterator[tuple[int, bytes]]]
 """Takes steps and gives (number, shard) of each, in any order."""
 
 
-def steps(prompts: Iterator[Prompt], settings: LabelSettings) -> Iterator[Step]:
+def steps(prompts: Iterator[Prompt], settings: LabelSettings) -> Iterator[LabelStep]:
     """Step i holds prompts [i·B, (i+1)·B), B = batch_size / classes_per_prompt."""
     kinds, number, used = settings.classes_per_prompt, 0, 0
     while part := list(islice(prompts, ceil(settings.batch_size / kinds))):
         rows = []
         for prompt in part:
             classes = range(len(KINDS)) if kinds > 1 else (used % len(KINDS),)
-            rows += [Row(prompt.index, kind, prompt.ids, prompt.original) for kind in classes]
+            rows += [PrefixRow(prompt.index, kind, prompt.ids, prompt.original) for kind in classes]
             used += 1
-        yield Step(number, tuple(rows))
+        yield LabelStep(number, tuple(rows))
         number += 1

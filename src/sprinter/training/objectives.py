@@ -31,8 +31,8 @@ from sprinter.errors import UserError
 from sprinter.training.records import LAMBDAS, TEMPERATURES
 
 __all__ = [
-    "LABELS", "Accept", "Agreement", "Columns", "ExpectedRatio", "Fuzzy", "Label", "Overlap", "Ratio", "above_median",
-    "parse_label",
+    "LABELS", "Accept", "Agreement", "Columns", "ExpectedRatio", "FuzzyLabel", "Label", "Overlap", "Ratio",
+    "above_median", "parse_label",
 ]  # fmt: skip
 
 Columns = Mapping[str, Tensor]
@@ -192,7 +192,7 @@ class Accept(Label):
 
 
 @dataclass(frozen=True, slots=True)
-class Fuzzy(Label):
+class FuzzyLabel(Label):
     """1 if the divergence of p and q is below a threshold: what fuzzy speculative decoding accepts.
 
     Args:
@@ -214,7 +214,7 @@ class Fuzzy(Label):
 
 
 LABELS: Mapping[str, Callable[..., Label]] = {
-    kind.name: kind for kind in (Ratio, ExpectedRatio, Overlap, Agreement, Accept, Fuzzy)
+    kind.name: kind for kind in (Ratio, ExpectedRatio, Overlap, Agreement, Accept, FuzzyLabel)
 }
 """Label kinds by name."""
 

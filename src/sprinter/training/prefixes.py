@@ -19,14 +19,14 @@ from sprinter.random import AddressedDraws, Purpose
 from sprinter.training.batches import Batches
 from sprinter.training.records import KINDS
 
-__all__ = ["Readings", "Row", "Writer"]
+__all__ = ["PrefixRow", "PrefixWriter", "Readings"]
 
 ORIGINAL, DRAFT, TARGET, INTERLEAVED = range(len(KINDS))
 _AT_ONCE = 16  # rows of one pass where rows need not keep step: by length, so that little is padding
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefixRow:
     """A text to be labelled.
 
     Attributes:
@@ -62,7 +62,7 @@ class Readings:
     hidden: Tensor
 
 
-class Writer:
+class PrefixWriter:
     """Writes and scores the rows of one step.
 
     Args:
@@ -78,7 +78,7 @@ class Writer:
         self._target = Batches(models.target, models.vocab_size, "target")
 
     @torch.inference_mode()
-    def __call__(self, rows: Sequence[Row]) -> Readings:
+    def __call__(self, rows: Sequence[PrefixRow]) -> Readings:
         """Complete the rows and read them with both models."""
         draft = _Side(self._draft, rows, (DRAFT, INTERLEAVED), Purpose.DRAFT)
         target = _Side(self._target, rows, (TARGET, INTERLEAVED), Purpose.TARGET)
@@ -88,7 +88,7 @@ class Writer:
         target.read_rest(whole[:, :-1])  # its state after the last token is not wanted, the draft's is
         return Readings(tokens, draft.logits, target.logits, draft.hidden)
 
-    def _write(self, rows: Sequence[Row], draft: _Side, target: _Side) -> Tensor:
+    def _write(self, rows: Sequence[PrefixRow], draft: _Side, target: _Side) -> Tensor:
         """The new tokens ``[R, N]`` of all rows; whoever writes in a row reads it token by token, in step."""
         tokens = torch.tensor([row.original for row in rows])
         draws = [row.draws(self._seed) for row in rows]
@@ -122,7 +122,7 @@ class _Side:
     """
 
     def __init__(
-        self, model: Batches, rows: Sequence[Row], writes: tuple[int, ...], purpose: Purpose
+        self, model: Batches, rows: Sequence[PrefixRow], writes: tuple[int, ...], purpose: Purpose
     ) -> None:
         n = len(rows[0].original)
         self._model, self._step, self.purpose = model, 0, purpose

@@ -25,8 +25,8 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import load_models
-from sprinter.training.label_step import Labeller, LabelSettings, Step
-from sprinter.training.prefixes import Row
+from sprinter.training.label_step import Labeller, LabelSettings, LabelStep
+from sprinter.training.prefixes import PrefixRow
 from sprinter.training.records import LabelInfo
 
 __all__ = ["RayEngine"]
@@ -63,7 +63,7 @@ class RayEngine:
             "threads": torch.get_num_threads(),
         }
 
-    def __call__(self, steps: Iterable[Step]) -> Iterator[tuple[int, bytes]]:
+    def __call__(self, steps: Iterable[LabelStep]) -> Iterator[tuple[int, bytes]]:
         """(number, shard) of each step, as they are done."""
         items = [{"number": step.number, "rows": _packed(step)} for step in steps]
         if not items:
@@ -134,7 +134,7 @@ class _Worker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """One step a batch."""
         number = int(batch["number"][0])
-        shard = self._label(Step(number, _unpacked(batch["rows"][0])))
+        shard = self._label(LabelStep(number, _unpacked(batch["rows"][0])))
         return {"number": np.array([number]), "shard": np.array([shard], dtype=object)}
 
 
@@ -151,12 +151,14 @@ def _whole(source: str) -> str:
     return str(Path(source).resolve()) if source and Path(source).exists() else source
 
 
-def _packed(step: Step) -> str:
+def _packed(step: LabelStep) -> str:
     return json.dumps([[row.prompt, row.kind, row.ids, row.original] for row in step.rows])
 
 
-def _unpacked(text: str) -> tuple[Row, ...]:
-    return tuple(Row(prompt, kind, tuple(ids), tuple(rest)) for prompt, kind, ids, rest in json.loads(text))
+def _unpacked(text: str) -> tuple[PrefixRow, ...]:
+    return tuple(
+        PrefixRow(prompt, kind, tuple(ids), tuple(rest)) for prompt, kind, ids, rest in json.loads(text)
+    )
 
 
 def _import_ray() -> Any:

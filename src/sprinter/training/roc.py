@@ -41,7 +41,7 @@ from sprinter.training.objectives import (
     parse_label,
 )
 from sprinter.training.records import LAMBDAS, TEMPERATURES, read_info
-from sprinter.training.threshold import Setting, choose, setting
+from sprinter.training.threshold import TauSetting, choose, setting
 from sprinter.training.train import score
 
 __all__ = ["Report", "Truth", "judge", "judge_directory", "unseen"]
@@ -105,9 +105,9 @@ class Report:
     mean_label: float
     mean_score: float
     table: tuple[dict[str, Any], ...]
-    setting: Setting | None = None
+    setting: TauSetting | None = None
     drift: Interval | None = None
-    dial: tuple[Setting, ...] = ()
+    dial: tuple[TauSetting, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sprinter.laws import Sampling, overlap, process
 from sprinter.random import AddressedDraws, Purpose
-from sprinter.training.prefixes import Readings, Row
+from sprinter.training.prefixes import PrefixRow, Readings
 from sprinter.training.records import FIELDS, LAMBDAS, TEMPERATURES, TOP, Records
 
 __all__ = ["law_columns", "make_records"]
@@ -31,10 +31,10 @@ _LEAST = -1e4  # stands for ln 0, so that 0 · ln 0 is 0 and no divergence is in
 _MOST = 80.0  # of ln q(x)/p(x): e^80 is still a float32
 _LABEL_ROW = 1  # draft row in the address of x: no other draw of a text has it
 
-Columns = dict[str, Tensor]
+NewColumns = dict[str, Tensor]
 
 
-def make_records(rows: Sequence[Row], readings: Readings, seed: int, eos_ids: Sequence[int]) -> Records:
+def make_records(rows: Sequence[PrefixRow], readings: Readings, seed: int, eos_ids: Sequence[int]) -> Records:
     """The records of a step, text by text, position by position.
 
     What a completion says after an end-of-text token belongs to no text: those positions are left out.
@@ -78,7 +78,7 @@ def make_records(rows: Sequence[Row], readings: Readings, seed: int, eos_ids: Se
 @torch.inference_mode()
 def law_columns(
     q_logits: Tensor, p_logits: Tensor, tokens: Tensor, draws: Sequence[tuple[AddressedDraws, int]]
-) -> Columns:
+) -> NewColumns:
     """What a record says of the two laws.
 
     Args:
@@ -130,7 +130,7 @@ def _at(values: Tensor, ids: Tensor) -> Tensor:
     return values.gather(-1, ids[:, None])[:, 0]
 
 
-def _divergences(q: Tensor, p: Tensor, log_q: Tensor, log_p: Tensor) -> Columns:
+def _divergences(q: Tensor, p: Tensor, log_q: Tensor, log_p: Tensor) -> NewColumns:
     """See the module's docstring; ``−_cross(a, log b)`` is H(a, b)."""
     mean = torch.add(q, p).div_(2)
     pp, qq, pq, qp = (_cross(a, b) for a, b in ((p, log_p), (q, log_q), (p, log_q), (q, log_p)))
@@ -151,7 +151,7 @@ def _cross(law: Tensor, logs: Tensor) -> Tensor:
     return torch.mul(law, logs).sum(-1)
 
 
-def _tops(q: Tensor, p: Tensor) -> Columns:
+def _tops(q: Tensor, p: Tensor) -> NewColumns:
     """The union of both models' likeliest tokens: q's first, then those of p that are not among them."""
     k = min(TOP, q.shape[-1])
     mine, theirs = _likeliest(q, k), _likeliest(p, k)

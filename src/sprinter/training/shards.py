@@ -22,7 +22,7 @@ from sprinter.training.records import (
     shard_paths,
 )
 
-__all__ = ["Shelf", "shard_bytes"]
+__all__ = ["ShardStore", "shard_bytes"]
 
 _PART = ".part"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -46,7 +46,7 @@ def shard_bytes(records: Records, settings_hash: str, step: int, counts: Mapping
     return records.save({name: str(value) for name, value in (told | dict(counts)).items()})
 
 
-class Shelf:
+class ShardStore:
     """The directory of one data set.
 
     Args:

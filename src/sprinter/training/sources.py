@@ -28,7 +28,7 @@ from sprinter.errors import UserError
 __all__ = [
     "FIELDS",
     "SPLITS",
-    "Record",
+    "SourceRecord",
     "is_record",
     "is_source",
     "read_hub",
@@ -45,7 +45,7 @@ FIELDS = ("text", "prompt", "question", "turns", "content")
 SPLITS = ("lines", "blank-lines", "file")
 """What one text of a plain ``.txt`` file is: a line, what stands between blank lines, or the whole file."""
 
-Record = dict[str, Any]
+SourceRecord = dict[str, Any]
 
 _KNOWN = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.\[\]:%+-]+)?")
@@ -105,7 +105,7 @@ def read_texts(sources: Sequence[str], field: str | None = None, split: str = "l
 
 def read_records(
     source: str, columns: Sequence[str] | None = None, split: str = "lines"
-) -> Iterator[tuple[str, Record]]:
+) -> Iterator[tuple[str, SourceRecord]]:
     """Where each record stands, in words, and the record; a line is {"text"}, a block {"id", "title", ..., "text"}.
 
     Args:
@@ -130,7 +130,7 @@ def is_source(name: str) -> bool:
 
 def read_hub(
     name: str, split: str = "train", *, config: str | None = None, data_files: str | None = None
-) -> Iterator[tuple[str, Record]]:
+) -> Iterator[tuple[str, SourceRecord]]:
     """Records of a data set through the ``datasets`` package, as they arrive.
 
     Args:
@@ -207,7 +207,7 @@ def is_plain(source: str) -> bool:
     return not first.startswith(_BLOCK)
 
 
-Reader = Callable[[str, Sequence[str] | None], Iterator[tuple[str, Record]]]
+Reader = Callable[[str, Sequence[str] | None], Iterator[tuple[str, SourceRecord]]]
 
 
 def _reader(source: str, split: str) -> Reader:
@@ -230,7 +230,7 @@ def is_record(source: str) -> bool:
     return not source.removesuffix(".gz").endswith(".txt")
 
 
-def _from_text(split: str, source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
+def _from_text(split: str, source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, SourceRecord]]:
     if not is_plain(source):
         yield from _blocks(source)
         return
@@ -248,7 +248,7 @@ def _from_text(split: str, source: str, columns: Sequence[str] | None) -> Iterat
         yield f"line {began} of '{source}'", {"text": "\n".join(lines).rstrip("\n")}
 
 
-def _blocks(source: str) -> Iterator[tuple[str, Record]]:
+def _blocks(source: str) -> Iterator[tuple[str, SourceRecord]]:
     """The contents of ``<doc ...> ... </doc>`` blocks; what stands between blocks is left out."""
     block: list[str] | None = None
     where, record = "", {}
@@ -264,7 +264,7 @@ def _blocks(source: str) -> Iterator[tuple[str, Record]]:
         raise UserError(f"'{source}' ends within a <doc> block: the file is cut, fetch it again")
 
 
-def _from_json_lines(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
+def _from_json_lines(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, SourceRecord]]:
     for number, line in read_lines(source):
         if not line.strip():
             continue
@@ -275,7 +275,7 @@ def _from_json_lines(source: str, columns: Sequence[str] | None) -> Iterator[tup
         yield f"line {number} of '{source}'", record
 
 
-def _from_parquet(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
+def _from_parquet(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, SourceRecord]]:
     parquet = _optional("pyarrow.parquet", "pyarrow", f"reading '{source}'")
     try:
         table = parquet.ParquetFile(source)
@@ -290,7 +290,7 @@ def _from_parquet(source: str, columns: Sequence[str] | None) -> Iterator[tuple[
                 yield f"a row of '{source}'", record
 
 
-def _from_datasets(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
+def _from_datasets(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, SourceRecord]]:
     _optional("datasets", "datasets", f"there is no file '{source}'; reading it as a data set's name")
     name, _, split = source.partition("@")
     yield from read_hub(name, split or "train")

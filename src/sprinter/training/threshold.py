@@ -22,14 +22,14 @@ from torch import Tensor
 from sprinter.decode.checks import between
 from sprinter.decode.threshold import reaches
 
-__all__ = ["Setting", "choose", "setting"]
+__all__ = ["TauSetting", "choose", "setting"]
 
 _DECIMALS = 10_000
 """A chosen τ has four decimals: it is read and typed by people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class TauSetting:
     """What a gate is expected to do at a threshold.
 
     Attributes:
@@ -49,7 +49,7 @@ class Setting:
         return asdict(self)
 
 
-def setting(tau: float, scores: Tensor, overlap: Tensor) -> Setting:
+def setting(tau: float, scores: Tensor, overlap: Tensor) -> TauSetting:
     """What to expect at τ.
 
     Args:
@@ -58,7 +58,7 @@ def setting(tau: float, scores: Tensor, overlap: Tensor) -> Setting:
     trusted, beta = reaches(scores, tau), overlap.double().clamp(0, 1)
     share = float(trusted.double().mean())
     tokens = 1 + float((beta * ~trusted).mean())
-    return Setting(tau, share, float(((1 - beta) * trusted).mean()) / tokens, (1 - share) / tokens)
+    return TauSetting(tau, share, float(((1 - beta) * trusted).mean()) / tokens, (1 - share) / tokens)
 
 
 def choose(drift: float, scores: Tensor, overlap: Tensor) -> float:

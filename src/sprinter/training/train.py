@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sprinter.errors import UserError
 from sprinter.heads.calibration import Calibration
-from sprinter.heads.head import Gate, Head, HeadConfig
+from sprinter.heads.head import GateHead, Head, HeadConfig
 from sprinter.heads.networks import Linear, Network
 from sprinter.training.calibrate import fit_calibration
 from sprinter.training.dataset import PARTS, Positions
@@ -215,9 +215,9 @@ def _config(positions: Positions, settings: TrainSettings) -> HeadConfig:
 
 
 def _head(config: HeadConfig, network: Network, curve: Calibration) -> Head:
-    if Gate.fits(config):
+    if GateHead.fits(config):
         assert isinstance(network, Linear)
-        return Gate(config, network.weight, network.bias, curve)
+        return GateHead(config, network.weight, network.bias, curve)
     return Head(config, network, curve)
 
 

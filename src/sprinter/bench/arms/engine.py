@@ -8,7 +8,7 @@ from collections import Counter
 
 import torch
 
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.decode.method import Method
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError
@@ -53,7 +53,7 @@ class EngineArm:
         """torch's."""
         return {"torch": str(torch.__version__)}
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         """All that the engine knows; ``extra`` holds its stats and the reason of the end."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
@@ -70,7 +70,7 @@ class EngineArm:
         # The last token is handed over after the closing passes.
         arrivals[-1] -= made.stats.closing_s
         drifts = [token.drift for token in made.tokens if token.drift is not None]
-        return Answer(
+        return ArmAnswer(
             ids=[token.id for token in made.tokens],
             wall_s=wall_s - made.stats.closing_s,
             arrivals_s=arrivals,

@@ -8,9 +8,8 @@ from typing import Any
 
 from sprinter.bench.arm import Arm
 from sprinter.bench.arms.engine import EngineArm
-from sprinter.bench.arms.peer_llamacpp import Lookup as LlamaLookup
-from sprinter.bench.arms.peer_llamacpp import Plain as LlamaPlain
-from sprinter.bench.arms.peer_transformers import Assisted, Lookup, Plain
+from sprinter.bench.arms.peer_llamacpp import LlamaLookup, LlamaPlain
+from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, TransformersPlain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
 from sprinter.decode.registry import did_you_mean
@@ -19,9 +18,9 @@ from sprinter.errors import SprinterError, UserError
 
 __all__ = ["arm_names", "parse_arm", "parse_arms"]
 
-ARMS.add("transformers:plain", Plain)
+ARMS.add("transformers:plain", TransformersPlain)
 ARMS.add("transformers:assisted", Assisted)
-ARMS.add("transformers:lookup", Lookup)
+ARMS.add("transformers:lookup", TransformersLookup)
 ARMS.add("llamacpp:plain", LlamaPlain)
 ARMS.add("llamacpp:lookup", LlamaLookup)
 ARMS.add("vllm:plain", VllmPlain)

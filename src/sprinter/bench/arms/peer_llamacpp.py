@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.arms.registry import LookupSettings
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
@@ -22,11 +22,11 @@ from sprinter.laws import Sampling
 from sprinter.models.gguf.library import loading
 from sprinter.models.gguf.load import GgufModel
 
-__all__ = ["Lookup", "Plain"]
+__all__ = ["LlamaLookup", "LlamaPlain"]
 
 
 @dataclass(eq=False, kw_only=True)
-class Plain:
+class LlamaPlain:
     """llama-cpp-python's ``Llama.generate`` with the target alone."""
 
     engine = "llama.cpp"
@@ -61,7 +61,7 @@ class Plain:
         """llama-cpp-python's."""
         return {"llama-cpp-python": version("llama-cpp-python")}
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         """Ids, times and counts."""
         if self._llama is None:
             raise SprinterError(f"arm {self.name} was not started")
@@ -91,7 +91,9 @@ class Plain:
         wall_s = time.perf_counter() - began
         stream.close()
         rounds = [size for size in sizes if size]
-        return Answer(ids, wall_s, arrivals, accept_lengths=rounds, target_calls=len(rounds), draft_steps=0)
+        return ArmAnswer(
+            ids, wall_s, arrivals, accept_lengths=rounds, target_calls=len(rounds), draft_steps=0
+        )
 
     def close(self) -> None:
         """Give the model back."""
@@ -104,7 +106,7 @@ class Plain:
 
 
 @dataclass(eq=False, kw_only=True)
-class Lookup(LookupSettings, Plain):
+class LlamaLookup(LookupSettings, LlamaPlain):
     """llama-cpp-python's prompt lookup: up to ``tokens`` copied from where the last ``ngram`` or fewer stood before."""
 
     def _drafter(self) -> Any:

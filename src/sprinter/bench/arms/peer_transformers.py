@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.arms.engine import settle
 from sprinter.bench.arms.registry import LookupSettings
 from sprinter.decode.checks import at_least
@@ -31,7 +31,7 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
 
-__all__ = ["Assisted", "Lookup", "Plain"]
+__all__ = ["Assisted", "TransformersLookup", "TransformersPlain"]
 
 _SCHEDULES = {"constant": ("constant", 0.0), "heuristic": ("heuristic", 0.0), "dynamic": ("constant", 0.4)}
 """Name → (num_assistant_tokens_schedule, assistant_confidence_threshold)."""
@@ -53,7 +53,7 @@ class _Listener(BaseStreamer):
 
 
 @dataclass(eq=False, kw_only=True)
-class Plain:
+class TransformersPlain:
     """transformers' ``generate`` with the target alone."""
 
     engine = "transformers"
@@ -77,7 +77,7 @@ class Plain:
         """transformers' and torch's."""
         return {"transformers": transformers.__version__, "torch": str(torch.__version__)}
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         """Ids, times and counts; the generation configurations of the models are put aside for the while."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
@@ -99,7 +99,7 @@ class Plain:
             settle(target.device)
             wall_s = time.perf_counter() - began
         sizes, times = listener.sizes[1:], listener.times[1:]
-        return Answer(
+        return ArmAnswer(
             ids=out[0, len(ask.ids) :].tolist(),
             wall_s=wall_s,
             arrivals_s=[at - began for size, at in zip(sizes, times, strict=True) for _ in range(size)],
@@ -126,7 +126,7 @@ class Plain:
 
 
 @dataclass(eq=False, kw_only=True)
-class Assisted(Plain):
+class Assisted(TransformersPlain):
     """transformers' ``assistant_model``: the draft proposes, the target checks.
 
     ``schedule``: "constant"; "heuristic" (+2 after a full success, else −1, carried from text to text as transformers
@@ -171,7 +171,7 @@ class Assisted(Plain):
 
 
 @dataclass(eq=False, kw_only=True)
-class Lookup(LookupSettings, Plain):
+class TransformersLookup(LookupSettings, TransformersPlain):
     """transformers' prompt lookup: up to ``tokens`` are copied from where the last ``ngram`` or fewer stood before."""
 
     def _options(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sprinter.bench.arm import Answer, Ask
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.arms import vllm_worker
 from sprinter.bench.arms.process import JsonProcess
 from sprinter.decode.checks import at_least
@@ -99,11 +99,11 @@ class VllmPlain:
         """Of vllm, torch and transformers in the worker, and what was mended in vllm."""
         return dict(self._versions)
 
-    def answer(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> ArmAnswer:
         """Ids, times and counts; ``extra`` holds vLLM's own numbers of the speculation."""
         return self.answer_all([ask])[0]
 
-    def answer_all(self, asks: Sequence[Ask]) -> list[Answer]:
+    def answer_all(self, asks: Sequence[Ask]) -> list[ArmAnswer]:
         """As ``answer``, for requests handed over together; each ``wall_s`` ends with the request's own last token."""
         if self._worker is None:
             raise SprinterError(f"arm {self.name} was not started")
@@ -121,8 +121,8 @@ class VllmPlain:
             "stop_token_ids": list(self._eos_ids), "ignore_eos": True,  # ours, not what vLLM finds in the directory
         }  # fmt: skip
 
-    def _read(self, speculation: dict[str, Any] | None, **told: Any) -> Answer:
-        return Answer(
+    def _read(self, speculation: dict[str, Any] | None, **told: Any) -> ArmAnswer:
+        return ArmAnswer(
             **told,
             target_calls=len(told["accept_lengths"]),
             draft_steps=self._draft_steps(speculation),

@@ -18,10 +18,10 @@ from queue import Queue
 from threading import Thread
 from typing import Any, TextIO
 
-__all__ = ["Engine", "main"]
+__all__ = ["VllmEngine", "main"]
 
 
-class Engine:
+class VllmEngine:
     """vLLM's engine; requests that come together are served together.
 
     Args:
@@ -130,7 +130,7 @@ def main() -> None:
     out, lines = _own_stdout(), _input()
     settings = json.loads(lines.get())
     try:
-        engine = Engine(settings["engine"])
+        engine = VllmEngine(settings["engine"])
         _say(out, engine.facts())
     except ModuleNotFoundError as error:
         if error.name != "vllm":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sprinter.bench.quality.exact import check_answer
-from sprinter.bench.quality.sandbox import Limits, Outcome, run_code
-from sprinter.bench.sample import Check
+from sprinter.bench.quality.sandbox import Outcome, SandboxLimits, run_code
+from sprinter.bench.sample import SampleCheck
 
 __all__ = ["STOPS", "cut_code", "passes", "program_of"]
 
@@ -17,16 +17,16 @@ def cut_code(text: str) -> str:
     return text[: min((at for stop in STOPS if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-def program_of(prompt: str, text: str, check: Check) -> str:
+def program_of(prompt: str, text: str, check: SampleCheck) -> str:
     """Prompt, answer, test, and the call of the test."""
     return f"{prompt}{cut_code(text)}\n{check.answer}\ncheck({check.entry_point})\n"
 
 
-def passes(prompt: str, text: str, check: Check, limits: Limits | None = None) -> Outcome:
+def passes(prompt: str, text: str, check: SampleCheck, limits: SandboxLimits | None = None) -> Outcome:
     """Run an answer against its test. This runs generated code: see ``sandbox`` for what holds it.
 
     Raises:
         UserError: this machine cannot hold it, or the check is none of code.
     """
     check_answer(check)
-    return run_code(program_of(prompt, text, check), limits or Limits())
+    return run_code(program_of(prompt, text, check), limits or SandboxLimits())

@@ -15,14 +15,14 @@ from sprinter.bench.sample import Sample
 from sprinter.decode.checks import between
 from sprinter.errors import SprinterError, UserError
 
-__all__ = ["Duel", "Judge", "JudgeError", "LikelihoodJudge", "Verdict", "duels", "judge_rows"]
+__all__ = ["Duel", "DuelJudge", "DuelVerdict", "JudgeError", "LikelihoodJudge", "duels", "judge_rows"]
 
-Verdict = Literal["win", "tie", "loss"]
+DuelVerdict = Literal["win", "tie", "loss"]
 """Of the arm, against the base arm."""
-Row = Mapping[str, Any]
+DuelRow = Mapping[str, Any]
 """One row of a results file."""
 
-_SCORES: Mapping[Verdict, dict[str, float]] = {
+_SCORES: Mapping[DuelVerdict, dict[str, float]] = {
     "win": {"win": 1.0, "win_tie": 1.0},
     "tie": {"win": 0.0, "win_tie": 1.0},
     "loss": {"win": 0.0, "win_tie": 0.0},
@@ -50,7 +50,7 @@ class Duel:
     base_score: float | None = None
 
 
-class Judge(Protocol):
+class DuelJudge(Protocol):
     """Who decides duels. ``decide`` may be called by ``workers`` threads at once."""
 
     @property
@@ -58,7 +58,7 @@ class Judge(Protocol):
         """Duels at a time."""
         ...
 
-    def decide(self, duel: Duel) -> Verdict | None:
+    def decide(self, duel: Duel) -> DuelVerdict | None:
         """The verdict; None: it could not be made out.
 
         Raises:
@@ -85,7 +85,7 @@ class LikelihoodJudge:
     def __post_init__(self) -> None:
         between("band", self.band, 0, 100)
 
-    def decide(self, duel: Duel) -> Verdict | None:
+    def decide(self, duel: Duel) -> DuelVerdict | None:
         """The likelier answer, a token."""
         if duel.mine_score is None or duel.base_score is None:
             return None
@@ -98,7 +98,7 @@ class LikelihoodJudge:
 
 
 def duels(
-    rows: Sequence[Row], samples: Mapping[tuple[str, str], Sample], base: str
+    rows: Sequence[DuelRow], samples: Mapping[tuple[str, str], Sample], base: str
 ) -> list[tuple[int, Duel]]:
     """(index of the row, duel) for each row of another arm whose sample, temperature and repeat the base arm answered.
 
@@ -128,10 +128,10 @@ def duels(
 
 
 def judge_rows(
-    rows: Sequence[Row],
+    rows: Sequence[DuelRow],
     samples: Mapping[tuple[str, str], Sample],
     base: str,
-    judge: Judge,
+    judge: DuelJudge,
     progress: Callable[[int, int], None] = lambda done, wanted: None,
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Verdicts of all duels.
@@ -152,7 +152,7 @@ def judge_rows(
     """
     wanted = duels(rows, samples, base)
     facts: dict[str, Any] = {"base": base, "status": "ok", "error": None, "duels": len(wanted)}
-    verdicts: list[Verdict | None] = []
+    verdicts: list[DuelVerdict | None] = []
     pool = ThreadPoolExecutor(judge.workers)
     try:
         for verdict in pool.map(lambda item: _decide(judge, item[1]), wanted):
@@ -170,18 +170,18 @@ def judge_rows(
     return scores, facts | judge.facts()
 
 
-def _decide(judge: Judge, duel: Duel) -> Verdict | None:
+def _decide(judge: DuelJudge, duel: Duel) -> DuelVerdict | None:
     return "tie" if duel.mine == duel.base else judge.decide(duel)
 
 
-def _place(row: Row) -> tuple[str, str, float, int]:
+def _place(row: DuelRow) -> tuple[str, str, float, int]:
     return row["suite"], row["question_id"], row["temperature"], row["repeat"]
 
 
-def _texts(row: Row) -> tuple[str, ...]:
+def _texts(row: DuelRow) -> tuple[str, ...]:
     return tuple(row["choices"][0]["turns"])
 
 
-def _score(row: Row) -> float | None:
+def _score(row: DuelRow) -> float | None:
     value = row.get("quality", {}).get("log_likelihood_per_token")
     return None if value is None else float(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from sprinter.bench.sample import Check
+from sprinter.bench.sample import SampleCheck
 from sprinter.errors import UserError
 
 __all__ = ["check_answer", "first_choice", "last_number", "right"]
@@ -41,7 +41,7 @@ def first_choice(text: str) -> str | None:
     return None
 
 
-def right(text: str, check: Check) -> bool:
+def right(text: str, check: SampleCheck) -> bool:
     """Whether a text answers a check of kind "number" or "choice".
 
     Raises:
@@ -53,7 +53,7 @@ def right(text: str, check: Check) -> bool:
     return first_choice(text) == check.answer.strip()
 
 
-def check_answer(check: Check) -> None:
+def check_answer(check: SampleCheck) -> None:
     """Raise a UserError if a check cannot be answered by any text."""
     if check.kind == "number" and last_number(check.answer) is None:
         raise UserError(

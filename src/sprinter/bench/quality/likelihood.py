@@ -16,7 +16,7 @@ from sprinter.models.runners.forward import CHUNK
 
 __all__ = ["log_likelihoods", "perplexity"]
 
-Text = tuple[Sequence[int], Sequence[int]]
+JudgedText = tuple[Sequence[int], Sequence[int]]
 """A prompt's ids and the new ids after it."""
 
 _MEMORY_BYTES = 128 * 2**20  # of the logits of a chunk and what is made of them
@@ -25,7 +25,7 @@ _LEAST = -1e4  # stands for ln 0, so that sums stay finite
 _MOST = 700.0  # e^700 is still a float64
 
 
-def log_likelihoods(pair: Pair, texts: Sequence[Text], *, batch: int = 8) -> list[Tensor]:
+def log_likelihoods(pair: Pair, texts: Sequence[JudgedText], *, batch: int = 8) -> list[Tensor]:
     """ln p(token | all before it) of each new token, under the target's raw law (temperature 1, nothing cut off).
 
     Logits are raised to float32. Padding of the vocabulary is cut off, as in decoding. ln 0 is told as −10,000.
@@ -81,7 +81,7 @@ def _check(pair: Pair, prompt: Sequence[int], new: Sequence[int]) -> None:
 
 
 @torch.inference_mode()
-def _score(runner: Runner, texts: Sequence[Text], vocab: int) -> list[Tensor]:
+def _score(runner: Runner, texts: Sequence[JudgedText], vocab: int) -> list[Tensor]:
     """One pass over all texts, chunk by chunk; the last token of a text is not fed."""
     whole = [[*prompt, *new] for prompt, new in texts]
     fed = [len(ids) - 1 for ids in whole]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, Literal
 
-from sprinter.bench.quality.duels import Duel, Verdict
+from sprinter.bench.quality.duels import Duel, DuelVerdict
 from sprinter.bench.quality.endpoint import Endpoint, Refused
 from sprinter.bench.quality.replies import Replies, key_of
 from sprinter.decode.checks import at_least, between
@@ -46,7 +46,7 @@ def verdict_of(text: str) -> Choice | None:
     return marks[-1] if marks else None
 
 
-def combine(straight: Choice, swapped: Choice) -> Verdict:
+def combine(straight: Choice, swapped: Choice) -> DuelVerdict:
     """The verdict of both orders: A is the arm in the first, the base arm in the second. A disagreement is a tie."""
     if straight == "A" and swapped == "B":
         return "win"
@@ -82,7 +82,7 @@ class LlmJudge:
             if getattr(self, name) is not None:
                 between(name, getattr(self, name), 0, 1e6)
 
-    def decide(self, duel: Duel) -> Verdict | None:
+    def decide(self, duel: Duel) -> DuelVerdict | None:
         """Ask both orders.
 
         Raises:

@@ -12,7 +12,7 @@ from sprinter.bench.quality.code import passes
 from sprinter.bench.quality.exact import check_answer, right
 from sprinter.bench.quality.likelihood import log_likelihoods, perplexity
 from sprinter.bench.quality.rouge import check_rouge, rouge
-from sprinter.bench.quality.sandbox import Limits
+from sprinter.bench.quality.sandbox import SandboxLimits
 from sprinter.bench.quality.text import distinct, longest_repeat, repeated
 from sprinter.bench.sample import Sample
 from sprinter.decode.checks import at_least
@@ -49,9 +49,9 @@ class QualitySettings:
         at_least("batch", self.batch, 1)
         self.limits()
 
-    def limits(self) -> Limits:
+    def limits(self) -> SandboxLimits:
         """Of generated code."""
-        return Limits(seconds=self.code_s, memory_bytes=self.code_memory_bytes)
+        return SandboxLimits(seconds=self.code_s, memory_bytes=self.code_memory_bytes)
 
     def facts(self) -> dict[str, Any]:
         """As JSON values."""

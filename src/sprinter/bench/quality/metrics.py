@@ -8,7 +8,7 @@ from typing import Literal
 
 from sprinter.bench.quality.likelihood import perplexity
 from sprinter.bench.quality.rouge import ROUGE
-from sprinter.bench.statistics import Interval, ratio_of_sums
+from sprinter.bench.statistics import BootstrapInterval, ratio_of_sums
 
 __all__ = ["METRICS", "Metric", "Values", "intervals"]
 
@@ -65,7 +65,7 @@ METRICS: Mapping[str, Metric] = {
 _POOLED = ("perplexity", "log_likelihood_per_token")
 
 
-def intervals(prompts: Sequence[Sequence[Values]]) -> dict[str, Interval]:
+def intervals(prompts: Sequence[Sequence[Values]]) -> dict[str, BootstrapInterval]:
     """Mean of each measure with its 95 % interval, over those answers that have it, bootstrap over prompts.
 
     Perplexity and log-likelihood a token are taken over all tokens, not as means over answers: one unlikely answer
@@ -78,7 +78,7 @@ def intervals(prompts: Sequence[Sequence[Values]]) -> dict[str, Interval]:
     return {name: _interval(name, prompts) for name in METRICS if name in have}
 
 
-def _interval(name: str, prompts: Sequence[Sequence[Values]]) -> Interval:
+def _interval(name: str, prompts: Sequence[Sequence[Values]]) -> BootstrapInterval:
     top, bottom = ("log_likelihood", "scored_tokens") if name in _POOLED else (name, None)
     kept = [having for answers in prompts if (having := [values for values in answers if name in values])]
     tops = [sum(values[top] for values in having) for having in kept]

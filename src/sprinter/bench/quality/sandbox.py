@@ -23,9 +23,9 @@ from typing import IO, Any, Literal
 from sprinter.decode.checks import at_least, between
 from sprinter.errors import UserError
 
-__all__ = ["Limits", "Network", "Outcome", "network", "run_code"]
+__all__ = ["Outcome", "SandboxLimits", "SandboxNetwork", "network", "run_code"]
 
-Network = Literal["namespace", "guard"]
+SandboxNetwork = Literal["namespace", "guard"]
 """What keeps a program from the network."""
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
@@ -33,7 +33,7 @@ _SAID_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """What a program may use.
 
     Attributes:
@@ -64,23 +64,23 @@ class Outcome:
 
     passed: bool
     why: str
-    network: Network | None
+    network: SandboxNetwork | None
 
 
 @cache
-def network() -> Network:
+def network() -> SandboxNetwork:
     """What keeps programs from the network on this machine; tried once.
 
     Raises:
         UserError: programs cannot be held here; says why.
     """
-    outcome = run_code("pass", Limits(seconds=30))
+    outcome = run_code("pass", SandboxLimits(seconds=30))
     if not outcome.passed or outcome.network is None:
         raise UserError(f"generated code cannot be run here ({outcome.why}): leave --run-code away")
     return outcome.network
 
 
-def run_code(program: str, limits: Limits) -> Outcome:
+def run_code(program: str, limits: SandboxLimits) -> Outcome:
     """Run a program to its end or to its limits.
 
     Raises:

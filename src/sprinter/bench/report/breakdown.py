@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sprinter.bench.report.digest import Digest, View
-from sprinter.bench.statistics import Interval, ratio_of_ratios
+from sprinter.bench.statistics import Array, BootstrapInterval, ratio_of_ratios
 from sprinter.bench.summary import Group, groups
 
 __all__ = ["LONG", "Categories", "LongForm", "categories", "longforms"]
@@ -19,7 +18,6 @@ LONG = 64
 """New tokens from which a text is long enough for a curve along it."""
 _BINS = 8
 _WIDTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class LongForm:
 
     edges: Sequence[int]
     tokens_per_s: Mapping[str, Sequence[float | None]]
-    speed_up: Mapping[str, Sequence[Interval | None]]
+    speed_up: Mapping[str, Sequence[BootstrapInterval | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Categories:
     """Speed-up of each arm in each category of a suite; ``speed_up[arm][category]``."""
 
     names: Sequence[str]
-    speed_up: Mapping[str, Mapping[str, Interval]]
+    speed_up: Mapping[str, Mapping[str, BootstrapInterval]]
 
 
 def longforms(run: Digest) -> dict[View, LongForm]:
@@ -75,7 +73,7 @@ def _longform(parts: Mapping[str, Group], base: str | None) -> LongForm:
     edges = list(range(0, most + width, width))
     binned = {arm: _binned(group, edges) for arm, group in parts.items()}
     speeds: dict[str, list[float | None]] = {}
-    ups: dict[str, list[Interval | None]] = {}
+    ups: dict[str, list[BootstrapInterval | None]] = {}
     for arm, (tokens, seconds) in binned.items():
         whole = zip(tokens.sum(0), seconds.sum(0), strict=True)
         speeds[arm] = [float(n / s) if s > 0 else None for n, s in whole]
@@ -103,7 +101,7 @@ def _binned(group: Group, edges: Sequence[int]) -> tuple[Array, Array]:
     return tokens, seconds
 
 
-def _up(arm: tuple[Array, Array], base: tuple[Array, Array], i: int) -> Interval | None:
+def _up(arm: tuple[Array, Array], base: tuple[Array, Array], i: int) -> BootstrapInterval | None:
     (tokens, seconds), (base_tokens, base_seconds) = arm, base
     both = (tokens[:, i] > 0) & (base_tokens[:, i] > 0) & (seconds[:, i] > 0)
     if not both.any():
@@ -122,7 +120,7 @@ def categories(run: Digest) -> dict[View, Categories]:
             names.append(row["category"])
     several = {suite for suite, names in kinds.items() if len(names) > 1}
     found = groups([row for row in rows if row["suite"] in several])
-    views: dict[View, dict[str, dict[str, Interval]]] = {}
+    views: dict[View, dict[str, dict[str, BootstrapInterval]]] = {}
     for (arm, suite, temperature), group in found.items():
         other = found.get((run.base or "", suite, temperature))
         if suite in several and other is not None and other.prompts == group.prompts:
@@ -131,6 +129,6 @@ def categories(run: Digest) -> dict[View, Categories]:
     return {view: Categories(kinds[view[0]], table) for view, table in views.items()}
 
 
-def _category(group: Group, base: Group, name: str) -> Interval:
+def _category(group: Group, base: Group, name: str) -> BootstrapInterval:
     prompts = sorted({(row["suite"], row["question_id"]) for row in group.rows if row["category"] == name})
     return ratio_of_ratios(group.restrict(prompts).speed, base.restrict(prompts).speed)

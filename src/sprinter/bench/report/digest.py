@@ -8,7 +8,7 @@ from typing import Any
 
 from sprinter.bench.report.looks import Look, looks
 from sprinter.bench.report.numbers import interval, value
-from sprinter.bench.statistics import Interval
+from sprinter.bench.statistics import BootstrapInterval
 from sprinter.bench.summary import ALL
 
 __all__ = ["Digest", "Summary", "View", "digest", "drift_of", "front", "headline", "plane_points", "speed_of"]
@@ -86,14 +86,14 @@ def _once(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def speed_of(summary: Summary, base: str | None) -> Interval | None:
+def speed_of(summary: Summary, base: str | None) -> BootstrapInterval | None:
     """Speed over a base arm; without one, tokens/s."""
     if base is None:
         return interval(summary.get("tokens_per_s"))
     return interval((summary.get("speed_over") or {}).get(base))
 
 
-def drift_of(summary: Summary) -> Interval | None:
+def drift_of(summary: Summary) -> BootstrapInterval | None:
     """Mean TV(π, p); 0 where the arm's texts follow the target's law; None: not known."""
     if summary.get("lossless") is True:
         return 0.0, 0.0, 0.0
@@ -139,7 +139,7 @@ def _headlines(run: Digest, temperature: float) -> list[dict[str, Any]]:
     first = next((suite for suite, summaries in by_suite.items() if summaries), None)
     if first is None:
         return []
-    speeds: dict[str, dict[str, Interval | None]] = {}
+    speeds: dict[str, dict[str, BootstrapInterval | None]] = {}
     told: dict[str, Summary] = {}
     for suite, summaries in by_suite.items():
         for summary in summaries:
@@ -160,7 +160,7 @@ def plane_points(summaries: Sequence[Summary], base: str | None) -> dict[str, tu
 
 
 def _headline(
-    run: Digest, summary: Summary, by_suite: Mapping[str, Interval | None], on_front: set[str]
+    run: Digest, summary: Summary, by_suite: Mapping[str, BootstrapInterval | None], on_front: set[str]
 ) -> dict[str, Any]:
     arm = summary["arm"]
     return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Label", "Taken", "lane_rows", "place"]
+__all__ = ["PlacedLabel", "Taken", "lane_rows", "place"]
 
 _LETTER, _HEIGHT = 6.3, 13.0
 """Pixels of a letter at the style's size, a little more than its mean."""
@@ -25,7 +25,7 @@ class Taken(NamedTuple):
     size: float
 
 
-class Label(NamedTuple):
+class PlacedLabel(NamedTuple):
     """A text that belongs to a point: share of the width, pixels down, urgency (high first), the arm's index."""
 
     x: float
@@ -39,11 +39,11 @@ _Box = tuple[float, float, float, float]
 
 
 def place(
-    labels: Sequence[Label], marks: Sequence[Taken], width: int, height: int
-) -> list[tuple[Label, Spot]]:
+    labels: Sequence[PlacedLabel], marks: Sequence[Taken], width: int, height: int
+) -> list[tuple[PlacedLabel, Spot]]:
     """(label, its shift) of those that overlap no mark, no other label and no edge at this width."""
     taken: list[_Box] = [(x * width - r, y - r, x * width + r, y + r) for x, y, r in marks]
-    placed: list[tuple[Label, Spot]] = []
+    placed: list[tuple[PlacedLabel, Spot]] = []
     for label in sorted(labels, key=lambda each: -each.urgency):
         for spot in _SPOTS:
             box = _box(label, spot, width)
@@ -67,7 +67,7 @@ def lane_rows(places: Sequence[float], width: int = 280, size: float = 14.0) -> 
     return found
 
 
-def _box(label: Label, spot: Spot, width: int) -> _Box:
+def _box(label: PlacedLabel, spot: Spot, width: int) -> _Box:
     dx, dy, side = spot
     length = _LETTER * len(label.text)
     x = label.x * width + dx - {"start": 0.0, "middle": length / 2, "end": length}[side]

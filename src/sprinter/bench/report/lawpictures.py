@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from sprinter.bench.report.numbers import number, percentage, value
-from sprinter.bench.report.pictures import Part
+from sprinter.bench.report.pictures import BarPart
 from sprinter.bench.report.svg import Axis, Plot, axis, tag
 from sprinter.theory.bounds import entropy_bound
 
@@ -18,7 +18,7 @@ _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 Analysis = Mapping[str, Any]
 
 
-def law_parts(analysis: Analysis | None) -> dict[str, Part]:
+def law_parts(analysis: Analysis | None) -> dict[str, BarPart]:
     """Pictures by title; see ``sprinter.bench.analysis`` for what they show."""
     if not analysis:
         return {}
@@ -29,11 +29,11 @@ def law_parts(analysis: Analysis | None) -> dict[str, Part]:
     }
 
 
-def _entropy(analysis: Analysis) -> Part:
+def _entropy(analysis: Analysis) -> BarPart:
     found = analysis["entropy"]
     edges = found["edges"]
     if len(edges) < 3:
-        return Part(None, ["too few positions"])
+        return BarPart(None, ["too few positions"])
     x = axis([], "H(q), nats →", low=edges[0], high=edges[-1])
     y = Axis(0.0, 1.0, "↑ acceptance rate β = 1 − TV(p, q)", _SHARES)
     top = Plot(x, y, "Acceptance rate against the draft's entropy.", height=240)
@@ -53,7 +53,7 @@ def _entropy(analysis: Analysis) -> Part:
         f"c = {c:g}. Correlation of H and β: {number(correlation)}. Runs are "
         f"followed for up to {analysis.get('cap')} tokens.",
     ]
-    return Part(tag("div", top.html(), bottom.html(), class_="pair"), notes)
+    return BarPart(tag("div", top.html(), bottom.html(), class_="pair"), notes)
 
 
 def _spread(
@@ -78,10 +78,10 @@ def _spread(
         plot.dot(centre[i], found["mean"][i], colour, tip)
 
 
-def _ratio(found: Mapping[str, Any]) -> Part:
+def _ratio(found: Mapping[str, Any]) -> BarPart:
     total = sum(found["count"]) + found["above"]
     if not total:
-        return Part(None, ["the draft was sure everywhere"])
+        return BarPart(None, ["the draft was sure everywhere"])
     last = max((i for i, n in enumerate(found["count"]) if n), default=0) + 1
     edges, shares = found["edges"][: last + 1], [n / total for n in found["count"][:last]]
     x = axis([], "H(q, p) / H(q) →", low=edges[0], high=edges[-1])
@@ -97,7 +97,7 @@ def _ratio(found: Mapping[str, Any]) -> Part:
         f"{percentage(found['above'] / total)} lie above {found['edges'][-1]:g}. Left out, the draft being sure: "
         f"{found['left_out']:,}."
     ]
-    return Part(plot.html(), notes)
+    return BarPart(plot.html(), notes)
 
 
 _LINES = (
@@ -107,10 +107,10 @@ _LINES = (
 )
 
 
-def _bounds(found: Mapping[str, Any]) -> Part:
+def _bounds(found: Mapping[str, Any]) -> BarPart:
     share = found["share"]
     if len(share) < 2:
-        return Part(None, ["too few positions"])
+        return BarPart(None, ["too few positions"])
     x = Axis(0.0, 1.0, "positions in the order of their β →", _SHARES)
     y = Axis(0.0, 1.0, "↑ acceptance rate", _SHARES)
     plot = Plot(
@@ -132,7 +132,7 @@ def _bounds(found: Mapping[str, Any]) -> Part:
         + ", ".join(f"{name} at {percentage(broken.get(key))}" for key, name, _, _ in _LINES)
         + " of positions (the stand-in is no bound).",
     ]
-    return Part(tag("div", plot.html(), legend(names), class_="single"), notes)
+    return BarPart(tag("div", plot.html(), legend(names), class_="single"), notes)
 
 
 def legend(names: Sequence[tuple[str, str, str | None]]) -> Markup:

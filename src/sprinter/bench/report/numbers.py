@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sprinter.bench.statistics import Interval
+from sprinter.bench.statistics import BootstrapInterval
 
 __all__ = [
     "NONE",
@@ -33,7 +33,7 @@ def value(of: Any) -> float | None:
     return float(of)
 
 
-def interval(of: Any) -> Interval | None:
+def interval(of: Any) -> BootstrapInterval | None:
     """(value, low, high); a plain number, or an end that is not finite, has no interval."""
     middle = value(of)
     if middle is None:

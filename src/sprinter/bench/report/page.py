@@ -16,7 +16,7 @@ from sprinter.bench.report.digest import Digest, Summary, digest, headline
 from sprinter.bench.report.lawpictures import law_parts
 from sprinter.bench.report.looks import KINDS, Look
 from sprinter.bench.report.numbers import drift, duration, multiple, number, text_of
-from sprinter.bench.report.pictures import Part, acceptance, dial_pictures, longform_picture, plane, rounds
+from sprinter.bench.report.pictures import BarPart, acceptance, dial_pictures, longform_picture, plane, rounds
 from sprinter.bench.report.tables import (
     Table,
     category_table,
@@ -40,7 +40,7 @@ _DRIFTS = (0.0, 0.02, 0.1)
 class Block:
     """What is shown for a suite and a temperature (indices; None: for all): tables and pictures in order."""
 
-    parts: Sequence[Part | Table]
+    parts: Sequence[BarPart | Table]
     suite: int | None = None
     temperature: int | None = None
 
@@ -188,7 +188,7 @@ def _legend(run: Digest) -> list[tuple[str, list[Look]]]:
 
 # --- sections --------------------------------------------------------------------------------------------------------
 def _views(
-    run: Digest, make: Callable[[Digest, Sequence[Summary], tuple[str, float]], Sequence[Part | Table]]
+    run: Digest, make: Callable[[Digest, Sequence[Summary], tuple[str, float]], Sequence[BarPart | Table]]
 ) -> Iterator[Block]:
     """One block a suite and temperature."""
     for s, suite in enumerate(run.suites):
@@ -197,12 +197,12 @@ def _views(
             if summaries:
                 yield Block(make(run, summaries, (suite, temperature)), s, t)
             else:
-                yield Block([Part(None, [f"{suite} was not asked at temperature {temperature:g}"])], s, t)
+                yield Block([BarPart(None, [f"{suite} was not asked at temperature {temperature:g}"])], s, t)
 
 
 def _sections(run: Digest) -> list[Section]:
     if not run.views:
-        missing = Block([Part(None, ["the run has no answer of any arm"])])
+        missing = Block([BarPart(None, ["the run has no answer of any arm"])])
         return [Section("headline", "Headline", "", [missing])]
     return [
         Section(
@@ -277,8 +277,8 @@ def _sections(run: Digest) -> list[Section]:
     ]
 
 
-def _told(table: Table | None, reason: str) -> Part | Table:
-    return table if table is not None and table.rows else Part(None, [reason])
+def _told(table: Table | None, reason: str) -> BarPart | Table:
+    return table if table is not None and table.rows else BarPart(None, [reason])
 
 
 def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
@@ -293,11 +293,11 @@ def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
 def _longform_section(run: Digest) -> Section:
     found = longforms(run)
 
-    def make(run: Digest, told: Sequence[Summary], view: tuple[str, float]) -> Sequence[Part | Table]:
+    def make(run: Digest, told: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
         if view in found:
             return [longform_picture(run, found[view]), longform_table(run, found[view])]
         return [
-            Part(
+            BarPart(
                 None,
                 [_elsewhere(found, f"no answers of {LONG} tokens or more whose tokens' arrivals are known")],
             )
@@ -309,11 +309,11 @@ def _longform_section(run: Digest) -> Section:
 def _category_section(run: Digest) -> Section:
     found = categories(run)
 
-    def make(run: Digest, told: Sequence[Summary], view: tuple[str, float]) -> Sequence[Part | Table]:
+    def make(run: Digest, told: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
         if view in found:
             return [category_table(run, found[view])]
         return [
-            Part(
+            BarPart(
                 None, [_elsewhere(found, "no suite has several categories and an arm to be told relative to")]
             )
         ]
@@ -338,8 +338,8 @@ def _law_section(run: Digest) -> Section:
             f"texts that the target wrote at temperature {text_of(temperature)}; mean acceptance rate "
             f"{number(analysis.get('overlap'))}."
         )
-    missing: list[Part | Table] = [Part(None, ["the laws were not read in this run"])]
-    told = [Part(part.body and _titled(title, part.body), part.notes) for title, part in parts.items()]
+    missing: list[BarPart | Table] = [BarPart(None, ["the laws were not read in this run"])]
+    told = [BarPart(part.body and _titled(title, part.body), part.notes) for title, part in parts.items()]
     return Section("laws", "Laws of the pair", lead, [Block(told or missing)])
 
 
@@ -350,7 +350,7 @@ def _titled(title: str, body: Markup) -> Markup:
 def _merged(section: Section) -> Section:
     """One line in place of many, where every block is missing for the same reason."""
     parts = [part for block in section.blocks for part in block.parts]
-    reasons = {tuple(part.notes) for part in parts if isinstance(part, Part) and part.body is None}
+    reasons = {tuple(part.notes) for part in parts if isinstance(part, BarPart) and part.body is None}
     if len(reasons) != 1 or any(isinstance(part, Table) or part.body is not None for part in parts):
         return section
     return Section(section.id, section.title, "", [Block(section.blocks[0].parts)])

@@ -14,10 +14,10 @@ from sprinter.bench.report.digest import Digest, Summary, drift_of, front, plane
 from sprinter.bench.report.label_layout import lane_rows
 from sprinter.bench.report.numbers import drift, interval, multiple, number, percentage, value
 from sprinter.bench.report.svg import HALF, WIDE, Axis, Plot, axis, tag
-from sprinter.bench.statistics import Interval, bounds
+from sprinter.bench.statistics import BootstrapInterval, bounds
 
 __all__ = [
-    "Part",
+    "BarPart",
     "acceptance",
     "dial_pictures",
     "longform_picture",
@@ -38,14 +38,14 @@ _NO_DRAFTS = ("draft-only", "allocation")
 _LEAST_ROUNDS = 20
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A picture or table, or in one sentence why there is none; notes stand below it."""
 
     body: Markup | None
     notes: Sequence[str] = ()
 
 
-def range_text(of: Interval | None, show: Callable[[Any], str] = number) -> str:
+def range_text(of: BootstrapInterval | None, show: Callable[[Any], str] = number) -> str:
     """1.62× (1.55× to 1.70×)."""
     if of is None:
         return "not known"
@@ -80,12 +80,12 @@ def _speed_axis(run: Digest, speeds: Sequence[float]) -> Axis:
 
 
 # --- speed and drift -------------------------------------------------------------------------------------------------
-def plane(run: Digest, summaries: Sequence[Summary]) -> Part:
+def plane(run: Digest, summaries: Sequence[Summary]) -> BarPart:
     """Speed across, drift down; exact arms in a lane of their own; the front."""
     points = plane_points(summaries, run.base)
     told = [summary for summary in summaries if summary["arm"] in points]
     if not told:
-        return Part(None, ["no arm knows both its speed and its drift"])
+        return BarPart(None, ["no arm knows both its speed and its drift"])
     exact = [summary for summary in told if summary.get("lossless") is True]
     lossy = [summary for summary in told if summary.get("lossless") is not True]
     x = _speed_axis(run, [end for s in told for end in _span(speed_of(s, run.base))])
@@ -108,7 +108,7 @@ def plane(run: Digest, summaries: Sequence[Summary]) -> Part:
     notes = ["Dashed: the front. What lies on it is beaten by no arm in both speed and drift."]
     if missing:
         notes.append(f"Not drawn, since speed or drift is not known: {', '.join(missing)}.")
-    return Part(plot.html(), notes)
+    return BarPart(plot.html(), notes)
 
 
 def _plane_name(run: Digest, points: Mapping[str, tuple[float, float]]) -> str:
@@ -128,24 +128,24 @@ def _whiskers(plot: Plot, run: Digest, summary: Summary, at: tuple[float, float]
         plot.whisker((at[0], low), (at[0], high), look.colour, look.index)
 
 
-def _span(of: Interval | None) -> list[float]:
+def _span(of: BootstrapInterval | None) -> list[float]:
     """What an axis must reach."""
     return [] if of is None else [of[0], *bounds(of)]
 
 
 # --- dials -----------------------------------------------------------------------------------------------------------
-def dial_pictures(run: Digest, summaries: Sequence[Summary]) -> Part:
+def dial_pictures(run: Digest, summaries: Sequence[Summary]) -> BarPart:
     """Drift, and a quality, against speed as dials move."""
     found = dials(run, summaries)
     if not found:
-        return Part(None, ["no lossy method ran at two places of its dial"])
+        return BarPart(None, ["no lossy method ran at two places of its dial"])
     quality = quality_of(summaries)
     wide = WIDE if quality is None else HALF
     pictures = [_dial_picture(run, summaries, found, drift_of, "↑ mean drift TV(π, p)", wide)]
     if quality is not None:
         name, label = quality
 
-        def measure(summary: Summary) -> Interval | None:
+        def measure(summary: Summary) -> BootstrapInterval | None:
             return interval((summary.get("quality") or {}).get(name))
 
         pictures.append(_dial_picture(run, summaries, found, measure, f"↑ {label}", wide))
@@ -157,10 +157,10 @@ def dial_pictures(run: Digest, summaries: Sequence[Summary]) -> Part:
         )
     else:
         notes.append("No line for random allocation: it needs the arms autoregressive and draft-only.")
-    return Part(tag("div", *pictures, class_="pair" if len(pictures) > 1 else "single"), notes)
+    return BarPart(tag("div", *pictures, class_="pair" if len(pictures) > 1 else "single"), notes)
 
 
-Measure = Callable[[Summary], Interval | None]
+Measure = Callable[[Summary], BootstrapInterval | None]
 
 
 def _dial_picture(
@@ -200,18 +200,18 @@ def _at(run: Digest, summary: Summary, measure: Measure) -> tuple[float, float] 
 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
-def rounds(run: Digest, summaries: Sequence[Summary]) -> Part:
+def rounds(run: Digest, summaries: Sequence[Summary]) -> BarPart:
     """A histogram of tokens a round for each arm, all on one scale across."""
     told = [s for s in summaries if sum(s.get("round_histogram") or []) and len(s["round_histogram"]) > 2]
     if not told:
-        return Part(None, ["no arm told how many tokens its rounds added"])
+        return BarPart(None, ["no arm told how many tokens its rounds added"])
     most = min(_MOST, max(len(s["round_histogram"]) for s in told) - 1)
     cards = [_card(run, summary, most) for summary in told]
     rest = [s["arm"] for s in summaries if s not in told]
     notes = [f"Share of rounds that added 1 to {most} tokens (or more); the height is each arm's own."]
     if rest:
         notes.append(f"Left out, one token a round or not known: {', '.join(rest)}.")
-    return Part(tag("div", *cards, class_="cards"), notes)
+    return BarPart(tag("div", *cards, class_="cards"), notes)
 
 
 def _card(run: Digest, summary: Summary, most: int) -> Markup:
@@ -231,7 +231,7 @@ def _card(run: Digest, summary: Summary, most: int) -> Markup:
     return tag("div", title, picture, scale, class_="card")
 
 
-def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any] | None) -> Part:
+def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any] | None) -> BarPart:
     """Chance that a draft token is kept by its place in the draft, the fastest arm of each method."""
     best: dict[str, tuple[Summary, list[float]]] = {}
     for summary in sorted(summaries, key=lambda s: value(s.get("tokens_per_s")) or 0):
@@ -243,7 +243,7 @@ def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any
             best[method] = (summary, kept)
     law = (laws or {}).get("kept", [])[:_PLACES]
     if not best and not law:
-        return Part(None, ["no arm told how many tokens its rounds added"])
+        return BarPart(None, ["no arm told how many tokens its rounds added"])
     longest = max([len(law), *(len(kept) for _, kept in best.values())])
     x = Axis(0.5, longest + 0.5, "place in the draft →", _whole(longest))
     least = min([*law, *(share for _, kept in best.values() for share in kept)])
@@ -267,7 +267,7 @@ def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any
         notes.append(
             "Dashed: what the two models' laws give for exact acceptance of a draft begun anywhere in a text."
         )
-    return Part(plot.html(), notes)
+    return BarPart(plot.html(), notes)
 
 
 def _whole(most: int) -> list[float]:
@@ -276,7 +276,7 @@ def _whole(most: int) -> list[float]:
 
 
 # --- long texts ------------------------------------------------------------------------------------------------------
-def longform_picture(run: Digest, found: LongForm) -> Part:
+def longform_picture(run: Digest, found: LongForm) -> BarPart:
     """Speed against the position in the context: the fastest arm of each kind, and the base."""
     over = bool(found.speed_up)
     told: Mapping[str, Sequence[Any]] = found.speed_up if over else found.tokens_per_s
@@ -305,12 +305,12 @@ def longform_picture(run: Digest, found: LongForm) -> Part:
                 f"{arm}\nabout token {at:.0f}: {range_text(each, multiple if over else number)}",
             )
         plot.text(points[-1][0], points[-1][1][0], look.label, look.index)
-    return Part(
+    return BarPart(
         plot.html(), ["The fastest arm of each kind; the table below has all. Bands: 95 % intervals."]
     )
 
 
-def _centres(edges: Sequence[int], bins: Sequence[Any]) -> list[tuple[float, Interval]]:
+def _centres(edges: Sequence[int], bins: Sequence[Any]) -> list[tuple[float, BootstrapInterval]]:
     return [
         ((edges[i] + edges[i + 1]) / 2, at)
         for i, each in enumerate(bins)

@@ -13,7 +13,7 @@ from itertools import pairwise, zip_longest
 
 from markupsafe import Markup, escape
 
-from sprinter.bench.report.label_layout import Label, Taken, place
+from sprinter.bench.report.label_layout import PlacedLabel, Taken, place
 from sprinter.bench.report.looks import Look
 from sprinter.bench.report.numbers import number
 
@@ -120,7 +120,7 @@ class Plot:
         self.lane, self._lane_label, self._wide = lane, lane_label, wide
         self._lines: list[Markup] = []
         self._marks: list[Markup] = []
-        self._labels: list[Label] = []
+        self._labels: list[PlacedLabel] = []
         self._taken: list[Taken] = []
 
     def line(
@@ -172,7 +172,7 @@ class Plot:
         self._marks.append(tag("g", tag("title", tip), hit, drawn, class_="tip", data_arm=look.index))
         self._taken.append(Taken(self.x.share(x), down, 6.0))
         if label:
-            self._labels.append(Label(self.x.share(x), down, label, urgency, look.index))
+            self._labels.append(PlacedLabel(self.x.share(x), down, label, urgency, look.index))
 
     def dot(self, x: float, y: float, colour: str, tip: str, index: int | None = None) -> None:
         """A place on a line that tells its numbers."""
@@ -188,7 +188,7 @@ class Plot:
 
     def text(self, x: float, y: float, label: str, index: int, urgency: int = 0) -> None:
         """A label near a point, put where it fits."""
-        self._labels.append(Label(self.x.share(x), self._down(y), label, urgency, index))
+        self._labels.append(PlacedLabel(self.x.share(x), self._down(y), label, urgency, index))
 
     def html(self) -> Markup:
         """The picture with its axes."""

@@ -14,11 +14,19 @@ from sprinter.bench.report.digest import Digest, Summary, drift_of, headline, sp
 from sprinter.bench.report.looks import Look
 from sprinter.bench.report.numbers import NONE, count, drift, interval, multiple, number, percentage, value
 from sprinter.bench.report.svg import tag
-from sprinter.bench.statistics import Interval, bounds
+from sprinter.bench.statistics import BootstrapInterval, bounds
 
 __all__ = [
-    "Cell", "Row", "Table", "category_table", "full_table", "headline_table", "latency_table", "longform_table",
-    "quality_table", "speed_table",
+    "Cell",
+    "Table",
+    "TableRow",
+    "category_table",
+    "full_table",
+    "headline_table",
+    "latency_table",
+    "longform_table",
+    "quality_table",
+    "speed_table",
 ]  # fmt: skip
 
 
@@ -31,7 +39,7 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """Cells of one arm; ``note`` stands under its name."""
 
     look: Look
@@ -47,7 +55,7 @@ class Table:
 
     caption: str
     head: Sequence[tuple[str, str]]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     bars: bool = False
     missing: Sequence[str] = field(default=())
 
@@ -60,7 +68,7 @@ def _cell(of: Any, show: Callable[[Any], str] = number) -> Cell:
     return Cell(show(told[0]), title)
 
 
-def _with_interval(of: Interval | None, show: Callable[[Any], str] = number) -> Cell:
+def _with_interval(of: BootstrapInterval | None, show: Callable[[Any], str] = number) -> Cell:
     if of is None:
         return Cell(NONE)
     if None in of:
@@ -77,9 +85,11 @@ def _drift(summary: Summary) -> Cell:
     return Cell("0", "exact") if summary.get("lossless") is True else _cell(drift_of(summary), drift)
 
 
-def _row(run: Digest, summary: Summary, cells: Sequence[Cell], best: bool = False) -> Row:
+def _row(run: Digest, summary: Summary, cells: Sequence[Cell], best: bool = False) -> TableRow:
     error = run.failed.get(summary["arm"])
-    return Row(run.looks[summary["arm"]], cells, f"failed: {error}" if error else "", error is not None, best)
+    return TableRow(
+        run.looks[summary["arm"]], cells, f"failed: {error}" if error else "", error is not None, best
+    )
 
 
 # --- the tables ------------------------------------------------------------------------------------------------------
@@ -131,7 +141,7 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     return Table(title, [head, ("", "")], rows, True, missing)
 
 
-def _bar(colour: str, speed: Interval, most: float, mark: float | None) -> Cell:
+def _bar(colour: str, speed: BootstrapInterval, most: float, mark: float | None) -> Cell:
     middle, low, high = (f"{100 * max(0.0, each) / most:.2f}" for each in (speed[0], *bounds(speed)))
     parts = [
         tag("i", class_=f"fill {colour}", style=f"width:{middle}%"),

@@ -4,13 +4,13 @@
 through entry points of the group ``sprinter.bench_suites``: functions without arguments that return an ``Entry``.
 """
 
-from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Source
+from sprinter.bench.suites.entry import Entry, Files, Hub, Making, SuiteSource
 from sprinter.bench.suites.load import load_suite, suite_names
 from sprinter.bench.suites.makers import group_of_spec_bench
 from sprinter.bench.suites.rule import TextRule
 from sprinter.bench.suites.turns import turn_ids
 
 __all__ = [
-    "Entry", "Files", "Hub", "Making", "Source", "TextRule", "group_of_spec_bench", "load_suite", "suite_names",
+    "Entry", "Files", "Hub", "Making", "SuiteSource", "TextRule", "group_of_spec_bench", "load_suite", "suite_names",
     "turn_ids",
 ]  # fmt: skip

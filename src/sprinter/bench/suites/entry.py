@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from sprinter.bench.sample import Sample
 from sprinter.bench.suites.rule import TextRule
 from sprinter.errors import UserError
-from sprinter.training.sources import Record, read_hub, read_records
+from sprinter.training.sources import SourceRecord, read_hub, read_records
 
-__all__ = ["Entry", "Files", "Hub", "Making", "Reading", "Rows", "Source"]
+__all__ = ["Entry", "Files", "Hub", "Making", "Reading", "SuiteRows", "SuiteSource"]
 
-Rows = Iterator[tuple[str, Record]]
+SuiteRows = Iterator[tuple[str, SourceRecord]]
 """Where a record stands, in words, and the record."""
 
 
@@ -33,7 +33,7 @@ class Files:
     """
 
     names: tuple[str, ...]
-    read: Callable[[str], Rows] = read_records
+    read: Callable[[str], SuiteRows] = read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class Hub:
     data_files: str | None = None
     text: str = ""
     most: int = 0
-    keep: Callable[[Record], bool] = lambda record: True
+    keep: Callable[[SourceRecord], bool] = lambda record: True
 
-    def read(self) -> Rows:
+    def read(self) -> SuiteRows:
         """The records that count, in order."""
         rows = read_hub(self.name, self.split, config=self.config, data_files=self.data_files)
         kept = ((where, self._renamed(record)) for where, record in rows if self.keep(record))
         return islice(kept, self.most) if self.most else kept
 
-    def _renamed(self, record: Record) -> Record:
+    def _renamed(self, record: SourceRecord) -> SourceRecord:
         return {**record, "text": record.get(self.text)} if self.text else record
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Hub:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SuiteSource:
     """One part of a suite's data (questions, references, ...), as files or, where there is a network, from the hub."""
 
     files: Files | None
@@ -91,13 +91,13 @@ class Reading:
         data: directory of its files; None: from the hub.
     """
 
-    def __init__(self, source: Source, data: Path | None) -> None:
+    def __init__(self, source: SuiteSource, data: Path | None) -> None:
         self._files = source.files
         self._hub = source.hub if data is None or source.files is None else None
         self._paths = [data / name for name in source.files.names] if data and source.files else []
         self._digest = hashlib.sha256()
 
-    def rows(self) -> Rows:
+    def rows(self) -> SuiteRows:
         """The records.
 
         Raises:
@@ -108,13 +108,13 @@ class Reading:
                 raise UserError(f'{where} is no object with fields: give records such as {{"text": ...}}')
             yield where, record
 
-    def _from_files(self) -> Rows:
+    def _from_files(self) -> SuiteRows:
         if self._files is None or not self._paths:
             raise UserError(f"this suite is read from files alone: {self._mend}")
         for path in self._paths:
             yield from self._files.read(str(path))
 
-    def _from_hub(self, hub: Hub) -> Rows:
+    def _from_hub(self, hub: Hub) -> SuiteRows:
         try:
             for where, record in hub.read():
                 self._digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
@@ -172,8 +172,8 @@ class Entry:
     """
 
     about: str
-    sources: tuple[Source, ...]
-    make: Callable[[list[Rows], Making], Iterable[Sample]]
+    sources: tuple[SuiteSource, ...]
+    make: Callable[[list[SuiteRows], Making], Iterable[Sample]]
     new_tokens: int
     rule: TextRule | str
     grouped: bool = False

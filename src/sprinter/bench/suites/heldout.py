@@ -11,8 +11,8 @@ import html
 import re
 from collections.abc import Callable, Iterator
 
-from sprinter.bench.suites.entry import Rows
-from sprinter.training.sources import Record, read_lines, read_records, text_of
+from sprinter.bench.suites.entry import SuiteRows
+from sprinter.training.sources import SourceRecord, read_lines, read_records, text_of
 
 __all__ = ["MODULUS", "clean_wiki", "held_out", "stories", "wikinews", "wikipedia"]
 
@@ -34,27 +34,27 @@ def clean_wiki(text: str) -> str:
     return _EMPTY.sub("", _ORPHANS.sub("(", html.unescape(text))).strip()
 
 
-def wikipedia(source: str) -> Rows:
+def wikipedia(source: str) -> SuiteRows:
     """Held-out articles of a file of ``<doc>`` blocks: records with "id", "category" and "text"."""
     return _kept("wikipedia", read_records(source), lambda r, where: clean_wiki(text_of(r, "text", where)))
 
 
-def wikinews(source: str) -> Rows:
+def wikinews(source: str) -> SuiteRows:
     """Held-out articles of a file of JSON lines, each under its title; redirects have no text."""
 
-    def text(record: Record, where: str) -> str:
+    def text(record: SourceRecord, where: str) -> str:
         body = text_of(record, "text", where)
         return clean_wiki(f"{text_of(record, 'title', where)}\n\n{body}") if body.strip() else ""
 
     return _kept("wikinews", read_records(source), text)
 
 
-def stories(source: str) -> Rows:
+def stories(source: str) -> SuiteRows:
     """Held-out stories of a file that parts them by ``<|endoftext|>``; the first and last may be cut: left out."""
     return _kept("tinystories", _stories(source), lambda record, where: str(record["text"]))
 
 
-def _stories(source: str) -> Iterator[tuple[str, Record]]:
+def _stories(source: str) -> Iterator[tuple[str, SourceRecord]]:
     story: list[str] = []
     number = 0
     for _, line in read_lines(source):
@@ -66,7 +66,7 @@ def _stories(source: str) -> Iterator[tuple[str, Record]]:
             story, number = [after], number + 1
 
 
-def _kept(name: str, rows: Rows, text: Callable[[Record, str], str]) -> Rows:
+def _kept(name: str, rows: SuiteRows, text: Callable[[SourceRecord, str], str]) -> SuiteRows:
     seen: set[str] = set()
     for where, record in rows:
         whole = text(record, where)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import makers
-from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Reading, Source
+from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Reading, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.bench.suites.table import PAPER_TOKENS, SUITES, TURN_TOKENS
 from sprinter.decode.checks import at_least
@@ -111,11 +111,13 @@ def _find(name: str, data: Path | None, field: str | None, running: bool) -> _Pl
     if data is not None and not path.exists() and (data / name).is_file():
         path = data / name
     if path.exists() or is_source(name):
-        entry = _of_records(Source(Files((path.name,))), str(path), field, running)
+        entry = _of_records(SuiteSource(Files((path.name,))), str(path), field, running)
         stem = path.name.removesuffix(".gz")
         return _Place(stem.rpartition(".")[0] or stem, entry, path.parent)
     hub, _, split = name.partition("@")
-    return _Place(name, _of_records(Source(None, Hub(hub, split or "train")), name, field, running), None)
+    return _Place(
+        name, _of_records(SuiteSource(None, Hub(hub, split or "train")), name, field, running), None
+    )
 
 
 def _check_files(name: str, entry: Entry, data: Path | None) -> None:
@@ -131,7 +133,7 @@ def _check_files(name: str, entry: Entry, data: Path | None) -> None:
         )
 
 
-def _of_records(source: Source, name: str, field: str | None, running: bool) -> Entry:
+def _of_records(source: SuiteSource, name: str, field: str | None, running: bool) -> Entry:
     """An entry for a file or data set of the user's; its first record tells what it holds."""
     first = next((record for _, record in read_records(name)), {})
     fields = first if isinstance(first, dict) else {}

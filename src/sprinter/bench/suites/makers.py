@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from sprinter.bench.sample import Check, Sample
-from sprinter.bench.suites.entry import Making, Rows
+from sprinter.bench.sample import Sample, SampleCheck
+from sprinter.bench.suites.entry import Making, SuiteRows
 from sprinter.errors import UserError
-from sprinter.training.sources import Record, text_of
+from sprinter.training.sources import SourceRecord, text_of
 
 __all__ = [
     "code", "group_of_spec_bench", "judged_talks", "maths", "multiple_choice", "running_text", "shots",
@@ -23,7 +23,7 @@ _ANSWER = re.compile(r"####\s*(-?[\d.,]*\d)")
 _SHOTS = 5
 
 
-def running_text(sources: list[Rows], making: Making) -> Iterator[Sample]:
+def running_text(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """The beginnings of texts; what really follows is the reference."""
     rule = making.rule
     for id, category, text in _pieces((row for rows in sources for row in rows), making):
@@ -34,14 +34,14 @@ def running_text(sources: list[Rows], making: Making) -> Iterator[Sample]:
             making.skipped["too_short" if text.strip() else "empty"] += 1
 
 
-def talks(sources: list[Rows], making: Making, field: str = "turns") -> Iterator[Sample]:
+def talks(sources: list[SuiteRows], making: Making, field: str = "turns") -> Iterator[Sample]:
     """Prompts and talks of several turns, as Spec-Bench, MT-bench and Vicuna-bench have them."""
     for n, (where, record) in enumerate(sources[0], 1):
         turns = text_of(record, field, where) if "." in field else _get(record, field, where)
         yield talk({**record, "turns": turns}, where, _id(record, n), making.name)
 
 
-def judged_talks(sources: list[Rows], making: Making) -> Iterator[Sample]:
+def judged_talks(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """MT-bench: talks, joined with GPT-4's answers where there are any."""
     questions, answers = sources
     judged = {str(_get(r, "question_id", w)): _get(_get(r, "choices", w)[0], "turns", w) for w, r in answers}
@@ -50,7 +50,7 @@ def judged_talks(sources: list[Rows], making: Making) -> Iterator[Sample]:
         yield talk({**record, "reference": judged.get(id, record.get("reference"))}, where, id, making.name)
 
 
-def talk(record: Record, where: str, id: str, category: str) -> Sample:
+def talk(record: SourceRecord, where: str, id: str, category: str) -> Sample:
     """One record: "turns" (a text, or texts), perhaps "category" and "reference"."""
     turns = _get(record, "turns", where)
     turns = [turns] if isinstance(turns, str) else turns
@@ -63,11 +63,11 @@ def talk(record: Record, where: str, id: str, category: str) -> Sample:
         category=str(record.get("category") or category),
         turns=tuple(turns),
         references=references,
-        check=Check("number", answer) if answer else None,
+        check=SampleCheck("number", answer) if answer else None,
     )
 
 
-def maths(sources: list[Rows], making: Making) -> Iterator[Sample]:
+def maths(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """GSM8K: "question", "answer" that ends in "#### N"."""
     for n, (where, record) in enumerate(sources[0]):
         solution = text_of(record, "answer", where)
@@ -76,20 +76,20 @@ def maths(sources: list[Rows], making: Making) -> Iterator[Sample]:
             raise UserError(f"'answer' of {where} does not end in '#### NUMBER': mend the record")
         prompt = f"Question: {text_of(record, 'question', where).strip()}\nAnswer:"
         reference = _CALCULATOR.sub("", solution).strip()
-        yield Sample(str(n), making.name, (prompt,), (reference,), Check("number", answer))
+        yield Sample(str(n), making.name, (prompt,), (reference,), SampleCheck("number", answer))
 
 
-def code(sources: list[Rows], making: Making) -> Iterator[Sample]:
+def code(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """HumanEval: the prompt as it is; its test, and the function that this calls."""
     for where, record in sources[0]:
         prompt, test, entry, solution, id = (
             text_of(record, name, where)
             for name in ("prompt", "test", "entry_point", "canonical_solution", "task_id")
         )
-        yield Sample(id, making.name, (prompt,), (solution,), Check("code", test, entry))
+        yield Sample(id, making.name, (prompt,), (solution,), SampleCheck("code", test, entry))
 
 
-def multiple_choice(sources: list[Rows], making: Making) -> Iterator[Sample]:
+def multiple_choice(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """CommonsenseQA: the question, its choices with letters, and the letter that is right."""
     for where, record in sources[0]:
         question, choices = _stem_and_choices(record, where)
@@ -98,11 +98,11 @@ def multiple_choice(sources: list[Rows], making: Making) -> Iterator[Sample]:
             text_of(record, "id", where),
             making.name,
             (f"Question: {_asked(question, choices)}",),
-            check=Check("choice", letter),
+            check=SampleCheck("choice", letter),
         )
 
 
-def shots(sources: list[Rows], making: Making) -> Iterator[Sample]:
+def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """MMLU: up to five solved questions of the subject, then the one that is asked (Hendrycks et al., 2021)."""
     questions, examples = sources
     solved: dict[str, list[str]] = {}
@@ -117,7 +117,7 @@ def shots(sources: list[Rows], making: Making) -> Iterator[Sample]:
             f"The following are multiple choice questions (with answers) about {subject.replace('_', ' ')}."
         )
         parts = [title, *solved.get(subject, [])[:_SHOTS], _mmlu(record, where)]
-        check = Check("choice", _letter(record, where))
+        check = SampleCheck("choice", _letter(record, where))
         yield Sample(f"{subject}/{number}", subject, ("\n\n".join(parts),), check=check)
 
 
@@ -126,7 +126,7 @@ def group_of_spec_bench(category: str) -> str:
     return "mt_bench" if category in _MT_BENCH else category
 
 
-def _pieces(rows: Rows, making: Making) -> Iterator[tuple[str, str, str]]:
+def _pieces(rows: SuiteRows, making: Making) -> Iterator[tuple[str, str, str]]:
     """Id, category and text; of paragraphs first the first of each text, then the second ..."""
     texts = (_text(record, n, where, making) for n, (where, record) in enumerate(rows, 1))
     if not making.rule.paragraphs:
@@ -142,12 +142,12 @@ def _pieces(rows: Rows, making: Making) -> Iterator[tuple[str, str, str]]:
         yield from (piece for piece in column if piece is not None)
 
 
-def _text(record: Record, number: int, where: str, making: Making) -> tuple[str, str, str]:
+def _text(record: SourceRecord, number: int, where: str, making: Making) -> tuple[str, str, str]:
     text = text_of(record, making.text_field, where)
     return _id(record, number), str(record.get("category") or making.name), text
 
 
-def _id(record: Record, number: int) -> str:
+def _id(record: SourceRecord, number: int) -> str:
     """Its own, else its number."""
     id = record.get("question_id", record.get("id"))
     return str(number if id is None else id)
@@ -167,7 +167,7 @@ def _number(text: str) -> str | None:
     return found[1].replace(",", "") if found else None
 
 
-def _stem_and_choices(record: Record, where: str) -> tuple[str, list[tuple[str, str]]]:
+def _stem_and_choices(record: SourceRecord, where: str) -> tuple[str, list[tuple[str, str]]]:
     """The original nests the choices in the question, the hub's copy has them beside it."""
     holder = record["question"] if isinstance(record.get("question"), dict) else record
     question = text_of(holder, "stem" if "stem" in holder else "question", where)
@@ -177,7 +177,7 @@ def _stem_and_choices(record: Record, where: str) -> tuple[str, list[tuple[str, 
     return question, [(_get(choice, "label", where), _get(choice, "text", where)) for choice in choices]
 
 
-def _mmlu(record: Record, where: str) -> str:
+def _mmlu(record: SourceRecord, where: str) -> str:
     choices = list(zip("ABCD", _get(record, "choices", where), strict=False))
     return _asked(text_of(record, "question", where), choices)
 
@@ -187,12 +187,12 @@ def _asked(question: str, choices: Iterable[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _letter(record: Record, where: str) -> str:
+def _letter(record: SourceRecord, where: str) -> str:
     answer = _get(record, "answer", where)
     return "ABCD"[answer] if isinstance(answer, int) else str(answer)
 
 
-def _get(record: Record, name: str, where: str) -> Any:
+def _get(record: SourceRecord, name: str, where: str) -> Any:
     if not isinstance(record, dict) or name not in record:
         raise UserError(f"{where} has no field '{name}': is this the suite's file?")
     return record[name]

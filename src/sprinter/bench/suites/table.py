@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sprinter.bench.suites import heldout, makers
-from sprinter.bench.suites.entry import Entry, Files, Hub, Rows, Source
+from sprinter.bench.suites.entry import Entry, Files, Hub, SuiteRows, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.decode.registry import Registry
 from sprinter.errors import UserError
-from sprinter.training.sources import Record
+from sprinter.training.sources import SourceRecord
 
 __all__ = ["SUITES"]
 
@@ -31,7 +31,7 @@ _WIKIPEDIA = tuple(f"wikipedia_en_2015_{n:02d}.txt.gz" for n in range(6))
 _WIKINEWS = tuple(f"wikinews_en_2022_{n:02d}.jsonl.gz" for n in range(2))
 
 
-def _question_tar(name: str) -> Rows:
+def _question_tar(name: str) -> SuiteRows:
     """MMLU's questions: a tar of CSV files without a head, one a subject; "question", four choices, the letter."""
     try:
         with tarfile.open(name) as tar:
@@ -44,7 +44,7 @@ def _question_tar(name: str) -> Rows:
         raise UserError(f"cannot read '{name}' ({first}): fetch the file again") from None
 
 
-def _questions(text: str, member: str, name: str) -> Rows:
+def _questions(text: str, member: str, name: str) -> SuiteRows:
     subject = member.rpartition("/")[2].removesuffix(".csv").rpartition("_")[0]
     for number, row in enumerate(csv.reader(io.StringIO(text, newline="")), 1):
         where = f"row {number} of {member} in '{name}'"
@@ -53,7 +53,7 @@ def _questions(text: str, member: str, name: str) -> Rows:
         yield where, {"subject": subject, "question": row[0], "choices": row[1:5], "answer": row[5]}
 
 
-def _beyond_training(record: Record) -> bool:
+def _beyond_training(record: SourceRecord) -> bool:
     return int(record["id"]) > _FIRST_UNSEEN
 
 
@@ -62,11 +62,11 @@ def _json(address: str) -> Hub:
 
 
 def _text(about: str, files: Files, hub: Hub, rule: TextRule) -> Entry:
-    return Entry(about, (Source(files, hub),), makers.running_text, PAPER_TOKENS, rule)
+    return Entry(about, (SuiteSource(files, hub),), makers.running_text, PAPER_TOKENS, rule)
 
 
 def _talks(about: str, *sources: tuple[str, str], **options: Any) -> Entry:
-    parts = tuple(Source(Files((name,)), _json(address)) for name, address in sources)
+    parts = tuple(SuiteSource(Files((name,)), _json(address)) for name, address in sources)
     make = makers.judged_talks if len(parts) == 2 else makers.talks
     return Entry(about, parts, make, TURN_TOKENS, "prompts as they are", grouped=True, chat=True, **options)
 
@@ -93,7 +93,7 @@ _NAMED: dict[str, Callable[[], Entry]] = {
     ),
     "heldout": lambda: Entry(
         "paragraphs of Wikipedia and Wikinews that the built-in pair was not trained on, continued",
-        (Source(_WIKIPEDIA_FILES, _WIKIPEDIA_HUB), Source(_WIKINEWS_FILES, _WIKINEWS_HUB)),
+        (SuiteSource(_WIKIPEDIA_FILES, _WIKIPEDIA_HUB), SuiteSource(_WIKINEWS_FILES, _WIKINEWS_HUB)),
         makers.running_text,
         PAPER_TOKENS,
         _PARAGRAPHS,
@@ -132,21 +132,21 @@ _NAMED: dict[str, Callable[[], Entry]] = {
     ),
     "gsm8k": lambda: Entry(
         "word problems of grade school, the answer a number (test set)",
-        (Source(Files(("gsm8k_test.jsonl",)), Hub("openai/gsm8k", "test", config="main")),),
+        (SuiteSource(Files(("gsm8k_test.jsonl",)), Hub("openai/gsm8k", "test", config="main")),),
         makers.maths,
         256,
         "Question: ... Answer:",
     ),
     "humaneval": lambda: Entry(
         "Python functions to write, with tests",
-        (Source(Files(("humaneval.jsonl",)), Hub("openai/openai_humaneval", "test")),),
+        (SuiteSource(Files(("humaneval.jsonl",)), Hub("openai/openai_humaneval", "test")),),
         makers.code,
         256,
         "prompts as they are",
     ),
     "commonsenseqa": lambda: Entry(
         "questions of common sense with five choices",
-        (Source(Files(("commonsenseqa_dev.jsonl",)), Hub("tau/commonsense_qa", "validation")),),
+        (SuiteSource(Files(("commonsenseqa_dev.jsonl",)), Hub("tau/commonsense_qa", "validation")),),
         makers.multiple_choice,
         32,
         "Question: ..., choices with letters, Answer:",
@@ -154,8 +154,8 @@ _NAMED: dict[str, Callable[[], Entry]] = {
     "mmlu": lambda: Entry(
         "questions from 57 subjects with four choices, after up to five solved ones",
         (
-            Source(Files(("mmlu_test.tar.gz",), _question_tar), Hub("cais/mmlu", "test", config="all")),
-            Source(Files(("mmlu_dev.tar.gz",), _question_tar), Hub("cais/mmlu", "dev", config="all")),
+            SuiteSource(Files(("mmlu_test.tar.gz",), _question_tar), Hub("cais/mmlu", "test", config="all")),
+            SuiteSource(Files(("mmlu_dev.tar.gz",), _question_tar), Hub("cais/mmlu", "dev", config="all")),
         ),
         makers.shots,
         32,

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 from sprinter.models.capture.compiled import Compiled, Recipe, find_compiled
 from sprinter.models.capture.marks import Watch, digest
 from sprinter.models.capture.trace import RowPass, own_attention
-from sprinter.models.interface import Step
-from sprinter.models.runners.forward import CHUNK, Keep
+from sprinter.models.interface import ModelOutput
+from sprinter.models.runners.forward import CHUNK, StateFilter
 from sprinter.models.runners.row import RowRunner, Windows
 
 __all__ = [
@@ -31,14 +31,14 @@ __all__ = [
     "PASS",
     "CapturedRunner",
     "CompiledUnits",
-    "Run",
+    "ForwardPass",
     "Unit",
     "Units",
     "as_module",
     "split_inputs",
 ]
 
-Run = Callable[[Keep | None], tuple[Tensor, Tensor]]
+ForwardPass = Callable[[StateFilter | None], tuple[Tensor, Tensor]]
 
 LONGEST = CHUNK
 """Most tokens a row of a compiled pass: whatever a runner is fed at once."""
@@ -65,7 +65,7 @@ class Unit(nn.Module):
         self.name, self.facts = name, facts
         self.key = f"{name} {json.dumps(facts, sort_keys=True)}"
 
-    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Tensors, each made of one call of ``run``.
 
         Args:
@@ -79,14 +79,14 @@ PASS = Unit()
 """The pass alone: logits ``[batch, n, vocab]`` and states ``[batch, n, d]``."""
 
 
-class _Read(Unit):
+class _ReadUnit(Unit):
     """A pass whose logits nobody wants, as a prompt's: states ``[batch, n, d]`` alone."""
 
-    def forward(self, run: Run, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return run(lambda hidden: hidden[:, -1:])[1:]
 
 
-READ = _Read("read")
+READ = _ReadUnit("read")
 
 
 class Units(Protocol):
@@ -195,17 +195,19 @@ class CapturedRunner(RowRunner):
                     f"this runner has max_len={self.max_len}"
                 )
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
         made = self._captured(PASS if logits else READ, tokens, counts, (), None)
         if made is None:
             return super()._step(tokens, counts, logits)
-        return Step(*made) if logits else Step(None, made[0])
+        return ModelOutput(*made) if logits else ModelOutput(None, made[0])
 
-    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+    def _step_some(
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+    ) -> ModelOutput:
         made = self._captured(PASS if logits else READ, tokens, counts, (), rows)
         if made is None:
             return super()._step_some(tokens, counts, logits, rows)
-        return Step(*made) if logits else Step(None, made[0])
+        return ModelOutput(*made) if logits else ModelOutput(None, made[0])
 
     def _captured(
         self,
@@ -259,7 +261,7 @@ _SIDE_BY_SIDE = 4
 """Codes of one unit that are held at a time: pairs over one draft take turns, each with a gate of its own."""
 
 
-class _Shelf:
+class _CodeCache:
     """What of one model was loaded, or looked for in vain; all its runners share it."""
 
     def __init__(self) -> None:
@@ -290,7 +292,7 @@ class _Shelf:
         return codes[key]
 
 
-_shelves: WeakKeyDictionary[PreTrainedModel, _Shelf] = WeakKeyDictionary()
+_shelves: WeakKeyDictionary[PreTrainedModel, _CodeCache] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -308,10 +310,10 @@ class CompiledUnits:
     model: PreTrainedModel
     windows: Windows
     may_compile: bool
-    _shelf: _Shelf = field(init=False)
+    _shelf: _CodeCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self._shelf = _shelves.setdefault(self.model, _Shelf())
+        self._shelf = _shelves.setdefault(self.model, _CodeCache())
 
     def begin(self) -> None:
         """See ``Units``."""
@@ -394,7 +396,7 @@ class _Flat(nn.Module):
         extras: list[Tensor],
         buffers: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        def run(keep: Keep | None) -> tuple[Tensor, Tensor]:
+        def run(keep: StateFilter | None) -> tuple[Tensor, Tensor]:
             return self.rows(tokens, positions, slots, numbers, keys, buffers, keep)  # type: ignore[no-any-return]
 
         return self.unit(run, extras)  # type: ignore[no-any-return]

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sprinter.errors import SprinterError
 from sprinter.models.capture.attention import attention
-from sprinter.models.runners.forward import Keep, call_model
+from sprinter.models.runners.forward import StateFilter, call_model
 from sprinter.models.runners.masks import window_mask
 
 __all__ = ["RowPass", "own_attention"]
@@ -101,7 +101,7 @@ class RowPass(nn.Module):
         rows: Tensor,
         keys: Tensor,
         buffers: Sequence[Tensor],
-        keep: Keep | None = None,
+        keep: StateFilter | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Logits ``[batch, n, vocab]`` (of what ``keep`` lets through) and states ``[batch, n, d]``.
 

@@ -18,7 +18,7 @@ from sprinter.models.gguf import vocabulary, write
 from sprinter.models.gguf.library import installed
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import dtype_name, load_models
-from sprinter.models.source import Origin, Source, find
+from sprinter.models.source import Provenance, Source, find
 
 __all__ = ["RUNNERS", "convert_gguf", "for_runner"]
 
@@ -103,7 +103,7 @@ def for_runner(
     return files[0], files[1] if draft is not None else None, rest
 
 
-def _kept_gguf(origin: Origin, stored: str) -> Path:
+def _kept_gguf(origin: Provenance, stored: str) -> Path:
     """The file of a model in the cache directory, written if it is not there yet.
 
     Raises:

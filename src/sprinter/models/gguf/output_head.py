@@ -46,12 +46,12 @@ def gguf_head(path: Path) -> GgufHead:
     gguf = gguf_package()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).head(gguf)
+            return _GgufReader(data).head(gguf)
     except (OSError, ValueError, error) as cause:  # mmap has nothing of an empty file
         raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from cause
 
 
-class _Reader:
+class _GgufReader:
     """Reads on from where it stands. Raises ValueError or struct.error where the file does not hold what it says."""
 
     def __init__(self, data: mmap.mmap) -> None:

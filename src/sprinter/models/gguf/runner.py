@@ -15,8 +15,8 @@ from torch import Tensor
 from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.models.gguf.library import last_words, library
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.interface import Step
-from sprinter.models.runners.forward import CHUNK, Rows
+from sprinter.models.interface import ModelOutput
+from sprinter.models.runners.forward import CHUNK, BaseRunner
 
 __all__ = ["LlamaCppRunner"]
 
@@ -26,7 +26,7 @@ _POOLING_NONE = 0
 _FLASH_AUTO, _FLASH_OFF = -1, 0
 
 
-class LlamaCppRunner(Rows):
+class LlamaCppRunner(BaseRunner):
     """See ``Runner``. Any batch, ragged rows, rewind and copy by marking cells; float32 results on the CPU.
 
     One context serves all rows, with room for ``batch`` rows of ``max_len`` tokens. llama.cpp computes the output
@@ -51,7 +51,7 @@ class LlamaCppRunner(Rows):
         weakref.finalize(self, _free, self._llama, self._context, model)
         self._memory = self._llama.llama_get_memory(self._context)
         self._room = int(self._llama.llama_n_batch(self._context))
-        self._batch = _Batch(self._llama, self._room)
+        self._batch = _LlamaBatch(self._llama, self._room)
         self._places = np.arange(max_len, dtype=np.int32)
         self._soiled = False  # whether cells that no row holds may be NaN
 
@@ -90,25 +90,29 @@ class LlamaCppRunner(Rows):
         if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):
             raise SprinterError(f"llama.cpp cannot forget the last tokens of {self.model.path.name}")
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
         every = [tokens.shape[1]] * self.batch if counts is None else counts
         return self._step_some(tokens, every, logits, range(self.batch))
 
-    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+    def _step_some(
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+    ) -> ModelOutput:
         n, ids = tokens.shape[1], tokens.cpu().numpy()
         quiet = not logits and n > 1
         if len(rows) == 1 and counts[0] == n <= self._room:
             start = self._lengths[rows[0]]
             self._batch.put(ids[0], self._places[start : start + n], rows[0])
             values, states = self._decode(n, logits, quiet)
-            return Step(values, states)
+            return ModelOutput(values, states)
         values, states = self._decode_rows(ids, counts, logits, quiet, rows)
         if quiet:
-            return Step(None, states.new_empty(len(rows), 0, self.hidden_size))
+            return ModelOutput(None, states.new_empty(len(rows), 0, self.hidden_size))
         holes = any(count < n for count in counts)
         kept = torch.arange(n) < torch.tensor(counts)[:, None] if holes else None
         shape = len(rows), n
-        return Step(None if values is None else _placed(values, shape, kept), _placed(states, shape, kept))
+        return ModelOutput(
+            None if values is None else _placed(values, shape, kept), _placed(states, shape, kept)
+        )
 
     def _decode_rows(
         self, ids: NDArray[Any], counts: Sequence[int], logits: bool, quiet: bool, rows: Sequence[int]
@@ -176,7 +180,7 @@ class LlamaCppRunner(Rows):
         return context
 
 
-class _Batch:
+class _LlamaBatch:
     """What ``llama_decode`` is fed, over memory of ours: each token in one sequence. ``asked``: who is to answer."""
 
     def __init__(self, llama: Any, room: int) -> None:

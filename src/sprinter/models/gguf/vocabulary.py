@@ -21,7 +21,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from sprinter.errors import UserError
 from sprinter.models.gguf.output_head import gguf_head
 
-__all__ = ["Vocabulary", "add_vocabulary", "gguf_tokenizer", "gguf_tokens", "vocabulary"]
+__all__ = ["GgufVocabulary", "add_vocabulary", "gguf_tokenizer", "gguf_tokens", "vocabulary"]
 
 _JSON = "tokenizer.huggingface.json"
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
@@ -38,7 +38,7 @@ _SPLITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """A byte-level BPE as GGUF spells it: ``kinds`` are token types, ``pre`` names how text is cut."""
 
     tokens: list[str]
@@ -48,7 +48,7 @@ class Vocabulary:
     json: str
 
 
-def vocabulary(tokenizer: PreTrainedTokenizerBase | None, model: Any) -> Vocabulary:
+def vocabulary(tokenizer: PreTrainedTokenizerBase | None, model: Any) -> GgufVocabulary:
     """What is written for a tokenizer; rows of the model beyond its tokens become unused ones.
 
     Raises:
@@ -71,10 +71,10 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase | None, model: Any) -> Vocabul
         number = added["id"]
         tokens[number], kinds[number] = added["content"], _CONTROL if added["special"] else _USER_DEFINED
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in rule["merges"]]
-    return Vocabulary(tokens, kinds, merges, pre, json.dumps(spec, ensure_ascii=False))
+    return GgufVocabulary(tokens, kinds, merges, pre, json.dumps(spec, ensure_ascii=False))
 
 
-def add_vocabulary(writer: Any, words: Vocabulary, tokenizer: Any) -> None:
+def add_vocabulary(writer: Any, words: GgufVocabulary, tokenizer: Any) -> None:
     """Put it into a ``GGUFWriter``."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(words.pre)

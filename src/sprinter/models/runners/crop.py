@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from sprinter.models.interface import Step
+from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import ModelRunner
 
 __all__ = ["CropRunner"]
@@ -51,19 +51,21 @@ class CropRunner(ModelRunner):
         self._check_rows([row])
         self._crop()
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
         n = tokens.shape[1]
         count = n if counts is None else counts[0]
         if count == 0:
             nothing = torch.zeros(1, n, self.hidden_size, dtype=self.model.dtype, device=self.device)
-            return Step(nothing.new_zeros(1, n, self.vocab_size) if logits else None, nothing)
+            return ModelOutput(nothing.new_zeros(1, n, self.vocab_size) if logits else None, nothing)
         step = self._pass(tokens[:, :count], logits)
         if count == n:
             return step
         padding = (0, 0, 0, n - count)
-        return Step(None if step.logits is None else pad(step.logits, padding), pad(step.hidden, padding))
+        return ModelOutput(
+            None if step.logits is None else pad(step.logits, padding), pad(step.hidden, padding)
+        )
 
-    def _pass(self, tokens: Tensor, logits: bool) -> Step:
+    def _pass(self, tokens: Tensor, logits: bool) -> ModelOutput:
         start, n = self._lengths[0], tokens.shape[1]
         positions = {"position_ids": self._positions[:, start : start + n]} if self._takes_positions else {}
         try:

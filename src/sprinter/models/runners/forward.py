@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
-from sprinter.models.interface import Step
+from sprinter.models.interface import ModelOutput
 
-__all__ = ["CHUNK", "Keep", "ModelRunner", "Rows", "call_model", "head_of", "head_sizes"]
+__all__ = ["CHUNK", "BaseRunner", "ModelRunner", "StateFilter", "call_model", "head_of", "head_sizes"]
 
 CHUNK = 512
 """Most tokens a row is fed in one pass; longer inputs go in pieces, so that memory stays bounded."""
@@ -43,7 +43,7 @@ def head_sizes(model: PreTrainedModel) -> tuple[int, int]:
     return int(vocab), int(hidden)
 
 
-class Rows(ABC):
+class BaseRunner(ABC):
     """The part of a runner that knows no library: lengths, checks, chunks. Subclasses hold model and cache."""
 
     def __init__(self, batch: int, max_len: int) -> None:
@@ -64,7 +64,7 @@ class Rows(ABC):
         *,
         logits: bool = True,
         rows: Sequence[int] | None = None,
-    ) -> Step:
+    ) -> ModelOutput:
         """Run the model over new tokens and keep them; long inputs go ``CHUNK`` tokens at a time."""
         n = self._check_extend(tokens, counts, rows)
         with torch.inference_mode():
@@ -74,14 +74,14 @@ class Rows(ABC):
                 self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits, rows)
                 for at in range(0, n, CHUNK)
             ]
-            return Step(
+            return ModelOutput(
                 torch.cat([step.logits for step in steps if step.logits is not None], 1) if logits else None,
                 torch.cat([step.hidden for step in steps], 1),
             )
 
     def _extend(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, rows: Sequence[int] | None
-    ) -> Step:
+    ) -> ModelOutput:
         n = tokens.shape[1]
         if rows is None:
             step = self._step(tokens, counts, logits)
@@ -93,10 +93,12 @@ class Rows(ABC):
         return step
 
     @abstractmethod
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
         """One pass over at most ``CHUNK`` tokens a row, at the end of each row; ``_lengths`` are left alone."""
 
-    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+    def _step_some(
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+    ) -> ModelOutput:
         """``_step`` for some rows: here the others take part with no tokens."""
         index = torch.tensor(rows, device=tokens.device)
         all_counts = [0] * self.batch
@@ -105,7 +107,7 @@ class Rows(ABC):
         step = self._step(
             tokens.new_zeros(self.batch, tokens.shape[1]).index_copy_(0, index, tokens), all_counts, logits
         )
-        return Step(None if step.logits is None else step.logits[index], step.hidden[index])
+        return ModelOutput(None if step.logits is None else step.logits[index], step.hidden[index])
 
     @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
@@ -155,7 +157,7 @@ class Rows(ABC):
                 raise ValueError(f"row {row} does not exist: this runner has rows 0 to {self.batch - 1}")
 
 
-class ModelRunner(Rows):
+class ModelRunner(BaseRunner):
     """A runner over a transformers causal language model; subclasses hold the cache. ``Runner`` says the verbs.
 
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
@@ -171,12 +173,12 @@ class ModelRunner(Rows):
         self.device = torch.device(model.device)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> Step:
+    def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> ModelOutput:
         said, hidden = call_model(self.model, tokens, None if logits else _last, **kwargs)
-        return Step(said if logits else None, hidden)
+        return ModelOutput(said if logits else None, hidden)
 
 
-Keep = Callable[[Tensor], Tensor]
+StateFilter = Callable[[Tensor], Tensor]
 """States ``[batch, n, d]`` → those that the output embedding is to see, ``[batch, k, d]``."""
 
 
@@ -185,7 +187,7 @@ def _last(hidden: Tensor) -> Tensor:
 
 
 def call_model(
-    model: PreTrainedModel, tokens: Tensor, keep: Keep | None, **kwargs: Any
+    model: PreTrainedModel, tokens: Tensor, keep: StateFilter | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor]:
     """Call the model and catch what enters its output embedding: logits of what ``keep`` lets through, all states.
 

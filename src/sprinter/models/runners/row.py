@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from sprinter.models.interface import Step
+from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.masks import Band, ragged_mask
 
@@ -191,7 +191,7 @@ class RowRunner(ModelRunner):
                 assert isinstance(layer, _RowLayer)
                 layer.wipe(row, self._lengths[row])
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
         n = tokens.shape[1]
         if self._are_aligned(n, counts):
             positions, mask = self._aligned(self._lengths[0], n)
@@ -224,7 +224,9 @@ class RowRunner(ModelRunner):
             return None
         return self._bands[window].view(start, n)
 
-    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+    def _step_some(
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+    ) -> ModelOutput:
         """Some rows alone: their keys and values are gathered, which costs less than a pass over all rows."""
         if not self._made:  # buffers are made for all rows, by the first pass
             return super()._step_some(tokens, counts, logits, rows)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from sprinter.models.interface import Step
-from sprinter.models.runners.forward import Rows
+from sprinter.models.interface import ModelOutput
+from sprinter.models.runners.forward import BaseRunner
 from sprinter.models.runners.row import Mask, RowRunner, Windows
 
 __all__ = ["FarRunner", "SwitchRunner"]
@@ -38,14 +38,14 @@ class FarRunner(RowRunner):
 
     def _extend(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, rows: Sequence[int] | None
-    ) -> Step:
+    ) -> ModelOutput:
         n = tokens.shape[1]
         lengths = self._lengths if rows is None else [self._lengths[row] for row in rows]
         given = [n] * len(lengths) if counts is None else counts
         if not self._falls_short(lengths, given):
             return super()._extend(tokens, counts, logits, rows)
         step = super()._extend(pad(tokens, (0, 1)), given, logits, rows)
-        return Step(None if step.logits is None else step.logits[:, :n], step.hidden[:, :n])
+        return ModelOutput(None if step.logits is None else step.logits[:, :n], step.hidden[:, :n])
 
     def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
         positions, mask = super()._ragged(n, counts)
@@ -58,7 +58,7 @@ class FarRunner(RowRunner):
         return max(map(sum, zip(lengths, counts, strict=True))) <= self._switch
 
 
-class SwitchRunner(Rows):
+class SwitchRunner(BaseRunner):
     """See ``Runner``. Rows on both sides of the switch, in any mixture.
 
     Args:
@@ -104,13 +104,15 @@ class SwitchRunner(Rows):
         for runner in (self._near, self._far):
             runner.rewind([min(pair) for pair in zip(runner.lengths, self._lengths, strict=True)])
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> Step:
+    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
         every = range(self.batch)
         return self._step_some(
             tokens, [tokens.shape[1]] * self.batch if counts is None else counts, logits, every
         )
 
-    def _step_some(self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]) -> Step:
+    def _step_some(
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+    ) -> ModelOutput:
         self._trim()  # what a pass left that was interrupted between the two
         starts = [self._lengths[row] for row in rows]
         for row, start, count, own in zip(rows, starts, counts, tokens, strict=True):
@@ -136,9 +138,9 @@ class SwitchRunner(Rows):
                 if said is not None and step.logits is not None:
                     said[i, place] = step.logits[at, : stops[i] - begins[i]]
         assert hidden is not None, "a row that ends beyond the switch has read something there"
-        return Step(said, hidden)
+        return ModelOutput(said, hidden)
 
-    def _read(self, runner: RowRunner, pieces: Sequence[tuple[int, int, int]], logits: bool) -> Step:
+    def _read(self, runner: RowRunner, pieces: Sequence[tuple[int, int, int]], logits: bool) -> ModelOutput:
         """Pieces (row, begin, end) of the text, the row's tokens before them first if this cache lacks them."""
         for row, begin, _ in pieces:
             have = runner.lengths[row]
