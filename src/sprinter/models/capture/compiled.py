@@ -36,14 +36,15 @@ from sprinter.models.capture.marks import digest, hash_file
 __all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
 
 _log = logging.getLogger("sprinter")
-_HERE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[2]
 _SOURCES = [
     *(
-        _HERE / f"{name}.py"
-        for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")
+        _PACKAGE / "models" / "capture" / f"{name}.py"
+        for name in ("attention", "compiled", "kernels", "runner", "trace")
     ),
-    *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
-    *(_HERE.parent / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
+    *(_PACKAGE / "models" / "runners" / f"{name}.py" for name in ("forward", "masks")),
+    *(_PACKAGE / f"{name}.py" for name in ("laws", "random")),
+    *(_PACKAGE / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
 ]
 
 Compiled = Callable[[list[Tensor]], list[Tensor]]
