@@ -11,10 +11,10 @@ from tests.models.test_graphs import runner_of
 from tests.models.tiny import CONTEXT, VOCAB, tiny
 
 import sprinter
+from sprinter.decode.signals import SIGNALS
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.rows import CacheRows, Feed
 from sprinter.engine.steps import (
-    SIGNALS,
     Drafted,
     DraftPlan,
     DraftRow,
