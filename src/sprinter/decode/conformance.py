@@ -14,6 +14,7 @@ from torch import Tensor
 from sprinter.decode.accept import AcceptRule, Judge, SeveralRule
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
+from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, StopRule, Untrusted
 from sprinter.decode.trust import Gate, TrustRule
@@ -160,16 +161,20 @@ def _check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4)
         check_same_law(found, wanted, f"{what} on {pair}")
 
 
+def _spans(seeing: bool = False) -> dict[str, tuple[float, float]]:
+    """Where the numbers lie that rules may ask a driver for; ``seeing``: of those that depend on x alone."""
+    tables: dict[str, Given | Signal] = {
+        **{name: one for name, one in GIVEN.items() if one.source in ("head", "draws")},
+        **SIGNALS,
+    }
+    return {name: one.span for name, one in tables.items() if one.sees_token or not seeing}
+
+
 def _signals(count: int, seed: int) -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(seed)
-    names = (
-        "gate",
-        "uniform",
-        "disco",
-        "specdec++",
-        *(a + b for a in ("entropy", "max_prob", "token_prob") for b in ("", "_processed")),
-    )
-    signals = {name: torch.rand(count, generator=chance, dtype=torch.float64) for name in names}
+    signals: dict[str, Tensor] = {}
+    for name, (low, high) in _spans().items():
+        signals[name] = low + (high - low) * torch.rand(count, generator=chance, dtype=torch.float64)
     signals["trusted"] = torch.rand(count, generator=chance) < 0.5
     signals["drafted"] = torch.randint(1, 20, (count,), generator=chance)
     return signals
@@ -191,7 +196,7 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
         batched, _ = call(signals, rule.start())
         assert bool(batched.expand(64)[i]) == bool(first), f"{rule}: batched and single decisions differ"
         if not rule.sees_token:
-            others = {name: 1 - one[name] for name in ("token_prob", "token_prob_processed")}
+            others = {name: low + high - one[name] for name, (low, high) in _spans(seeing=True).items()}
             other, _ = call({**one, **others}, rule.start())
             assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
 

@@ -11,6 +11,7 @@ import torch
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import Draft
 from sprinter.decode.registry import DRAFTER, did_you_mean
+from sprinter.decode.signals import one_hot_signals
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
@@ -174,7 +175,7 @@ def copied(
     laws = torch.zeros(n, vocab, dtype=dtype, device=device)
     if n:
         laws[range(n), list(tokens)] = 1.0
-    sure, none = torch.ones(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    read = {"entropy": none, "max_prob": sure, "token_prob": sure}
-    signals = {name + law: values for name, values in read.items() for law in ("", "_processed")}
+    sure = one_hot_signals(vocab)
+    columns = {value: torch.full((n,), value, dtype=torch.float64) for value in set(sure.values())}
+    signals = {name: columns[value] for name, value in sure.items()}
     return Draft(tuple(tokens), laws, signals, laws if raw else None)

@@ -18,8 +18,9 @@ from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
 from sprinter.decode.drafter import Drafter, Lookup, Model, copied, look_up
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer
+from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, read_signals
 from sprinter.decode.spec import Method
-from sprinter.laws import entropy, one_hot
+from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 
 __all__ = ["ChainDriver", "EnumeratedDraws", "MarkovPair", "joint_law", "run_chain", "target_joint_law"]
@@ -128,7 +129,7 @@ class ChainDriver:
 
     def _propose(self, text: list[int], request: AskDraft, count: int, row: int) -> Draft:
         pair, tokens, laws = self._pair, [], []
-        scores: dict[str, list[float]] = {"gate": [], "disco": [], "specdec++": []}
+        scores: dict[str, list[float]] = {name: [] for name in ("state", *HEADS)}
         for _ in range(count):
             law = pair.q(tuple(text))
             if isinstance(self._drafter, Model) and self._drafter.greedy:
@@ -136,14 +137,17 @@ class ChainDriver:
             x = self._draws.token(law, request.round, len(text), Purpose.DRAFT, row)
             before = tuple(text)
             text.append(x)
-            for head, values in scores.items():  # SpecDec++ alone reads the state at x
-                values.append(pair.score(head, tuple(text) if head == "specdec++" else before))
+            for head, values in scores.items():
+                at_x = head in HEADS and GIVEN[head].sees_token
+                values.append(pair.score(head, tuple(text) if at_x else before))
             tokens.append(x)
             laws.append(law)
         q = torch.stack(laws)
-        read = {"entropy": entropy(q), "max_prob": q.amax(-1), "token_prob": q[range(len(tokens)), tokens]}
-        signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()} | read
-        signals |= {f"{name}_processed": values for name, values in read.items()}  # a chain's laws are both
+        signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
+        state = signals.pop("state").unsqueeze(-1)
+        signals |= read_signals(
+            SIGNALS, q, q, torch.tensor(tokens), state
+        )  # a chain's laws are raw and processed
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
 
     def _score(self, request: AskScore) -> Scores:

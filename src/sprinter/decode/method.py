@@ -9,13 +9,12 @@ from typing import Any
 from sprinter.decode.accept import AcceptRule, Exact, Judge, SeveralRule
 from sprinter.decode.checks import at_least
 from sprinter.decode.drafter import BUILT_IN, Drafter, Lookup, Model
+from sprinter.decode.signals import HEADS, state_signals
 from sprinter.decode.stop import Fixed, Never, StopRule
 from sprinter.decode.trust import RECORDED, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
 
-__all__ = ["HEADS", "Method"]
-
-HEADS = frozenset({"gate", "specdec++", "disco"})  # signals that come of trained heads
+__all__ = ["Method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +48,10 @@ class Method:
             raise UserError(
                 f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
             )
-        if isinstance(self.drafter, Lookup) and (heads := sorted(self.needs & HEADS)):
+        if isinstance(self.drafter, Lookup) and (unread := sorted(self.needs & state_signals())):
+            what = f"a {unread[0]} head" if unread[0] in HEADS else f"signal {unread[0]}"
             raise UserError(
-                f"a {heads[0]} head reads the draft model's states, and looked-up tokens have none: give another rule"
+                f"{what} reads the draft model's states, and looked-up tokens have none: give another rule"
             )
         if self.drafter.drafts > 1:
             self._check_several()

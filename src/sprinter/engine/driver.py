@@ -17,11 +17,11 @@ from torch import Tensor
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
 from sprinter.decode.drafter import Lookup, Model, copied, look_up
 from sprinter.decode.row import Answer
+from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
 from sprinter.engine.rows import CacheRows, Feed, RequestRows
 from sprinter.engine.steps import (
-    SIGNALS,
     Drafted,
     DraftPlan,
     DraftRow,

@@ -18,15 +18,16 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from sprinter.decode.signals import SIGNALS
 from sprinter.engine.rows import After, CacheRows, Feed
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
-from sprinter.laws import Sampling, entropy, process, raw_law
+from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "SIGNALS", "DraftPlan", "DraftRow", "DraftSteps", "Drafted", "EagerDraftSteps", "EagerTargetPasses", "Scored",
+    "DraftPlan", "DraftRow", "DraftSteps", "Drafted", "EagerDraftSteps", "EagerTargetPasses", "Scored",
     "TargetPasses", "TargetRow", "later",
 ]  # fmt: skip
 
@@ -37,11 +38,12 @@ class DraftPlan:
 
     Attributes:
         sampling: how logits become the law that is drawn from.
-        signals: names of ``SIGNALS`` that the rules read.
+        signals: names of ``sprinter.decode.signals.SIGNALS`` that the rules read.
         heads: by kind, those that the rules read.
         raw: whether the answer must have raw laws (temperature 1, nothing cut off).
         needs_raw: whether the step needs the raw law for anything.
         reads_x: whether a head reads the state at x: then the step runs x through the model too.
+        captures: whether a captured step may make it; asked_signals: what it computes for those that ask alone.
     """
 
     sampling: Sampling
@@ -51,12 +53,19 @@ class DraftPlan:
 
     needs_raw: bool = field(init=False)
     reads_x: bool = field(init=False)
+    captures: bool = field(init=False)
+    asked_signals: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         features = {feature for head in self.heads.values() for feature in head.features}
-        needs_raw = self.raw or not _STATES.issuperset(features) or not RAW_SIGNALS.isdisjoint(self.signals)
-        object.__setattr__(self, "needs_raw", needs_raw)
-        object.__setattr__(self, "reads_x", "hidden_x" in features)
+        signals = [SIGNALS[name] for name in self.signals]
+        by_laws = not _STATES.issuperset(features) or any(one.reads("raw") for one in signals)
+        asked = frozenset(one.name for one in signals if one.capture == "asked")
+        reads_x = "hidden_x" in features
+        object.__setattr__(self, "needs_raw", self.raw or by_laws)
+        object.__setattr__(self, "reads_x", reads_x)
+        object.__setattr__(self, "captures", not reads_x and all(one.capture != "never" for one in signals))
+        object.__setattr__(self, "asked_signals", asked)
 
 
 @dataclass(slots=True)
@@ -193,7 +202,7 @@ class EagerDraftSteps:
             token = row.draws.token(laws[i], row.round, row.position, Purpose.DRAFT, row.draft)
             raw = raws[i] if raws is not None and row.plan.raw else None
             drafted.append(Drafted(token, laws[i], raw, {}, [len(row.tokens)] if row.tokens else []))
-        _read_signals(rows, drafted, laws, raws)
+        _read_signals(rows, drafted, laws, raws, hidden)
         _share(drafted, "draft_s", began)
         faults = self._score_heads(rows, drafted, hidden, raws) if any(row.plan.heads for row in rows) else {}
         return [faults.get(i, one) for i, one in enumerate(drafted)]
@@ -351,7 +360,11 @@ def _processed(logits: Tensor, samplings: Sequence[Sampling]) -> Sequence[Tensor
 
 
 def _read_signals(
-    rows: Sequence[DraftRow], drafted: Sequence[Drafted], laws: Sequence[Tensor], raws: Tensor | None
+    rows: Sequence[DraftRow],
+    drafted: Sequence[Drafted],
+    laws: Sequence[Tensor],
+    raws: Tensor | None,
+    hidden: Tensor,
 ) -> None:
     if not any(row.plan.signals for row in rows):
         return
@@ -359,11 +372,16 @@ def _read_signals(
         names = rows[group[0]].plan.signals
         if not names:
             continue
+        whole = len(group) == len(rows)
         x = torch.tensor([drafted[i].token for i in group], device=laws[0].device)
+        raw = raws if raws is None or whole else raws[group]
+        state = hidden if whole else hidden[group]
+        law = None
         for name in names:
-            of = raws if name in RAW_SIGNALS else laws
-            assert of is not None
-            values = SIGNALS[name](torch.stack([of[i] for i in group]), x).tolist()
+            one = SIGNALS[name]
+            if law is None and one.reads("law"):
+                law = torch.stack([laws[i] for i in group])
+            values = one(law, raw, x, state).tolist()
             for i, value in zip(group, values, strict=True):
                 drafted[i].signals[name] = value
 
@@ -392,15 +410,4 @@ def _facts(
     )
 
 
-Signal = Callable[[Tensor, Tensor], Tensor]
-_READINGS: Mapping[str, Signal] = {
-    "entropy": lambda law, x: entropy(law),
-    "max_prob": lambda law, x: law.amax(-1),
-    "token_prob": lambda law, x: law.gather(-1, x[:, None])[:, 0],
-}
-SIGNALS: Mapping[str, Signal] = {
-    name + law: read for name, read in _READINGS.items() for law in ("", "_processed")
-}
-"""(laws ``[rows, V]``, drafted tokens ``[rows]``) → ``[rows]``, of the raw law or, by the ending, the processed one."""
-RAW_SIGNALS = frozenset(_READINGS)
 _STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that need no law

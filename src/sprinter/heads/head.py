@@ -20,10 +20,11 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.calibration import Calibration
 from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
 from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
+from sprinter.kinds import HEAD_KINDS
 
 __all__ = ["KINDS", "GateHead", "Head", "HeadConfig"]
 
-KINDS = ("gate", "specdec++", "disco")
+KINDS = tuple(HEAD_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class HeadConfig:
         tau: threshold that its maker chose for it; a gate's is the τ of ``sprinter`` where none is given.
         drift: of a gate, the mean drift expected at tau, at temperature 1 on texts that it was not trained on.
         trusted: of a gate, the share of draft tokens that score at least tau there. Both None: not measured.
-        kind: "gate", "specdec++" or "disco".
+        kind: one of ``KINDS``.
         architecture: "linear", "mlp", "ffn" or "resnet".
         features: what it reads, in order; see ``sprinter.heads.features``.
         width, layers: size of the network, where its architecture has one.

@@ -18,10 +18,10 @@ from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Sco
 from sprinter.decode.drafter import Model
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer, Asking
+from sprinter.decode.signals import SIGNALS, given_by
 from sprinter.decode.spec import Method
 from sprinter.decode.trust import State, TrustRule
 from sprinter.errors import UserError
-from sprinter.laws import entropy
 from sprinter.random import Draws, Purpose
 from sprinter.theory.chains import MarkovChain
 
@@ -160,14 +160,16 @@ def _goto(rows: list[list[int]], request: AskDraft | AskScore) -> list[int]:
     return [*text[: request.start], *request.tokens]
 
 
-def _tables(chain: MarkovChain) -> dict[str, Tensor]:
-    """Signals after each state ``[T, S]``, or of each token after it ``[T, S, S]``."""
-    read = {"entropy": entropy(chain.q), "max_prob": chain.q.amax(-1), "token_prob": chain.q}
-    return (
-        read
-        | {f"{name}_processed": table for name, table in read.items()}
-        | {"acceptable": chain.q <= chain.p}
-    )
+def _tables(chain: MarkovChain, needs: frozenset[str]) -> dict[str, Tensor]:
+    """Those of the signals that a chain has: after each state ``[T, S]``, or of each token after it ``[T, S, S]``."""
+    q, token = chain.q, torch.arange(chain.states).expand_as(chain.q)
+    tables = {"acceptable": chain.q <= chain.p} if "acceptable" in needs else {}
+    for name in needs & SIGNALS.keys():
+        one = SIGNALS[name]
+        law = q.unsqueeze(-2).expand(*q.shape, chain.states) if one.sees_token else q
+        if not one.reads("state"):
+            tables[name] = one(law, law, token)  # a chain's laws are raw and processed
+    return tables
 
 
 def answer_all(loop: Asking, answer: Callable[[AskDraft | AskScore], Answer]) -> None:
@@ -218,8 +220,8 @@ def simulate(
     """
     at_least("runs", runs, 1)
     length = chain.horizon if length is None else length
-    tables = _tables(chain)
-    if missing := method.needs - tables.keys() - {"uniform"}:
+    signals = _tables(chain, method.needs)
+    if missing := method.needs - signals.keys() - given_by("draws"):
         raise UserError(
             f"method {method.name} needs {', '.join(sorted(missing))}, which a Markov chain does not have"
         )
@@ -229,7 +231,6 @@ def simulate(
         )
     bounds = chain.q.cumsum(-1).tolist()
     prompts = list(accumulate(chain.start.tolist()))
-    signals = {name: tables[name] for name in method.needs & tables.keys()}
     rows = []
     texts = torch.empty(runs, length, dtype=torch.long)
     for run in range(runs):

@@ -28,17 +28,16 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Scores, Stats
 from sprinter.decode.drafter import Lookup, Model, look_up
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.method import HEADS, Method
+from sprinter.decode.method import Method
 from sprinter.decode.row import Answer
+from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
 from sprinter.errors import UserError
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 from sprinter.theory.montecarlo import answer_all
-from sprinter.theory.recording import LAW_SIGNALS, Recording
+from sprinter.theory.recording import Recording
 
 __all__ = ["CoupledDraws", "Replay", "ReplayDriver", "check_replayable", "replay", "unrecorded"]
-
-_MADE = frozenset({"uniform", "token_prob", "token_prob_processed"})  # signals that a replay makes itself
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ class ReplayDriver:
         self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
         self._signals = [name for name in method.needs if name in recording.signals]
         self._heads = {kind: head for kind, head in recording.heads.items() if kind in method.needs}
-        self._token_probs = method.needs & {"token_prob", "token_prob_processed"}
+        self._made = method.needs & _made() & SIGNALS.keys()
         self._place = (0, 0)  # round, tokens drafted in it
         self._whole = method.length is not None and method.trust.never  # a run's length is known beforehand
         self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
@@ -218,12 +217,11 @@ class ReplayDriver:
         return self._draft(round, places, tokens, laws)
 
     def _draft(self, round: int, places: list[int], tokens: Sequence[int], laws: Tensor) -> Draft:
-        raw, each = self._recording.raw_q, range(len(places))
+        raw = self._recording.raw_q
         signals = {name: self._recording.signals[name][places] for name in self._signals}
-        if "token_prob" in self._token_probs:
-            signals["token_prob"] = raw[places, list(tokens)].double()
-        if "token_prob_processed" in self._token_probs:
-            signals["token_prob_processed"] = laws[each, list(tokens)].double()
+        if self._made:
+            made = read_signals(self._made, laws, raw[places], torch.tensor(tokens))
+            signals |= {name: values.double() for name, values in made.items()}
         if self._heads:
             signals |= self._scores(round, places, tokens)
         return Draft(tuple(tokens), laws, signals, raw[places] if self._needs_raw else None)
@@ -266,9 +264,15 @@ class ReplayDriver:
         return [self._draws.place(position + i) for i in range(count)]
 
 
+def _made() -> frozenset[str]:
+    """Signals that a replay makes itself: random numbers, and of the laws those that see x and no hidden state."""
+    seeing = {name for name, one in SIGNALS.items() if one.sees_token and not one.reads("state")}
+    return given_by("draws") | seeing
+
+
 def unrecorded(recording: Recording, method: Method) -> frozenset[str]:
     """Signals that a method needs and a replay of this recording cannot give."""
-    return method.needs - _MADE - recording.signals.keys() - recording.heads.keys()
+    return method.needs - _made() - recording.signals.keys() - recording.heads.keys()
 
 
 def check_replayable(method: Method, heads: Collection[str]) -> None:
@@ -277,7 +281,7 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
     Raises:
         UserError: the method needs a signal that neither laws nor these heads give.
     """
-    _refuse(method, method.needs - _MADE - LAW_SIGNALS - set(heads))
+    _refuse(method, method.needs - _made() - prefix_signals() - set(heads))
 
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:

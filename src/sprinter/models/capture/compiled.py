@@ -36,15 +36,16 @@ from sprinter.models.capture.marks import digest, hash_file
 __all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
 
 _log = logging.getLogger("sprinter")
-_PACKAGE = Path(__file__).parents[2]
+_SPRINTER = Path(__file__).parents[2]
 _SOURCES = [
-    *(
-        _PACKAGE / "models" / "capture" / f"{name}.py"
-        for name in ("attention", "compiled", "kernels", "runner", "trace")
-    ),
-    *(_PACKAGE / "models" / "runners" / f"{name}.py" for name in ("forward", "masks")),
-    *(_PACKAGE / f"{name}.py" for name in ("laws", "random")),
-    *(_PACKAGE / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
+    _SPRINTER / folder / f"{name}.py"
+    for folder, names in {
+        ".": ("laws", "random"),
+        "heads": ("calibration", "features", "head", "networks"),
+        "models/capture": ("attention", "compiled", "kernels", "runner", "trace"),
+        "models/runners": ("forward", "masks"),
+    }.items()
+    for name in names
 ]
 
 Compiled = Callable[[list[Tensor]], list[Tensor]]
