@@ -238,7 +238,12 @@ class CapturedTargetPasses:
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         runner, feeds = self._rows.runner, [row.feed for row in rows]
-        if not isinstance(runner, CapturedRunner) or max(len(feed.tokens) for feed in feeds) > LONGEST:
+        plain = all(row.feed.parents is None and not row.layers for row in rows)
+        if (
+            not isinstance(runner, CapturedRunner)
+            or not plain
+            or max(len(feed.tokens) for feed in feeds) > LONGEST
+        ):
             return self._eager(rows)
         began = time.perf_counter()
         self._rows.begin(feeds)

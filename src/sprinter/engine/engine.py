@@ -156,7 +156,7 @@ def generate_all(
             runs.append(Task(pair._parts, prompt, request))
     if not runs:
         return []
-    wanted = min(sum(run.rows for run in runs), max(_MOST_ROWS, *(run.rows for run in runs)))
+    wanted = min(len(runs), _MOST_ROWS)
     batch = Scheduler(
         pair._parts,
         wanted if rows is None else rows,
@@ -166,6 +166,7 @@ def generate_all(
         needs_target=any(run.needs_target for run in runs),
         needs_draft=any(run.needs_draft for run in runs),
         tells=False,
+        spare=max(run.spare for run in runs),
     )
     try:
         for i, run in enumerate(runs):  # as a batch numbers its requests

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.signals import SIGNALS
-from sprinter.engine.rows import After, CacheRows, Feed
+from sprinter.engine.rows import FINAL, After, CacheRows, Feed
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
@@ -125,20 +125,28 @@ class Drafted:
 
 @dataclass(slots=True)
 class TargetRow:
-    """One row of a target pass: ``feed`` is what it has not read yet. ``raw``: give raw laws too."""
+    """One row of a target pass: ``feed`` is what it has not read yet. ``raw``: give raw laws too.
+
+    ``layers``: decoder layers whose hidden states are wanted, or ``FINAL``.
+    """
 
     feed: Feed
     sampling: Sampling
     raw: bool = False
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Scored:
-    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time."""
+    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time in seconds.
+
+    ``states``: hidden states ``[n, d]`` of each of the row's ``layers``.
+    """
 
     laws: Tensor
     raw: Tensor | None
     target_s: float
+    states: Sequence[Tensor] = ()
 
 
 class DraftSteps(Protocol):
@@ -225,7 +233,7 @@ class EagerDraftSteps:
 
     def _last(self, feeds: Sequence[Feed]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
         """A pass; logits ``[rows, V]``, states ``[rows, d]`` after the last token of each; faults by place."""
-        logits, hidden, faults = self._rows.read(feeds)
+        logits, hidden, faults, _ = self._rows.read(feeds)
         ends = [len(feed.tokens) - 1 for feed in feeds]
         if min(ends) == max(ends):
             return logits[:, -1], hidden[:, -1], faults
@@ -281,8 +289,10 @@ class EagerTargetPasses:
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         began = time.perf_counter()
+        layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
         with torch.inference_mode():
-            logits, _, faults = self._rows.read([row.feed for row in rows])
+            result = self._rows.read([row.feed for row in rows], layers)
+            logits, faults = result.logits, result.faults
             fine = [i for i in range(len(rows)) if i not in faults]
             if not fine:
                 return [faults[i] for i in range(len(rows))]
@@ -290,8 +300,14 @@ class EagerTargetPasses:
             if logits.device.type != "cpu":
                 torch.accelerator.synchronize(logits.device)
         seconds = (time.perf_counter() - began) / len(rows)
-        scored = (Scored(law, raw, seconds) for law, raw in zip(laws, raws, strict=True))
-        return [faults[i] if i in faults else next(scored) for i in range(len(rows))]
+        states = {FINAL: result.hidden, **dict(zip(layers, result.layers, strict=True))}
+        scored = {
+            i: Scored(
+                law, raw, seconds, [states[layer][i, : len(rows[i].feed.tokens)] for layer in rows[i].layers]
+            )
+            for i, law, raw in zip(fine, laws, raws, strict=True)
+        }
+        return [faults.get(i) or scored[i] for i in range(len(rows))]
 
 
 def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:

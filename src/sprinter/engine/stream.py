@@ -122,7 +122,7 @@ class Stream:
             models = run.take()
             self._give_back = weakref.finalize(self, run.give_back, models)
             self._give_back.atexit = False
-            self._models, self._work = models, Work(run, models, range(run.rows))
+            self._models, self._work = models, Work(run, models, 0)
         return self._models, self._work
 
     def __enter__(self) -> Stream:

@@ -66,14 +66,20 @@ class Parts:
         quiet.models = replace(self.models, tokenizer=None)
         return quiet
 
-    def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool) -> Models:
-        """Rows that hold ``max_len`` tokens, in the models that are needed, on loan."""
-        target = self.targets.take(max_len, rows) if needs_target else None
-        draft = self.drafts.take(max_len, rows) if self.drafts and needs_draft else None
+    def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, spare: int = 0) -> Models:
+        """Rows that hold ``max_len`` tokens and ``spare`` ones of a tree, in the models that are needed, on loan."""
+        target = self.targets.take(max_len, rows, spare) if needs_target else None
+        draft = self.drafts.take(max_len, rows, spare) if self.drafts and needs_draft else None
         return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
 
     def check_memory(
-        self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, memory_bytes: int | None
+        self,
+        max_len: int,
+        rows: int,
+        needs_target: bool,
+        needs_draft: bool,
+        memory_bytes: int | None,
+        spare: int = 0,
     ) -> None:
         """Refuse rows whose caches do not fit into ``memory_bytes``; None: into what is free, the caches that wait for
         a request included. These are used, or dropped where they are of no use and take the room.
@@ -87,12 +93,12 @@ class Parts:
         def check(new: Sequence[RunnerPool]) -> None:
             if new:
                 models = [pool.model.model for pool in new]
-                check_memory(models, rows, [pool.size(max_len) for pool in new], memory_bytes)
+                check_memory(models, rows, [pool.size(max_len, spare) for pool in new], memory_bytes)
 
         if memory_bytes is not None:
             return check(pools)
         try:
-            check([pool for pool in pools if not pool.holds(max_len, rows)])
+            check([pool for pool in pools if not pool.holds(max_len, rows, spare)])
         except UserError:
             for pool in (self.targets, self.drafts):
                 if pool is not None:
@@ -112,8 +118,8 @@ class Task:
 
     Attributes:
         record: tokens and counts so far.
-        rows: rows that it takes in each model.
-        length: the most tokens that a row must hold.
+        length: the most tokens of text that a row must hold.
+        spare: tokens that a tree of several drafts holds beside those of one draft.
         needs_target, needs_draft: whether the model may be asked.
 
     Args:
@@ -142,8 +148,8 @@ class Task:
         ends = (*parts.models.target.eos_ids, *request.stop_token_ids)
         self._spelling = _spelling(parts, request.stop, ends)
         self.record = self._new_record()
-        self.rows = method.drafter.drafts
         self.length = len(self._ids) + new
+        self.spare = (method.drafter.drafts - 1) * (method.length or 0)
 
     def writer(self) -> TextWriter | None:
         """Writes the text of this request; None if no text is made."""
@@ -155,17 +161,17 @@ class Task:
         Raises:
             UserError: long rows, whose caches do not fit into what is free.
         """
-        needed = self.length, self.rows, self.needs_target, self.needs_draft
+        needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length > _LONG:
-            self._parts.check_memory(*needed, None)
-        return self._parts.take(*needed)
+            self._parts.check_memory(*needed, None, self.spare)
+        return self._parts.take(*needed, self.spare)
 
     def give_back(self, models: Models) -> None:
         """Return what was on loan."""
         self._parts.give_back(models)
 
-    def jobs(self, models: Models, numbers: Sequence[int], prompt_piece: int | None = None) -> Jobs:
-        """The whole request, as jobs for some rows of the models; ends when the text does.
+    def jobs(self, models: Models, number: int, prompt_piece: int | None = None) -> Jobs:
+        """The whole request, as jobs for a row of the models; ends when the text does.
 
         It begins with a new ``record``: of what was written before, the time alone is kept.
         """
@@ -173,7 +179,7 @@ class Task:
         record = self.record = self._new_record()
         method, complete = request.method, request.meter == "complete"
         driver = RowDriver(
-            models, numbers, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
+            models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
             self._parts.costs, request.ahead, prompt_piece,
         )  # fmt: skip
         loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules)
@@ -233,9 +239,10 @@ class Task:
             )
         if method.drafter.drafts > 1:
             for which, model in (("target", parts.models.target), ("draft", parts.models.draft)):
-                if model is not None and runner_kind(model.model)[0] == "crop":
+                if model is not None and (kind := runner_kind(model.model)[0]) != "row":
                     raise UserError(
-                        f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
+                        f"method {method.name} drafts a tree, and the {which}'s runner ({kind}) reads chains alone: "
+                        "give drafts=1"
                     )
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:

@@ -76,6 +76,25 @@ class Recording:
         """The law that each token was drawn from, ``[N, K]``."""
         return self.p if self.writer == "target" else self.q
 
+    @cached_property
+    def vocab(self) -> int:
+        """Tokens of the vocabulary, as far as the recording knows it."""
+        if self.outcomes is None:
+            return self.q.shape[-1]
+        prompts = max((id for prompt in self.prompts for id in prompt), default=0)
+        return 1 + max(prompts, int(self.ids.max()), int(self.outcomes.max()))
+
+    def grouped(self, n: int, law: Tensor) -> tuple[Tensor, dict[int, list[int]]]:
+        """A law over the vocabulary as one over the outcomes of position n, ``[K]``; and the token ids of each outcome
+        that have a chance."""
+        of: dict[int, list[int]] = {}
+        made = self.q.new_zeros(self.q.shape[-1])
+        for id in law.nonzero()[:, 0].tolist():
+            outcome = self.outcome(n, id)
+            of.setdefault(outcome, []).append(id)
+            made[outcome] += float(law[id])
+        return made, of
+
     def outcome(self, n: int, id: int) -> int:
         """The outcome that a token id is at position n; of the groups, the one that the target likes least."""
         if self.outcomes is None:
