@@ -141,7 +141,7 @@ def test_signals_that_methods_ask_for_make_units_of_their_own() -> None:
     columns = {tuple(sorted(unit._columns)) for unit in steps._units.values()}
     usual = {name for name, one in SIGNALS.items() if one.capture == "always"}
     assert columns == {tuple(sorted(usual)), tuple(sorted({*usual, "margin"}))}
-    assert rows.runner._units.calls == {"draft": 8}  # type: ignore[attr-defined]
+    assert rows.runner._units.calls["draft"] == 8  # type: ignore[attr-defined]
     keys = {unit.key for unit in steps._units.values()}
     assert len(keys) == 2 and sum('"margin"' in key for key in keys) == 1
 

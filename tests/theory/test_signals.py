@@ -14,8 +14,8 @@ from sprinter.theory.chains import MarkovChain
 from sprinter.theory.montecarlo import estimate, simulate
 from sprinter.theory.replay import check_replayable, replay
 
-CHAIN = from_zero(MarkovChain.random(2, 4, seed=4))
-LEAST = {"entropy": 0.9, "max_prob": 0.6, "token_prob": 0.4, "margin": 0.7}
+CHAIN = from_zero(MarkovChain.random(2, 4, seed=6))
+LEAST = {"entropy": 0.6, "max_prob": 0.7, "token_prob": 0.5, "margin": 0.8}
 
 
 @pytest.mark.parametrize("name", list(LEAST) + [f"{name}_processed" for name in LEAST])
@@ -26,9 +26,9 @@ def test_enumeration_simulation_and_replay_agree(name: str) -> None:
     exact = expected(method, CHAIN, lambda record: record.stats.target_calls)
     fixed = expected(parse_method("speculative(gamma=4)"), CHAIN, lambda record: record.stats.target_calls)
     assert abs(exact - fixed) > 0.05, "the threshold matters"
-    found = estimate(simulate(CHAIN, method, 500, seed=2).target_calls, 0.9999)
+    found = estimate(simulate(CHAIN, method, 300, seed=2).target_calls, 0.9999)
     assert found.holds(exact), (found, exact)
-    again = estimate(replay(record_chain(CHAIN, 500, "target", seed=3), method, seed=5).by_text[:, 1], 0.9999)
+    again = estimate(replay(record_chain(CHAIN, 300, "target", seed=3), method, seed=5).by_text[:, 1], 0.9999)
     assert again.holds(exact), (again, exact)
 
 
