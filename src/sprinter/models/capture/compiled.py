@@ -36,14 +36,15 @@ from sprinter.models.capture.marks import digest, hash_file
 __all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
 
 _log = logging.getLogger("sprinter")
-_HERE = Path(__file__).parent
+_ROOT = Path(__file__).parents[2]
 _SOURCES = [
     *(
-        _HERE / f"{name}.py"
-        for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")
+        _ROOT / "models" / "capture" / f"{name}.py"
+        for name in ("attention", "compiled", "kernels", "runner", "trace")
     ),
-    *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
-    *(_HERE.parent / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
+    *(_ROOT / "models" / "runners" / f"{name}.py" for name in ("forward", "masks")),
+    *(_ROOT / f"{name}.py" for name in ("laws", "random")),
+    *(_ROOT / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
 ]
 
 Compiled = Callable[[list[Tensor]], list[Tensor]]
@@ -150,7 +151,7 @@ def cpu_flags() -> str:
 _WORDS = {
     "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "read": "a prompt's passes",
     "one": "one token of one row",
-    "any": "any number of tokens", "some": "some of the rows",
+    "any": "any number of tokens", "some": "some of the rows", "tree": "trees", "some-tree": "trees of some rows",
 }  # fmt: skip
 """Of a recipe's name, for people."""
 

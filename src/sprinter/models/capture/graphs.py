@@ -27,6 +27,7 @@ from sprinter.models.capture.marks import Watch, places
 from sprinter.models.capture.runner import Unit, as_module, split_inputs
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.runners.row import Windows
+from sprinter.models.runners.tree import NOWHERE
 
 __all__ = ["LADDER", "MOST", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
 
@@ -99,10 +100,11 @@ class GraphUnits:
             return None
         if some:
             rows = rows_bucket(rows, held)
-        keys = keys_bucket(like[4].shape[0], slots)
+        keys = keys_bucket(like[4].shape[-1], slots)
+        kind = unit.key if like[4].dim() == 1 else f"{unit.key} tree"
         if unit not in self._places:
             self._places[unit] = places(unit)
-        key = (unit.key, (self._places[unit], -rows if some else rows), length, keys)
+        key = (kind, (self._places[unit], -rows if some else rows), length, keys)
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return self._graphs[key]
@@ -179,6 +181,8 @@ class _Graph:
         self._per_token = unit.per_token
         # A graph holds none of the memory that it reads: all of it is held here.
         self._seen, self._buffers = torch.arange(keys, device=device), buffers
+        if like[4].dim() == 3:
+            self._seen = self._seen.repeat(rows, length, 1)
         module = as_module(run, unit)
         self._weights = [x for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
         inputs = (*self._places, self._rows[0], self._seen, self._rows[1:], self._buffers)
@@ -210,6 +214,11 @@ class _Graph:
             if (rows, n) != place.shape:
                 place.fill_(value)
             place[:rows, :n].copy_(given)
+        if self._seen.dim() == 3:
+            self._seen.fill_(NOWHERE)
+            self._seen[..., 0] = 0  # what padding sees
+            self._seen[:rows, :n, 0] = NOWHERE
+            self._seen[:rows, :n, : inputs[4].shape[2]].copy_(inputs[4])
         for own, given in zip(self._rows, (inputs[3], *inputs[5:]), strict=False):
             own[:rows].copy_(given)
             own[rows:].copy_(given[:1])  # padding is the first row's, in a slot where nobody looks
