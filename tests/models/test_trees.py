@@ -123,8 +123,9 @@ def forest(
 
 
 @pytest.fixture(autouse=True)
-def graphs_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_cuda(monkeypatch)
+def graphs_without_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        fake_cuda(monkeypatch)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -511,3 +512,54 @@ def test_captured_runners_capture_trees() -> None:
     graphs.read([4, 2])
     keys = list(graphs.runner._units._graphs)  # type: ignore[attr-defined]
     assert len(keys) == 2 and keys[1][0].endswith(" tree")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_compiled_code_reads_trees(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """All rows, some rows, and states of layers: a compilation each."""
+    cache = tmp_path_factory.mktemp("compiled")
+    monkeypatch.setenv("SPRINTER_CACHE", str(cache))
+    rows = Forest(make_runner(tiny(kind), batch=3, max_len=60, compile=True), tiny(kind), 3)
+    rows.read([4, 2, 3])
+    rows.read([1, 5], rows=[2, 0])
+    rows.keep(0, rows.random_path(0))
+    rows.read([3, 3, 3])
+    assert {path.name.rsplit("-", 2)[0] for path in cache.glob("*.pt2")} == {"pass-tree", "pass-some-tree"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_cuda_graphs_read_trees_as_the_row_runner(kind: str) -> None:
+    model = fresh(kind).to("cuda")  # type: ignore[arg-type]
+    eager, graphs = (make_runner(model, batch=3, max_len=90, compile=compile) for compile in (False, True))
+    draw, generator = random.Random(1), torch.Generator().manual_seed(1)
+    for n, rows in ((5, None), (7, [2, 0]), (3, [1]), (16, None), (2, [0, 1])):
+        numbers = [0, 1, 2] if rows is None else rows
+        tokens = torch.randint(0, 61, (len(numbers), n), generator=generator).cuda()
+        counts = [draw.randint(1, n) for _ in numbers]
+        parents = [
+            [draw.randint(-1, slot - 1) for slot in range(eager.lengths[row], eager.lengths[row] + count)]
+            for row, count in zip(numbers, counts, strict=True)
+        ]
+        one, other = (
+            each.extend(tokens, counts, rows=rows, parents=parents, hidden_layers=[0])
+            for each in (eager, graphs)
+        )
+        assert one.logits is not None and other.logits is not None
+        for i, count in enumerate(counts):
+            torch.testing.assert_close(other.logits[i, :count], one.logits[i, :count], rtol=0, atol=1e-3)
+            torch.testing.assert_close(
+                other.layers[0][i, :count], one.layers[0][i, :count], rtol=0, atol=1e-3
+            )
+    for row in range(3):
+        for runner in (eager, graphs):
+            runner.keep(row, [0])
+    one, other = (
+        runner.extend(torch.ones(3, 2, dtype=torch.long, device="cuda")) for runner in (eager, graphs)
+    )
+    assert one.logits is not None and other.logits is not None
+    torch.testing.assert_close(other.logits, one.logits, rtol=0, atol=1e-3)

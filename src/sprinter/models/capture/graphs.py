@@ -4,7 +4,7 @@ A graph reads and writes fixed memory, so that inputs are copied in and results 
 runner's own. Shorter feeds are padded up the ladder, fewer rows than the cache's up to a power of two: padding sits at
 position 0 and writes to a spare slot. The visible keys are rounded up to a power of two too, so that attention costs at
 most twice what the context needs. The graphs of a runner, of which the last used are kept, share memory for what lies
-between inputs and results: one runs at a time.
+between inputs and results: one runs at a time. Trees have graphs of their own, whose visible keys are an input.
 """
 
 from __future__ import annotations
@@ -95,13 +95,12 @@ class GraphUnits:
         """
         rows, n = like[0].shape
         held, slots = like[-1].shape[0], like[-1].shape[2]
-        length = rung(n)
-        if length is None or unit.key in self._refused:
+        length, kind = rung(n), unit.key if like[4].dim() == 1 else f"{unit.key} tree"
+        if length is None or kind in self._refused:
             return None
         if some:
             rows = rows_bucket(rows, held)
         keys = keys_bucket(like[4].shape[-1], slots)
-        kind = unit.key if like[4].dim() == 1 else f"{unit.key} tree"
         if unit not in self._places:
             self._places[unit] = places(unit)
         key = (kind, (self._places[unit], -rows if some else rows), length, keys)
@@ -119,7 +118,7 @@ class GraphUnits:
                 self._full = True
                 _log.warning("there is no memory for another CUDA graph: passes not yet captured run eagerly")
             else:
-                self._refuse(unit, error)
+                self._refuse(kind, error)
             return None
         self._graphs[key] = made
         return made
@@ -134,13 +133,13 @@ class GraphUnits:
                 self._pool = torch.cuda.graph_pool_handle()
             return _Graph(run, unit, rows, length, keys, like, self._pool)
 
-    def _refuse(self, unit: Unit, error: Exception) -> None:
+    def _refuse(self, kind: str, error: Exception) -> None:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         line = f"{type(self.model).__name__} cannot be captured as a CUDA graph ({why})"
         if self.must:
             raise UserError(f"{line}: use compile=False") from error
         _log.warning("%s: it runs eagerly", line)
-        self._refused.add(unit.key)
+        self._refused.add(kind)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:

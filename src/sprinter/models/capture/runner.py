@@ -366,7 +366,7 @@ class CompiledUnits:
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. Shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows; "tree" and
-        "some-tree" of those that see what they are told."""
+        "some-tree" where visible keys differ from query to query."""
         if like[-1].shape[2] < FEWEST:
             return None
         if like[4].dim() == 3:

@@ -410,7 +410,7 @@ def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[i
     handles: list[RemovableHandle] = []
 
     def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        # No partial: that these hooks change nothing is told by the module that they are written in.
+        # A function of this module, not a partial: ``Watch`` knows hooks that change nothing by their module.
         def note(_: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             states[layer] = output if isinstance(output, Tensor) else output[0]
 
