@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.messages import in_options
 from sprinter.cli.pages import print_json
-from sprinter.cli.running import in_options
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:

@@ -129,7 +129,7 @@ class Scheduler:
             raise UserError("the engine is closed: make another")
         if run.rows > self._rows:
             raise RowsError(
-                f"method {run.request.method.name} needs {run.rows} rows, and the engine has {self._rows}: "
+                f"method {run.method.name} needs {run.rows} rows, and the engine has {self._rows}: "
                 f"give rows={run.rows} or more, or fewer drafts"
             )
         if run.length > self._max_len:
