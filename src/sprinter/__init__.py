@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.errors import BatchError, SprinterError, UserError
 from sprinter.lazy import lazy_names
+from sprinter.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from sprinter.laws import Sampling
     from sprinter.models.pair import builtin_paths
 
-__version__ = "0.1.0"
 __all__ = [
     "BatchError",
     "Engine",

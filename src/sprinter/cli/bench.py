@@ -148,7 +148,7 @@ def run(
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
-    pair = load(**loading.arguments())
+    pair = load(loading)
     suites = [
         load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
         for name, limit in map(_limited, suite)

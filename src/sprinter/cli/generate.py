@@ -87,12 +87,12 @@ def generate(
     wanted = read_prompts(prompts, field) if prompts is not None else []
     request = _checked(options)
     if loading.target is not None:
-        _check_models(request.method, loading.draft, loading.gate)
+        _check_models(request.method, loading)
     results = None
     if prompts is not None and out is not None:
         asked = settings_of(prompts, field, options, loading.given())
         results = ResultsFile(out, asked, restart=restart)
-    pair = load(**loading.arguments())
+    pair = load(loading)
     if prompts is not None:
         return generate_many(pair, wanted, request, rows=rows or ROWS, results=results, json=json)
     stream = pair.stream(text, request)
@@ -122,15 +122,15 @@ def _checked(options: GenerationKeywords) -> GenerationOptions:
     return GenerationOptions(**options)
 
 
-def _check_models(method: Method | None, draft: str | None, gate: str | None) -> None:
+def _check_models(method: Method | None, loading: Loading) -> None:
     """Refuse a method that needs a model which the command line does not name, before any model is loaded."""
     if method is None:
         return
-    if draft is None and method.drafter.uses_model:
+    if loading.draft is None and method.drafter.uses_model:
         raise UserError(
             f"method {method.name} needs a draft model: give --draft too, or --method autoregressive"
         )
-    if gate is None and "gate" in method.needs:
+    if loading.gate is None and "gate" in method.needs:
         raise UserError(
             f"method {method.name} needs a gate: give --gate too, or another method such as speculative"
         )

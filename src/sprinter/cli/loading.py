@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -63,7 +63,7 @@ class Loading:
         }
 
     def arguments(self) -> dict[str, Any]:
-        """For ``load``."""
+        """Those of ``load_pair``; what was not given is left to it."""
         given = {"target": None, "draft": None, "gate": None, **self.given()}
         return {"heads": given.pop("head", ()), **given}
 
@@ -81,19 +81,16 @@ def loads(*, without: Collection[str] = ()) -> Callable[[Callable[..., Result]],
     return in_place_of("loading", shown, lambda given: Loading(**given))
 
 
-def load(
-    target: str | None,
-    draft: str | None,
-    gate: str | None,
-    heads: Sequence[str] = (),
-    **others: str | bool | None,
-) -> Pair:
-    """As ``sprinter.load_pair``; options that are None are left to it."""
+def load(loading: Loading, **defaults: Any) -> Pair:
+    """``sprinter.load_pair`` with these options.
+
+    Args:
+        defaults: arguments of ``load_pair`` where the command line gives none.
+    """
     quiet_libraries()
     from sprinter import load_pair
 
-    given: dict[str, Any] = {key: value for key, value in others.items() if value is not None}
-    return load_pair(target, draft=draft, gate=gate, heads=heads, **given)
+    return load_pair(**{**defaults, **loading.arguments()})
 
 
 def quiet_libraries() -> None:

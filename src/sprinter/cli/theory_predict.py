@@ -77,7 +77,7 @@ def command(
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
     sampling = Sampling(temperature, options["top_k"], options["top_p"])
     lines, progress = read_prompts(prompts, texts), ProgressLine()
-    pair = load(**loading.arguments())
+    pair = load(loading)
     if not method:
         methods = [one for one in methods if "gate" not in one.needs or pair.gate is not None]
     for one in methods:
