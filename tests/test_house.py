@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,6 +70,15 @@ def test_no_class_or_type_name_means_two_things() -> None:
                 if name[:1].isupper() and not name.isupper():
                     where.setdefault(name, []).append(path.relative_to(SRC).as_posix())
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    grimp = pytest.importorskip("grimp", reason="comes with import-linter")
+    graph = grimp.build_graph("sprinter", cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    assert (
+        len(list(TopologicalSorter(imports).static_order())) == len(imports) > 100
+    )  # CycleError names a circle
 
 
 def test_the_loop_is_where_the_limit_looks() -> None:

@@ -2,7 +2,8 @@
 
 ``Exception``
 └── ``SprinterError``: everything that this package raises on purpose
-    ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to mend it
+    ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to fix it
+    │   ├── ``OptionError`` (also a ``TypeError``): a keyword that no option has
     │   └── ``RowsError``: so many rows at a time cannot be had, or are too few for a method
     └── ``BatchError``: some of many requests failed; it holds what came of all of them
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BatchError", "RowsError", "SprinterError", "UserError"]
+__all__ = ["BatchError", "OptionError", "RowsError", "SprinterError", "UserError"]
 
 
 class SprinterError(Exception):
@@ -20,7 +21,11 @@ class SprinterError(Exception):
 
 
 class UserError(SprinterError, ValueError):
-    """The user's mistake: one line that says what is wrong and how to mend it."""
+    """The user's mistake: one line that says what is wrong and how to fix it."""
+
+
+class OptionError(UserError, TypeError):
+    """A keyword that no option has; names the nearest option."""
 
 
 class RowsError(UserError):

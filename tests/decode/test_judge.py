@@ -161,7 +161,7 @@ def test_a_lossy_rule_is_solved_once_a_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Mentored, "_solve", lambda self, p, q: calls.append(1) or solve(self, p, q))
     chance = torch.Generator().manual_seed(1)
     p, q = torch.softmax(3 * torch.randn(2, 4, 6, generator=chance, dtype=torch.float64), -1)
-    chain = Chain((0, 1, 2), list(q[:3]), [])
-    verdict = judge(Mentored(0.05), [chain], p, None, AddressedDraws(3), 1, 5)
+    chain = Tree((0, 1, 2), list(q[:3]), [])
+    verdict = Mentored(0.05).judge(chain, p, None, AddressedDraws(3), 1, 5)
     assert len(calls) == 1
     assert verdict.drifts[:3] == Mentored(0.05).drift(p[:3], q[:3]).tolist()

@@ -14,7 +14,6 @@ from tests.tools import FALSE_ALARM, chi_square_p
 from torch import Tensor
 
 from sprinter.decode import enumerate as enumerating
-from sprinter.decode import loop
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.conformance import check_accept, check_same_law, check_stop
 from sprinter.decode.draft import AskDraft, Draft, LawPair, Verdict

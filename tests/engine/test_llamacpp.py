@@ -11,7 +11,7 @@ import sprinter
 from sprinter.decode.spec import METHODS as REGISTERED
 from sprinter.decode.spec import parse_method
 from sprinter.errors import UserError
-from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.convert import convert_gguf
 from sprinter.models.pair import builtin_heads, builtin_paths
 
 pytest.importorskip("gguf", reason=NO_GGUF)

@@ -12,8 +12,8 @@ from tests.models.told import Told
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError
+from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf import runner as llamacpp
-from sprinter.models.gguf.convert import convert_gguf
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.pair import builtin_paths, load_models

@@ -64,7 +64,9 @@ class Stream:
 
     def __repr__(self) -> str:
         record = self._run.record
-        return f"Stream({self._run.request.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
+        return (
+            f"Stream({self._run.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
+        )
 
     def __iter__(self) -> Stream:
         return self
