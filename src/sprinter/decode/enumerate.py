@@ -127,7 +127,7 @@ class ChainDriver:
 
     def _propose(self, text: list[int], request: AskDraft, count: int, row: int) -> Draft:
         pair, tokens, laws = self._pair, [], []
-        scores: dict[str, list[float]] = {name: [] for name in ("state", *HEADS)}
+        scores: dict[str, list[float]] = {name: [] for name in HEADS}
         for _ in range(count):
             law = pair.q(tuple(text))
             if self._drafter.greedy:
@@ -140,13 +140,17 @@ class ChainDriver:
                 values.append(pair.score(head, tuple(text) if at_x else before))
             tokens.append(x)
             laws.append(law)
-        q = torch.stack(laws)
+        q, states = torch.stack(laws), None
+        if any(signal.reads("state") for signal in SIGNALS.values()):
+            states = self._states(text[: -len(tokens)], tokens)
         signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
-        state = signals.pop("state").unsqueeze(-1)
-        signals |= read_signals(
-            SIGNALS, q, q, torch.tensor(tokens), state
-        )  # a chain's laws are raw and processed
+        signals |= read_signals(SIGNALS, q, q, torch.tensor(tokens), states)  # a chain's laws are raw and processed
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
+
+    def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """In place of hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
+        prefixes = [(*text, *tokens[:i]) for i in range(len(tokens))]
+        return torch.tensor([[self._pair.score("state", prefix)] for prefix in prefixes], dtype=torch.float64)
 
     def _score(self, request: AskScore) -> Scores:
         assert request.tokens, "a target pass over nothing"

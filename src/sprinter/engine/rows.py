@@ -203,6 +203,7 @@ class RequestRow:
         self._nodes: list[int] = []  # tokens of the tree
         self._parents: list[int] = []  # of each, the node that it follows, -1 for the text
         self._read = 0  # nodes that were read, in their order
+        self._root = 0  # where the pass began that read the first of them
         self._states: dict[int, Tensor] = {}
 
     def goto(self, start: int, tokens: Sequence[int], path: Sequence[int] = ()) -> None:
@@ -217,7 +218,7 @@ class RequestRow:
     def _leave_tree(self, path: Sequence[int]) -> None:
         base, read = len(self.text), [node for node in path if node < self._read]
         if read:
-            self.rows.keep(self.number, [base + node for node in read])
+            self.rows.keep(self.number, [*range(self._root, base), *(base + node for node in read)])
             for layer, states in self._states.items():
                 self._states[layer] = states[[*range(base), *(base + node for node in read)]]
             self.cached = base + len(read)
@@ -244,6 +245,7 @@ class RequestRow:
                 self.cached -= 1
             return Feed(self.number, self.cached, self.text[self.cached :])
         base, first = len(self.text), self.cached + self._read
+        self._root = self._root if self._read else first
         tokens = [*self.text[self.cached :], *self._nodes[self._read :]]
         parents = [
             *range(self.cached - 1, base - 1),
