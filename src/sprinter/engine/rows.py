@@ -217,7 +217,7 @@ class RequestRow:
 
     def _leave_tree(self, path: Sequence[int]) -> None:
         base, read = len(self.text), [node for node in path if node < self._read]
-        if read:
+        if self._read:  # also where no node stays: the row is to be linear again
             self.rows.keep(self.number, [*range(self._root, base), *(base + node for node in read)])
             for layer, states in self._states.items():
                 self._states[layer] = states[[*range(base), *(base + node for node in read)]]
