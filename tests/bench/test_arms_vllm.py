@@ -116,16 +116,16 @@ def test_speculation_is_set_up_mended_and_told(
     assert answer.draft_steps == (7 if config["method"] == "draft_model" else 0)
 
 
-def test_the_mended_sampler_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fixed_sampler_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = types.ModuleType("sampler")
     sampler.expand_batch_to_tokens = lambda x, *_: x.new_zeros(5)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.sample.rejection_sampler", sampler)
-    assert vllm_worker._mend()
+    assert vllm_worker._fix_draft_sampling()
     given, ends = torch.tensor([0.7, 0.0, 0.3]), torch.tensor([2, 2, 5], dtype=torch.int32)
     assert sampler.expand_batch_to_tokens(given, ends, 5, 0, 1).tolist() == given[[0, 0, 2, 2, 2]].tolist()
     given[0] = 0.0
     assert sampler.expand_batch_to_tokens(given, ends, 5, 0, 1)[:2].tolist() == [1.0, 1.0]
-    assert vllm_worker._mend() == {}, "what is right is left alone"
+    assert vllm_worker._fix_draft_sampling() == {}, "what is right is left alone"
 
 
 def test_trouble_with_one_request_leaves_the_worker_alive(pair: sprinter.Pair, fake: None) -> None:
