@@ -1,4 +1,4 @@
-"""Prompts: the rule that cuts them, the sources they come from, and what is refused."""
+"""Prompts: the rule that splits texts, the sources, and errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_a_cut_long_prompts_are_skipped() -> None:
 
 def test_a_word_of_many_tokens() -> None:
     """The share is of words, the bounds are in tokens."""
-    from tests.cli.tiny import tiny_tokenizer  # a token a byte
+    from tests.cli.tiny import tiny_tokenizer  # one token per byte
 
     cutter = PromptSplitter(PromptRule(0.5, 5, 4, 96), tiny_tokenizer(), 256)
     long, spaced, short = cutter(["abcdefghij klmnop", "  ab  cd\tef gh", "ab cdef"])
@@ -104,7 +104,7 @@ def test_lines_and_blocks(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_wrapped_text_is_split_as_told(tmp_path: Path, name: str) -> None:
+def test_wrapped_text_is_split_as_requested(tmp_path: Path, name: str) -> None:
     file = put(tmp_path / name, "\n one\ntwo\n\n \nthree\nfour\n\n")
     assert list(read_texts([file])) == [" one", "two", "three", "four"]
     assert list(read_texts([file], split="blank-lines")) == [" one\ntwo", "three\nfour"]

@@ -1,4 +1,4 @@
-"""``sprinter gate train`` and ``sprinter gate roc``: output, JSON, mistakes."""
+"""``sprinter gate train`` and ``sprinter gate roc``: output, JSON, errors."""
 
 from __future__ import annotations
 
