@@ -37,7 +37,7 @@ def write_texts(file: Path, lengths: Sequence[int]) -> Path:
 
 
 def laws_of(pair: sprinter.Pair, text: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Reference, one forward pass per model: q and p logits ``[n, V]`` float64 at each token, hidden states ``[n, d]``."""
+    """Reference, one forward pass per model: q and p logits ``[n, V]`` at each token, hidden states ``[n, d]``."""
     assert pair.models.draft is not None
     q, hidden = uncached(pair.models.draft.model, list(text))
     p, _ = uncached(pair.models.target.model, list(text))

@@ -219,35 +219,31 @@ def _sections(run: Digest) -> list[Section]:
             "plane",
             "Speed and drift",
             "Right is faster, down is nearer to the target. Bars through marks are 95 % intervals.",
-            list(_views(run, lambda run, shown, view: [plane(run, shown)])),
+            list(_views(run, lambda run, rows, view: [plane(run, rows)])),
         ),
         Section(
             "speed",
             "Speed-up",
             "Bars with 95 % bootstrap intervals over prompts; speed over other arms is under All numbers.",
-            list(
-                _views(
-                    run, lambda run, shown, view: [_or_reason(speed_table(run, shown), "no speed is known")]
-                )
-            ),
+            list(_views(run, lambda run, rows, view: [_else(speed_table(run, rows), "no speed is known")])),
         ),
         Section(
             "dials",
             "Dials",
             "What a method gains as its dial is turned, and what it loses.",
-            list(_views(run, lambda run, shown, view: [dial_pictures(run, shown)])),
+            list(_views(run, lambda run, rows, view: [dial_pictures(run, rows)])),
         ),
         Section(
             "rounds",
             "Tokens a round",
             "How many tokens one target call yields.",
-            list(_views(run, lambda run, shown, view: [rounds(run, shown)])),
+            list(_views(run, lambda run, rows, view: [rounds(run, rows)])),
         ),
         Section(
             "acceptance",
             "Acceptance by place in the draft",
             "",
-            list(_views(run, lambda run, shown, view: [acceptance(run, shown, _positions(run, view[1]))])),
+            list(_views(run, lambda run, rows, view: [acceptance(run, rows, _positions(run, view[1]))])),
         ),
         _longform_section(run),
         Section(
@@ -257,8 +253,8 @@ def _sections(run: Digest) -> list[Section]:
             list(
                 _views(
                     run,
-                    lambda run, shown, view: [
-                        _or_reason(latency_table(run, shown), "no arm reported when its tokens came")
+                    lambda run, rows, view: [
+                        _else(latency_table(run, rows), "no arm reported when its tokens came")
                     ],
                 )
             ),
@@ -270,9 +266,7 @@ def _sections(run: Digest) -> list[Section]:
             list(
                 _views(
                     run,
-                    lambda run, shown, view: [
-                        _or_reason(quality_table(run, shown), "no quality was measured")
-                    ],
+                    lambda run, rows, view: [_else(quality_table(run, rows), "no quality was measured")],
                 )
             ),
         ),
@@ -282,12 +276,12 @@ def _sections(run: Digest) -> list[Section]:
             "numbers",
             "All numbers",
             "Every arm, by suite and temperature.",
-            list(_views(run, lambda run, shown, view: [full_table(run, shown)])),
+            list(_views(run, lambda run, rows, view: [full_table(run, rows)])),
         ),
     ]
 
 
-def _or_reason(table: Table | None, reason: str) -> BarPart | Table:
+def _else(table: Table | None, reason: str) -> BarPart | Table:
     return table if table is not None and table.rows else BarPart(None, [reason])
 
 
@@ -303,7 +297,7 @@ def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
 def _longform_section(run: Digest) -> Section:
     found = longforms(run)
 
-    def make(run: Digest, shown: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
+    def make(run: Digest, rows: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
         if view in found:
             return [longform_picture(run, found[view]), longform_table(run, found[view])]
         return [
@@ -319,7 +313,7 @@ def _longform_section(run: Digest) -> Section:
 def _category_section(run: Digest) -> Section:
     found = categories(run)
 
-    def make(run: Digest, shown: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
+    def make(run: Digest, rows: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
         if view in found:
             return [category_table(run, found[view])]
         return [
