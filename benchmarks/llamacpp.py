@@ -46,7 +46,7 @@ from sprinter.bench.arm import Ask
 from sprinter.bench.arms.parse import parse_arm
 from sprinter.decode.spec import parse_method
 from sprinter.laws import Sampling
-from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.convert import convert_gguf
 from sprinter.models.pair import builtin_paths
 from sprinter.models.runner import make_runner
 from sprinter.theory.figures import check_matplotlib

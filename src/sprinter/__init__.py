@@ -16,24 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.errors import BatchError, SprinterError, UserError
 from sprinter.lazy import lazy_names
+from sprinter.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
     from sprinter.decode.method import Method
     from sprinter.engine.engine import Engine
     from sprinter.engine.generation import Generation
+    from sprinter.engine.options import GenerationOptions
     from sprinter.engine.pair import Pair, Stream, load_pair
     from sprinter.engine.policy import Policy
     from sprinter.engine.scheduler import Event
     from sprinter.laws import Sampling
     from sprinter.models.pair import builtin_paths
 
-__version__ = "0.1.0"
 __all__ = [
     "BatchError",
     "Engine",
     "Event",
     "Generation",
+    "GenerationOptions",
     "Method",
     "Origin",
     "Pair",
@@ -58,6 +60,7 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.engine.scheduler": ("Event",),
         "sprinter.engine.engine": ("Engine",),
         "sprinter.engine.generation": ("Generation",),
+        "sprinter.engine.options": ("GenerationOptions",),
         "sprinter.engine.pair": ("Pair", "Stream", "load_pair"),
         "sprinter.engine.policy": ("Policy",),
         "sprinter.laws": ("Sampling",),

@@ -3,6 +3,7 @@
 ``Exception``
 └── ``SprinterError``: everything that this package raises on purpose
     ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to fix it
+    │   ├── ``OptionError`` (also a ``TypeError``): a keyword that is not an option
     │   └── ``RowsError``: a batch size that the models cannot run, or too small for a method
     └── ``BatchError``: some of many requests failed; it holds the results and errors of all of them
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BatchError", "RowsError", "SprinterError", "UserError"]
+__all__ = ["BatchError", "OptionError", "RowsError", "SprinterError", "UserError"]
 
 
 class SprinterError(Exception):
@@ -21,6 +22,10 @@ class SprinterError(Exception):
 
 class UserError(SprinterError, ValueError):
     """The user's mistake: one line that says what is wrong and how to fix it."""
+
+
+class OptionError(UserError, TypeError):
+    """A keyword that is not an option; names the nearest option."""
 
 
 class RowsError(UserError):

@@ -10,12 +10,12 @@ from tests.decode.chains import one_hot
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Mentored
-from sprinter.decode.draft import Chain, LawPair, Verdict
+from sprinter.decode.draft import LawPair, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
-from sprinter.decode.judge import judge
 from sprinter.decode.loop import Limits
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
+from sprinter.decode.tree import Tree
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose
 
@@ -46,7 +46,7 @@ class Told:
 
 Q = [torch.tensor(law, dtype=torch.float64) for law in ([0.6, 0.2, 0.2], [0.1, 0.8, 0.1], [0.25, 0.25, 0.5])]
 P = torch.tensor([[0.3, 0.5, 0.2], [0.4, 0.4, 0.2], [0.0, 0.5, 0.5], [0.1, 0.2, 0.7]], dtype=torch.float64)
-CHAIN = Chain((0, 1, 2), Q)
+CHAIN = Tree((0, 1, 2), Q)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ CHAIN = Chain((0, 1, 2), Q)
 )
 def test_the_verdict(kept: list[bool], accepted: int, law: list[float]) -> None:
     draws = Told(kept)
-    verdict = judge(Exact(), [CHAIN], P, None, draws, 4, 17)
+    verdict = Exact().judge(CHAIN, P, None, draws, 4, 17)
     assert draws.chances == pytest.approx([0.5, 0.5, 1.0])
     assert verdict.accepted == accepted
     assert draws.law == pytest.approx(law)
@@ -71,8 +71,8 @@ def test_the_verdict(kept: list[bool], accepted: int, law: list[float]) -> None:
 
 def test_nothing_to_judge() -> None:
     draws = Told([])
-    verdict = judge(Exact(), [Chain((), ())], P[:1], None, draws, 2, 9)
-    assert verdict == Verdict(0, 1, [0.0])
+    verdict = Exact().judge(Tree(), P[:1], None, draws, 2, 9)
+    assert verdict == Verdict((), 1, [0.0])
     assert draws.law == P[0].tolist()
     assert draws.addresses == [(2, 9)]
 
@@ -88,7 +88,7 @@ class Half(AcceptRule):
 
 
 def test_the_drift_of_a_lossy_rule_is_its_own() -> None:
-    verdict = judge(Half(), [CHAIN], P, None, Told([True, True, True]), 1, 1)
+    verdict = Half().judge(CHAIN, P, None, Told([True, True, True]), 1, 1)
     wanted = [float(tv_distance(Half().law(p, q), p)) for p, q in zip(P, Q, strict=False)]
     assert min(wanted) > 0.05
     assert verdict.drifts == pytest.approx([*wanted, 0.0])
@@ -112,8 +112,8 @@ class Watches(Exact):
 
 @pytest.mark.parametrize("kept", [[True, True, True], [True, False, True], [False, True, True]])
 def test_raw_laws_stand_beside_the_processed_ones(kept: list[bool]) -> None:
-    chain = Chain((0, 1, 2), Q, [q.flip(-1) for q in Q])
-    verdict = judge(Watches(), [chain], P, P.flip(-1), Told(kept), 1, 1)
+    chain = Tree((0, 1, 2), Q, [q.flip(-1) for q in Q])
+    verdict = Watches().judge(chain, P, P.flip(-1), Told(kept), 1, 1)
     assert verdict.accepted == [*kept, False].index(False)
 
 
@@ -148,8 +148,8 @@ def test_raw_laws_travel_through_the_loop(ahead: int) -> None:
 def test_a_token_that_the_target_forbids_is_never_kept() -> None:
     p = torch.tensor([one_hot(1), one_hot(2)], dtype=torch.float64)
     draws = EnumeratedDraws()
-    chain = Chain((0,), [torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)])
-    verdict = judge(Exact(), [chain], p, None, draws, 1, 1)
+    chain = Tree((0,), [torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)])
+    verdict = Exact().judge(chain, p, None, draws, 1, 1)
     assert (verdict.accepted, verdict.token) == (0, 1)
     assert not draws.next_path()
 
@@ -161,7 +161,7 @@ def test_a_lossy_rule_is_solved_once_a_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Mentored, "_solve", lambda self, p, q: calls.append(1) or solve(self, p, q))
     chance = torch.Generator().manual_seed(1)
     p, q = torch.softmax(3 * torch.randn(2, 4, 6, generator=chance, dtype=torch.float64), -1)
-    chain = Chain((0, 1, 2), list(q[:3]), [])
-    verdict = judge(Mentored(0.05), [chain], p, None, AddressedDraws(3), 1, 5)
+    chain = Tree((0, 1, 2), list(q[:3]), [])
+    verdict = Mentored(0.05).judge(chain, p, None, AddressedDraws(3), 1, 5)
     assert len(calls) == 1
     assert verdict.drifts[:3] == Mentored(0.05).drift(p[:3], q[:3]).tolist()

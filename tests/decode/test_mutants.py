@@ -14,7 +14,6 @@ from tests.tools import FALSE_ALARM, chi_square_p
 from torch import Tensor
 
 from sprinter.decode import enumerate as enumerating
-from sprinter.decode import loop
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.conformance import check_accept, check_same_law, check_stop
 from sprinter.decode.draft import AskDraft, Draft, LawPair, Verdict
@@ -127,21 +126,21 @@ def test_mutant_half_precision_law_alone() -> None:
 @pytest.mark.parametrize("slip", ["bonus", "all"])
 def test_mutant_bonus_from_wrong_row(monkeypatch: pytest.MonkeyPatch, slip: str) -> None:
     """The bonus is drawn from the law one position too early; or every row is taken one position too early."""
-    real = loop.judge
+    real = Exact.judge
 
     def one_row_early(
-        rule: Any, chains: Any, p: Tensor, raw_p: Any, draws: Draws, round: int, position: int
+        rule: Any, tree: Any, p: Tensor, raw_p: Any, draws: Draws, round: int, position: int
     ) -> Verdict:
         shifted = p.clone()
         if slip == "bonus" and len(p) > 1:
             shifted[-1] = p[-2]
         elif slip == "all":
             shifted[1:] = p[:-1]
-        return real(rule, chains, shifted, raw_p, draws, round, position)
+        return real(rule, tree, shifted, raw_p, draws, round, position)
 
     method = Method(stop=Fixed(2))
     check_texts(method)
-    monkeypatch.setattr(loop, "judge", one_row_early)
+    monkeypatch.setattr(Exact, "judge", one_row_early)
     with pytest.raises(AssertionError, match="texts: text"):
         check_texts(method)
 
@@ -162,7 +161,7 @@ class CutDriver(ChainDriver):
         if self.reported == "processed":
             return draft
         # The text that stood before the first token of this draft.
-        text = tuple(self._draft_rows[0][: -len(draft.tokens)])
+        text = tuple(self._drafted.follow(self._drafted.length(()), (), ())[: -len(draft.tokens)])
         raw = [pair.q((*text, *draft.tokens[:i])) for i in range(len(draft.tokens))]
         return Draft(draft.tokens, torch.stack(raw), draft.signals)
 

@@ -22,8 +22,8 @@ from tests.models.eager_units import EagerUnits
 from transformers import PreTrainedModel
 
 import sprinter
-from sprinter.decode import loop
 from sprinter.decode import row as row_module
+from sprinter.decode.accept import AcceptRule
 from sprinter.engine import pool
 from sprinter.engine.driver import Models
 from sprinter.engine.engine import Engine
@@ -48,7 +48,7 @@ TRACED = frozenset(
     for path in (
         "engine/scheduler.py", "engine/captured.py", "engine/driver.py", "engine/engine.py", "engine/rows.py",
         "engine/task.py", "engine/steps.py", "engine/stream.py", "engine/work.py", "decode/loop.py", "decode/row.py",
-        "decode/judge.py", "models/capture/runner.py", "models/runners/crop.py", "models/runners/row.py",
+        "decode/accept/base.py", "models/capture/runner.py", "models/runners/crop.py", "models/runners/row.py",
     )
 )  # fmt: skip
 """Where an interrupt may come, at any line."""
@@ -140,7 +140,7 @@ class Disturber:
                     handle.remove()
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        passes, ask, judge = Models.run, row_module._ask_rules, loop.judge
+        passes, ask, judge = Models.run, row_module._ask_rules, AcceptRule.judge
 
         def run_jobs(models: Models, jobs: Any) -> Any:
             if self.now("no memory before a pass", 4e-3):
@@ -162,7 +162,7 @@ class Disturber:
 
         patch.setattr(Models, "run", run_jobs)
         patch.setattr(row_module, "_ask_rules", rule(ask))
-        patch.setattr(loop, "judge", rule(judge))
+        patch.setattr(AcceptRule, "judge", rule(judge))
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

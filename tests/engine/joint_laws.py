@@ -75,7 +75,7 @@ def law_of_texts(
     while True:
         record = Record()
         driver = RowDriver(
-            models, range(method.drafter.drafts), heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead
+            models, 0, heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead
         )  # fmt: skip
         loop = decode(PROMPT, method, Limits(length), draws, record)
         question = next(loop, None)

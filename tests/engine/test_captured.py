@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from tests.models.test_graphs import runner_of
 from tests.models.tiny import CONTEXT, VOCAB, tiny
 
 import sprinter
+from sprinter.decode.signals import SIGNALS
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.rows import CacheRows, Feed
 from sprinter.engine.steps import (
-    SIGNALS,
     Drafted,
     DraftPlan,
     DraftRow,
@@ -124,6 +125,46 @@ def test_rows_with_and_without_heads_step_together() -> None:
     same(made, EagerDraftSteps(eager)(asked))
     assert [[sorted(one.signals) for one in row] for row in made] == [[["entropy"]] * 3, [["gate"]] * 2]
     assert rows.runner._units.calls["draft"] == 3  # type: ignore[attr-defined]
+
+
+def test_signals_that_methods_ask_for_make_units_of_their_own() -> None:
+    eager, rows = both(2)
+    steps, common = CapturedDraftSteps(rows), ("entropy", "max_prob_processed", "token_prob")
+    for names in ((), common, ("margin",), ("margin", *common)):
+        for each in (eager, rows):
+            each.runner.rewind([4, 4])
+        plans = [DraftPlan(Sampling(0.7, 5), names), DraftPlan(Sampling())]
+        asked = [DraftRow(i, [5], 5, 1, AddressedDraws(i), plan, 0, 1, 2) for i, plan in enumerate(plans)]
+        made = steps(asked)
+        same(made, EagerDraftSteps(eager)(asked))
+        assert [[set(one.signals) for one in row] for row in made] == [[set(names)] * 2, [set()] * 2]
+    columns = {tuple(sorted(unit._columns)) for unit in steps._units.values()}
+    usual = {name for name, one in SIGNALS.items() if one.capture == "always"}
+    assert columns == {tuple(sorted(usual)), tuple(sorted({*usual, "margin"}))}
+    assert rows.runner._units.calls["draft"] == 8  # type: ignore[attr-defined]
+    keys = {unit.key for unit in steps._units.values()}
+    assert len(keys) == 2 and sum('"margin"' in key for key in keys) == 1
+
+
+def test_signals_that_are_not_captured_go_the_eager_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("margin", "margin_processed"):
+        monkeypatch.setitem(SIGNALS, name, replace(SIGNALS[name], capture="never"))
+    eager, rows = both(1)
+    asked = [DraftRow(0, [5], 5, 1, AddressedDraws(1), DraftPlan(Sampling(), ("margin",)), 0, 1, 3)]
+    same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
+    assert "draft" not in rows.runner._units.calls  # type: ignore[attr-defined]
+
+
+def test_signals_are_those_of_the_laws_that_tokens_were_drawn_from() -> None:
+    plan = DraftPlan(Sampling(0.7, 5), tuple(SIGNALS), {}, raw=True)
+    for rows, way in zip(both(1), (EagerDraftSteps, CapturedDraftSteps), strict=True):
+        (drafted,) = way(rows)([DraftRow(0, [5], 5, 1, AddressedDraws(3), plan, 0, 1, 4)])
+        assert not isinstance(drafted, SprinterError)
+        for one in drafted:
+            assert one.raw is not None and one.signals.keys() == SIGNALS.keys()
+            for name, value in one.signals.items():
+                wanted = SIGNALS[name](one.law, one.raw, torch.tensor(one.token))
+                assert value == pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_a_head_that_reads_the_state_at_x_goes_the_eager_way() -> None:

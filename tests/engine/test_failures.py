@@ -21,7 +21,7 @@ from sprinter.engine import stream as streams
 from sprinter.engine.driver import Models, TargetJob
 from sprinter.engine.engine import Engine
 from sprinter.engine.policy import Policy
-from sprinter.engine.rows import CacheRows, Feed, RequestRows
+from sprinter.engine.rows import CacheRows, Feed, RequestRow
 from sprinter.engine.stream import TokenReader
 from sprinter.engine.task import Task
 from sprinter.engine.work import Work
@@ -175,7 +175,7 @@ def test_an_answer_that_never_came_is_asked_for_again(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Work, "go_on"), (RequestRows, "goto"), (RequestRows, "append"), (TokenReader, "read"),
+    [(Work, "go_on"), (RequestRow, "goto"), (RequestRow, "was_read"), (TokenReader, "read"),
      (CacheRows, "begin"), (CacheRows, "end"),
      (batches, "Work"), (batches, "_Live"), (batches.Scheduler, "_leave")],
 )  # fmt: skip

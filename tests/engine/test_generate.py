@@ -263,7 +263,6 @@ def test_broken_logits_name_model_and_position(which: str, value: float, tiny_pa
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        ([], {}, "prompt is empty"),
         ("", {}, "prompt is empty"),
         ([99], {}, "token id 99"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens=0"),
@@ -275,7 +274,6 @@ def test_broken_logits_name_model_and_position(which: str, value: float, tiny_pa
         (PROMPT, {"seed": 1.5}, "seed=1.5"),
         (b"bytes", {}, "prompt is bytes"),
         ([3.7], {}, "neither text nor a flat sequence"),
-        (["hello"], {}, "neither text nor a flat sequence"),
         (None, {}, "neither text nor a flat sequence"),
         (PROMPT, {"temperature": "1"}, "temperature='1' is not a number"),
         (PROMPT, {"method": ""}, "the method is empty"),

@@ -11,7 +11,7 @@ import sprinter
 from sprinter.decode.spec import METHODS as REGISTERED
 from sprinter.decode.spec import parse_method
 from sprinter.errors import UserError
-from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.convert import convert_gguf
 from sprinter.models.pair import builtin_heads, builtin_paths
 
 pytest.importorskip("gguf", reason=NO_GGUF)
@@ -20,7 +20,7 @@ pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 PROMPT = "The city was founded in the year"
 METHODS = [
     "autoregressive", "speculative(gamma=3)", "sprinter(tau=0.5)", "sprinter(tau=0.9)", "opt(epsilon=0.2)", "fuzzy",
-    "lookup", "specdec++", "specinfer(drafts=2, gamma=2)", "draft-only",
+    "lookup", "specdec++", "draft-only",
 ]  # fmt: skip
 
 
@@ -85,11 +85,18 @@ def test_the_meter_reads_the_same(pair: sprinter.Pair, builtin_pair: sprinter.Pa
         assert a.drift == pytest.approx(b.drift, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["speculative(gamma=4)", "lookup", "specinfer(drafts=2, gamma=2)"])
+@pytest.mark.parametrize("method", ["speculative(gamma=4)", "lookup"])
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
 def test_greedy_speculation_gives_the_targets_own_text(files: Path, dtype: str, method: str) -> None:
     here = load(files, dtype)
     assert ids(here, method, temperature=0.0, new=60) == ids(here, "autoregressive", temperature=0.0, new=60)
+
+
+def test_trees_are_refused(files: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"specinfer\(drafts=2, gamma=5\) drafts a tree, .*llamacpp.*give drafts=1"
+    ):
+        load(files, "f32").generate(PROMPT, method="specinfer(drafts=2)")
 
 
 def test_mixed_pairs(files: Path, builtin_pair: sprinter.Pair) -> None:

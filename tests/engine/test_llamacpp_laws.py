@@ -64,8 +64,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pair]:
 
 
 def law_through_llamacpp(pair: Pair, method: Method, ahead: int) -> dict[Text, float]:
-    rows = method.drafter.drafts
-    target, draft = (make_runner(file, batch=rows, max_len=len(PROMPT) + LENGTH) for file in pair.files)
+    target, draft = (make_runner(file, batch=1, max_len=len(PROMPT) + LENGTH) for file in pair.files)
     assert target.name == draft.name == "llamacpp"
     return law_of_texts(
         Models(target, draft, pair.vocab), pair.heads, method, LENGTH, ahead, EnumeratedDraws()
@@ -76,7 +75,9 @@ def law_through_llamacpp(pair: Pair, method: Method, ahead: int) -> dict[Text, f
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_the_joint_law_of_every_method(pairs: Callable[[int], Pair], name: str, ahead: int) -> None:
     method = parse_method(SPECS.get(name, name))
-    pair: Any = pairs(2 if method.drafter.drafts > 1 or ahead > 1 else 3)
+    if method.drafter.drafts > 1:
+        pytest.skip("llama.cpp reads chains alone")
+    pair: Any = pairs(2 if ahead > 1 else 3)
     found = law_through_llamacpp(pair, method, ahead)
     assert sum(found.values()) == pytest.approx(1, abs=CLOSE)
     assert distance(found, joint_law(method, pair, LENGTH, prompt=PROMPT, ahead=ahead)) < CLOSE

@@ -7,7 +7,7 @@ from tests.models.tiny import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.convert import convert_gguf
 
 NO_LLAMA = "llama-cpp-python is not installed: pip install 'sprinter-llm[gguf]'"
 NO_GGUF = "the package gguf is not installed: pip install 'sprinter-llm[gguf]'"

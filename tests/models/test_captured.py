@@ -293,3 +293,4 @@ def test_passes_of_other_threads_go_on_as_before_while_a_model_is_traced(kind: s
 
 def test_heads_are_part_of_what_compiled_code_depends_on() -> None:
     assert {"head.py", "features.py", "networks.py", "calibration.py"} <= {path.name for path in _SOURCES}
+    assert [path for path in _SOURCES if not path.is_file()] == []

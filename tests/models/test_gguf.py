@@ -19,9 +19,11 @@ from tests.models.tiny import padded_gpt2, save, tiny, word_tokenizer
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.models import gguf_vocabulary, gguf_write, source
+from sprinter.models import source
+from sprinter.models.convert import convert_gguf
 from sprinter.models.flops import forward_flops
-from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.gguf import vocabulary as gguf_vocabulary
+from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.library import library
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import builtin_paths, load_models

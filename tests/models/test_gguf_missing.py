@@ -8,7 +8,7 @@ from tests.models.gguf_files import byte_tokenizer, saved_llama
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.models.gguf.convert import convert_gguf
+from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.library import gguf_package, library
 from sprinter.models.pair import load_models
 

@@ -12,8 +12,8 @@ from tests.models.told import Told
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError
+from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf import runner as llamacpp
-from sprinter.models.gguf.convert import convert_gguf
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.pair import builtin_paths, load_models
@@ -187,6 +187,29 @@ def test_misuse_is_refused_and_changes_nothing(tiny: tuple[PreTrainedModel, Gguf
         make_runner(tiny[1], max_len=0)
     with pytest.raises(UserError, match="at most 256 rows"):
         make_runner(tiny[1], batch=257, max_len=8)
+
+
+def test_chains_are_taken_and_branches_refused(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
+    reference, runner = tiny[0], make_runner(tiny[1], batch=2, max_len=20)
+    runner.extend(torch.tensor([[5, 6], [7, 8]]))
+    assert not runner.branches
+    for parents in ([[1, 1, 2], None], [None, [1, 2, 1]]):
+        with pytest.raises(ValueError, match="the llamacpp runner reads no branches"):
+            runner.extend(torch.ones(2, 3, dtype=torch.long), parents=parents)
+    runner.extend(torch.tensor([[9, 10, 11]]), rows=[0], parents=[[1, 2, 3]])
+    runner.copy(0, [1])
+    runner.keep(0, [2])
+    runner.keep(1, [2, 3, 4])
+    assert runner.lengths == [3, 5]
+    logits = runner.extend(torch.tensor([[12], [12]])).logits
+    assert logits is not None
+    for row, text in enumerate(([5, 6, 9, 12], [5, 6, 9, 10, 11, 12])):
+        torch.testing.assert_close(logits[row], uncached(reference, text)[0][-1:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="states of layers"):
+        runner.extend(torch.ones(2, 1, dtype=torch.long), hidden_layers=[0])
+    with pytest.raises(NotImplementedError, match="does not hand out keys and values"):
+        runner.keys_values([0])
+    assert runner.lengths == [4, 6]
 
 
 def test_it_fits_the_interface_and_shares_its_model(tiny: tuple[PreTrainedModel, GgufModel]) -> None:

@@ -12,6 +12,7 @@ import torch
 from tests.cli.tiny import HIDDEN, save_tiny
 from tests.theory.tools import record_chain
 
+from sprinter.decode.signals import MARGIN_CAP, SIGNALS, prefix_signals
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Untrusted
 from sprinter.decode.trust import State, TrustRule
@@ -142,6 +143,9 @@ def test_a_probe_holds_what_the_models_say(pair: Pair) -> None:
         ((one.signals["gate"] >= 0) & (one.signals["gate"] <= 1)).all()
     )
     assert float(one.signals["entropy"].min()) >= 0 and one.heads == {}
+    assert one.signals.keys() == prefix_signals() | {"gate"}
+    for name in prefix_signals():
+        assert one.signals[name].tolist() == SIGNALS[name](one.q, one.raw_q).double().tolist()
 
 
 def test_exact_predictions_repeat_the_engine(pair: Pair) -> None:
@@ -243,7 +247,9 @@ def test_labels_keep_the_overlap_and_the_signals(pair: Pair) -> None:
     assert found.p.sum(-1).tolist() == pytest.approx([1.0] * 16, abs=1e-5)
     assert overlap(found.p, found.q).tolist() == pytest.approx(overlap(whole.p, whole.q).tolist(), abs=1e-4)
     assert found.signals["entropy"].tolist() == pytest.approx(whole.signals["entropy"].tolist(), abs=1e-5)
-    assert {"gate", "max_prob_processed"} <= found.signals.keys()
+    assert found.signals.keys() == prefix_signals() | {"gate"} == whole.signals.keys()
+    for name in prefix_signals():
+        assert found.signals[name].tolist() == pytest.approx(whole.signals[name].tolist(), abs=1e-4)
     near, exact = predict([found], "speculative(gamma=3)"), predict([whole], "speculative(gamma=3)")
     assert near.tokens_per_call == pytest.approx(exact.tokens_per_call, rel=0.15)
 
@@ -258,6 +264,11 @@ def test_labels_that_tell_too_little_are_refused(pair: Pair) -> None:
         from_labels({name: values[1:] for name, values in held.items()}, "target")
     greedy = from_labels(held, "target", temperature=0.0)
     assert float(greedy.p.amax(-1).min()) == 1.0
+    assert (
+        set(greedy.signals["entropy_processed"].tolist()) == {0.0}
+        and float(greedy.signals["entropy"].min()) > 0
+    )
+    assert set(greedy.signals["margin_processed"].tolist()) == {MARGIN_CAP}
 
 
 def test_a_results_folder_is_not_needed(tmp_path: Path, pair: Pair) -> None:

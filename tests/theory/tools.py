@@ -13,8 +13,9 @@ from torch import Tensor
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
 from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
+from sprinter.decode.signals import prefix_signals, read_signals
 from sprinter.decode.spec import Method
-from sprinter.laws import entropy, overlap
+from sprinter.laws import overlap
 from sprinter.theory.chains import MarkovChain
 from sprinter.theory.montecarlo import Estimate, answer_all
 from sprinter.theory.recording import Author, Recording
@@ -135,13 +136,10 @@ def record_chain(
         columns.append((chain.p[n, before], chain.q[n, before], x))
         before = x
     p, q, tokens = (torch.stack(side, 1).flatten(0, 1) for side in zip(*columns, strict=True))
-    signals = {name + law: read(q) for name, read in READ.items() for law in ("", "_processed")}
+    signals = read_signals(prefix_signals(), q, q)
     if gate:
         signals["gate"] = overlap(p, q)
     return Recording(
         p, q, p, q, tokens, tokens, signals, (chain.horizon,) * texts, tuple((s,) for s in prompts), chain.horizon,
         writer,
     )  # fmt: skip
-
-
-READ: dict[str, Callable[[Tensor], Tensor]] = {"entropy": entropy, "max_prob": lambda law: law.amax(-1)}

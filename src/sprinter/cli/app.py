@@ -9,7 +9,7 @@ import typer
 from sprinter import __version__
 from sprinter.cli.bench import bench
 from sprinter.cli.convert import convert
-from sprinter.cli.demo import demo
+from sprinter.cli.demo_command import demo
 from sprinter.cli.doctor import doctor
 from sprinter.cli.gate import gate
 from sprinter.cli.generate import generate

@@ -13,9 +13,10 @@ import typer
 
 from sprinter.cli import bench_compare, bench_list, bench_report
 from sprinter.cli.bench_pages import BenchProgressBar, print_summary
+from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
+from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
 __all__ = ["bench"]
@@ -31,6 +32,7 @@ Words = list[str] | None
 
 @bench.callback(invoke_without_command=True)
 @loads()
+@generates(only=("top_k", "top_p"))
 def run(
     context: typer.Context,
     suite: Annotated[
@@ -82,8 +84,7 @@ def run(
     ] = None,
     repeats: Annotated[int, typer.Option(help="How often each prompt is asked.")] = 1,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
+    options: GenerationKeywords = AT_DEFAULTS,
     warmup: Annotated[int, typer.Option(help="Prompts that each arm answers first, not counted.")] = 1,
     base: Annotated[
         Words,
@@ -137,17 +138,17 @@ def run(
         raise UserError(
             "no suite was given: give --suite, for example --suite wiki-summary:100 (see 'bench list')"
         )
-    options: dict[str, Any] = {"temperatures": tuple(temperature or (1.0,)), "new_tokens": new_tokens}
-    options |= {"repeats": repeats, "seed": seed, "top_k": top_k, "top_p": top_p, "warmup": warmup}
-    options |= {"bases": tuple(base)} if base else {}
-    settings = BenchSettings(**options)
+    asked: dict[str, Any] = {"temperatures": tuple(temperature or (1.0,)), "new_tokens": new_tokens}
+    asked |= {"repeats": repeats, "seed": seed, "warmup": warmup, **options}
+    asked |= {"bases": tuple(base)} if base else {}
+    settings = BenchSettings(**asked)
     with_llama = loading.runner == "llamacpp" or (loading.target or "").endswith(".gguf")
     arms = parse_arms(arm or (*_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
-    pair = load(**loading.arguments())
+    pair = load(loading)
     suites = [
         load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
         for name, limit in map(_limited, suite)

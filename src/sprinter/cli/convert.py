@@ -32,7 +32,7 @@ def gguf(
 ) -> int:
     """A GGUF file for llama.cpp, of a model of the Llama architecture with a byte-level BPE tokenizer."""
     quiet_libraries()
-    from sprinter.models.gguf.convert import convert_gguf
+    from sprinter.models.convert import convert_gguf
 
     path = convert_gguf(source, out, dtype, _progress if sys.stderr.isatty() else lambda done, wanted: None)
     size = path.stat().st_size

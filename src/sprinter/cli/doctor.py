@@ -70,7 +70,7 @@ def _checks(loading: Loading) -> Iterator[Finding]:
         yield _safely(name, look)
     yield _safely("cache", _cache)
     try:
-        pair = load(**{"dtype": "float32", **loading.arguments()})
+        pair = load(loading, dtype="float32")
     except Exception as error:
         yield Finding("pair", "fail", _first_line(error))
         return

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.messages import in_options
 from sprinter.cli.pages import print_json
-from sprinter.cli.running import in_options
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def command(
     if engine == "ray" and (given := loading.given().keys() & {"trust_remote_code", "device_map"}):
         option = sorted(given)[0].replace("_", "-")
         raise UserError(f"the workers of --engine ray load models without --{option}: use --engine local")
-    pair = load(**loading.arguments())
+    pair = load(loading)
     from sprinter.training.label_run import label
 
     with _bar(shown=sys.stderr.isatty()) as progress:

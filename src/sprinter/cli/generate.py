@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sprinter.cli.completion import complete_method
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
+from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
+from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
-    from sprinter.engine.generation import Request
+    from sprinter.decode.method import Method
 
 __all__ = ["generate"]
 
@@ -25,6 +25,7 @@ _MANY = "Many prompts"  # their panel of the help page
 
 
 @loads()
+@generates()
 def generate(
     prompt: Annotated[
         str | None,
@@ -32,37 +33,8 @@ def generate(
             metavar="PROMPT|-", help="Text to go on from; - reads standard input.", show_default=False
         ),
     ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            "-m",
-            help="For example sprinter(tau=0.6); see 'sprinter methods'.",
-            show_default="exact: speculative, or autoregressive without a draft",
-            autocompletion=complete_method,
-        ),
-    ] = None,
+    options: GenerationKeywords = AT_DEFAULTS,
     loading: Loading = Loading(),
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Exact limit.")] = 64,
-    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Drop tokens below this share of the likeliest; 0 keeps all.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(help="End the text before this string; may be repeated.", show_default=False),
-    ] = None,
-    stop_token_id: Annotated[
-        list[int] | None,
-        typer.Option(help="End the text at this token, beside EOS; may be repeated.", show_default=False),
-    ] = None,
-    meter: Annotated[
-        Literal["running", "complete"],
-        typer.Option(help="complete scores every trusted token, at some extra passes."),
-    ] = "running",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -113,24 +85,17 @@ def generate(
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
     text = "" if prompt is None else read_prompt(prompt)
     wanted = read_prompts(prompts, field) if prompts is not None else []
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "seed": seed, "stop": tuple(stop or ()),
-        "stop_token_ids": tuple(stop_token_id or ()), "meter": meter,
-    }  # fmt: skip
-    request = _checked(method, options)
+    request = _checked(options)
     if loading.target is not None:
-        _check_models(request if method else None, loading.draft, loading.gate)
+        _check_models(request.method, loading)
     results = None
     if prompts is not None and out is not None:
-        asked = settings_of(prompts, field, method, options, loading.given())
+        asked = settings_of(prompts, field, options, loading.given())
         results = ResultsFile(out, asked, restart=restart)
-    pair = load(**loading.arguments())
+    pair = load(loading)
     if prompts is not None:
-        return generate_many(
-            pair, wanted, options, method=method, rows=rows or ROWS, results=results, json=json
-        )
-    stream = pair.stream(text, method=request.method if method is not None else None, **options)
+        return generate_many(pair, wanted, request, rows=rows or ROWS, results=results, json=json)
+    stream = pair.stream(text, request)
     page = _page(json)
     status = 0
     try:
@@ -145,29 +110,30 @@ def generate(
     return status
 
 
-def _checked(method: str | None, options: dict[str, Any]) -> Request:
-    """The request, checked before any model is loaded."""
-    from sprinter.engine.generation import Request
-
-    for word in options["stop"]:
+def _checked(options: GenerationKeywords) -> GenerationOptions:
+    """The options, checked before any model is loaded."""
+    for word in options["stop"] or ():
         if not word:
             raise UserError("a stop string is empty: give --stop some text, or leave it out")
         try:
             word.encode()
         except UnicodeEncodeError:
             raise UserError("a stop string is not valid UTF-8: give --stop UTF-8 text") from None
-    return Request.make("autoregressive" if method is None else method, ahead=1, **options)
+    return GenerationOptions(**options)
 
 
-def _check_models(request: Request | None, draft: str | None, gate: str | None) -> None:
-    """What the method needs and the command line does not give; said before any model is loaded."""
-    if request is None:
+def _check_models(method: Method | None, loading: Loading) -> None:
+    """Refuse a method that needs a model which the command line does not name, before any model is loaded."""
+    if method is None:
         return
-    name = request.method.name
-    if draft is None and request.method.drafter.uses_model:
-        raise UserError(f"method {name} needs a draft model: give --draft too, or --method autoregressive")
-    if gate is None and "gate" in request.method.needs:
-        raise UserError(f"method {name} needs a gate: give --gate too, or another method such as speculative")
+    if loading.draft is None and method.drafter.uses_model:
+        raise UserError(
+            f"method {method.name} needs a draft model: give --draft too, or --method autoregressive"
+        )
+    if loading.gate is None and "gate" in method.needs:
+        raise UserError(
+            f"method {method.name} needs a gate: give --gate too, or another method such as speculative"
+        )
 
 
 def _page(json: bool) -> Page:

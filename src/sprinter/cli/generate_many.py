@@ -18,7 +18,9 @@ from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
+    from sprinter.decode.method import Method
     from sprinter.engine.generation import Generation
+    from sprinter.engine.options import GenerationKeywords, GenerationOptions
     from sprinter.engine.pair import Pair
 
 __all__ = ["ROWS", "PromptLine", "ResultsFile", "generate_many", "read_prompts", "settings_of"]
@@ -157,9 +159,8 @@ class ResultsFile:
 def generate_many(
     pair: Pair,
     prompts: Sequence[PromptLine],
-    options: Mapping[str, Any],
+    options: GenerationOptions,
     *,
-    method: str | None,
     rows: int,
     results: ResultsFile | None,
     json: bool,
@@ -167,18 +168,18 @@ def generate_many(
     """Generate what is missing; exit status 1 if a prompt has no text.
 
     Args:
-        options: of ``Pair.generate_batch``; prompt i is drawn with seed ``options["seed"]`` + i.
+        options: of all texts, but for the seed: that of prompt i is ``options.seed`` + i.
         results: where the lines go; None: standard output.
         json: print one JSON object at the end.
     """
-    pair.stream("a", method=method, **options).close()  # what is wrong with every request is said once
+    pair.stream("a", options).close()  # what is wrong with every request is said once
     if results is not None:
-        results.made_with(_made_with(pair, method))
+        results.made_with(_made_with(pair, options.method))
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
     with BenchProgressBar() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
         for chunk in _chunks(prompts[resumed:], rows):
-            found = _generate(pair, chunk, {**options, "method": method}, rows)
+            found = _generate(pair, chunk, options, rows)
             failed += sum("error" in row for row in found)
             if results is not None:
                 results.add(found)
@@ -196,7 +197,7 @@ def generate_many(
     return 1 if failed else 0
 
 
-def _made_with(pair: Pair, method: str | None) -> dict[str, Any]:
+def _made_with(pair: Pair, method: Method | None) -> dict[str, Any]:
     """What the results depend on beside the settings, as JSON values; paths and names may stay while these change."""
     from sprinter.engine.record import fingerprints, versions
 
@@ -211,7 +212,7 @@ def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[Promp
 
 
 def _generate(
-    pair: Pair, chunk: Sequence[PromptLine], options: Mapping[str, Any], rows: int
+    pair: Pair, chunk: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[dict[str, Any]]:
     """One object a prompt. A text does not depend on its neighbours: where one fails, each is asked for alone."""
     good = [prompt for prompt in chunk if prompt.error is None]
@@ -226,24 +227,24 @@ def _generate(
         done, errors = {}, {chunk[0]: str(error)}
     found = []
     for prompt in chunk:
-        about = {"index": prompt.index, "line": prompt.line, "seed": options["seed"] + prompt.index}
+        about = {"index": prompt.index, "line": prompt.line, "seed": options.seed + prompt.index}
         shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
         found.append({**about, **({} if prompt.text is None else {"prompt": {"text": prompt.text}}), **shown})
     return found
 
 
 def _batch(
-    pair: Pair, prompts: Sequence[PromptLine], options: Mapping[str, Any], rows: int
+    pair: Pair, prompts: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[Generation]:
-    seeds = [options["seed"] + prompt.index for prompt in prompts]
+    each = [options.replace(seed=options.seed + prompt.index) for prompt in prompts]
     texts = [prompt.text for prompt in prompts if prompt.text is not None]
-    return pair.generate_batch(texts, **{**options, "seed": seeds, "rows": rows}) if texts else []
+    return pair.generate_batch(texts, each, rows=rows)
 
 
 def settings_of(
-    file: Path, field: str | None, method: str | None, options: Mapping[str, Any], models: Mapping[str, Any]
+    file: Path, field: str | None, options: GenerationKeywords, models: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What results depend on, as JSON values."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    found = {"prompts": digest, "field": field, "method": method, **options, "models": dict(models)}
+    found = {"prompts": digest, "field": field, **options, "models": dict(models)}
     return dict(json_module.loads(json_module.dumps(found)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from sprinter.cli import options
-from sprinter.cli.running import debugging
+from sprinter.cli.debug import debugging
+from sprinter.cli.signature import Result, in_place_of, option
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,30 +17,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Loading", "load", "loads", "quiet_libraries"]
 
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Which models to load and how: one field an option; ``loads`` gives them to a command.
+    """Which models to load and how: each field is an option; ``loads`` adds them to a command.
 
     Raises:
         UserError: options that exclude each other, or a revision of nothing.
     """
 
-    target: options.Target = None
+    target: options.TargetOption = None
     draft: options.DraftOption = None
     gate: options.GateOption = None
-    head: options.Heads = None
-    tokenizer: options.Tokenizer = None
-    revision: options.Revision = None
-    draft_revision: options.DraftRevision = None
-    trust_remote_code: options.TrustRemoteCode = False
-    device: options.Device = None
-    device_map: options.DeviceMap = None
-    dtype: options.Dtype = None
+    head: options.HeadsOption = None
+    tokenizer: options.TokenizerOption = None
+    revision: options.RevisionOption = None
+    draft_revision: options.DraftRevisionOption = None
+    trust_remote_code: options.TrustRemoteCodeOption = False
+    device: options.DeviceOption = None
+    device_map: options.DeviceMapOption = None
+    dtype: options.DtypeOption = None
     runner: options.RunnerOption = "auto"
-    compile: options.Compile = None
+    compile: options.CompileOption = None
 
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:
@@ -65,7 +63,7 @@ class Loading:
         }
 
     def arguments(self) -> dict[str, Any]:
-        """For ``load``."""
+        """Those of ``load_pair``; what was not given is left to it."""
         given = {"target": None, "draft": None, "gate": None, **self.given()}
         return {"heads": given.pop("head", ()), **given}
 
@@ -74,52 +72,29 @@ def loads(*, without: Collection[str] = ()) -> Callable[[Callable[..., Result]],
     """Decorator of a command: its parameter ``loading: Loading`` becomes the options of ``Loading``, in its place.
 
     Args:
-        without: fields that the command cannot use, and so does not offer.
+        without: fields that have no effect on the command, which does not offer them.
     """
     hints = get_type_hints(Loading, include_extras=True)
-    shown = [field for field in fields(Loading) if field.name not in without]
-
-    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
-        def run(**given: Any) -> Result:
-            loading = Loading(**{field.name: given.pop(field.name) for field in shown})
-            return command(**given, loading=loading)
-
-        parameters: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            if parameter.name != "loading":
-                parameters.append(parameter)
-                continue
-            parameters += [
-                inspect.Parameter(
-                    field.name, parameter.kind, default=field.default, annotation=hints[field.name]
-                )
-                for field in shown
-            ]
-        run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return run
-
-    return decorate
+    shown = [
+        option(one.name, hints[one.name], one.default) for one in fields(Loading) if one.name not in without
+    ]
+    return in_place_of("loading", shown, lambda given: Loading(**given))
 
 
-def load(
-    target: str | None,
-    draft: str | None,
-    gate: str | None,
-    heads: Sequence[str] = (),
-    **others: str | bool | None,
-) -> Pair:
-    """As ``sprinter.load_pair``; options that are None are left to it."""
+def load(loading: Loading, **defaults: Any) -> Pair:
+    """``sprinter.load_pair`` with these options.
+
+    Args:
+        defaults: arguments of ``load_pair`` where the command line gives none.
+    """
     quiet_libraries()
     from sprinter import load_pair
 
-    given: dict[str, Any] = {key: value for key, value in others.items() if value is not None}
-    return load_pair(target, draft=draft, gate=gate, heads=heads, **given)
+    return load_pair(**{**defaults, **loading.arguments()})
 
 
 def quiet_libraries() -> None:
-    """No bars while weights are read, unless debugging; a terminal still shows the progress of a download."""
+    """Switch off progress bars of loading, unless debugging; downloads still show theirs on a terminal."""
     if debugging():
         return
     from sprinter.models.bars import set_bars

@@ -1,4 +1,4 @@
-"""Options that several commands have: said once, the same everywhere."""
+"""Command-line options that name models; ``Loading`` gives them to every command that loads models."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from typing import Annotated, Literal
 import typer
 
 __all__ = [
-    "Compile",
-    "Device",
-    "DeviceMap",
+    "CompileOption",
+    "DeviceMapOption",
+    "DeviceOption",
     "DraftOption",
-    "DraftRevision",
-    "Dtype",
+    "DraftRevisionOption",
+    "DtypeOption",
     "GateOption",
-    "Heads",
-    "Revision",
+    "HeadsOption",
+    "RevisionOption",
     "RunnerOption",
-    "Target",
-    "Tokenizer",
-    "TopK",
-    "TopP",
-    "TrustRemoteCode",
+    "TargetOption",
+    "TokenizerOption",
+    "TrustRemoteCodeOption",
 ]
 
 _MODELS = "Models"  # their panel of the help page
 
-Target = Annotated[
+TargetOption = Annotated[
     str | None,
     typer.Option(
         help="Directory, hub id or GGUF file of the target.",
@@ -42,7 +40,7 @@ GateOption = Annotated[
     str | None,
     typer.Option(help="Directory or hub id of a gate made for this draft.", rich_help_panel=_MODELS),
 ]
-Heads = Annotated[
+HeadsOption = Annotated[
     list[str] | None,
     typer.Option(
         help="Directory or hub id of a head for specdec++ or disco; may be repeated.",
@@ -50,32 +48,34 @@ Heads = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
-Tokenizer = Annotated[
+TokenizerOption = Annotated[
     str | None, typer.Option(help="Where it is not the target's own.", rich_help_panel=_MODELS)
 ]
-Revision = Annotated[
+RevisionOption = Annotated[
     str | None,
     typer.Option(help="Branch, tag or commit of the target on the hub.", rich_help_panel=_MODELS),
 ]
-DraftRevision = Annotated[str | None, typer.Option(help="Likewise of the draft.", rich_help_panel=_MODELS)]
-TrustRemoteCode = Annotated[
+DraftRevisionOption = Annotated[
+    str | None, typer.Option(help="Likewise of the draft.", rich_help_panel=_MODELS)
+]
+TrustRemoteCodeOption = Annotated[
     bool,
     typer.Option(
         "--trust-remote-code", help="Run model code that comes with a checkpoint.", rich_help_panel=_MODELS
     ),
 ]
-Device = Annotated[
+DeviceOption = Annotated[
     str | None,
     typer.Option(help="cpu, cuda, mps, ...", show_default="the best there is", rich_help_panel=_MODELS),
 ]
-DeviceMap = Annotated[
+DeviceMapOption = Annotated[
     str | None,
     typer.Option(
         help="auto, balanced, ...: spread large models over devices (accelerate), in place of --device.",
         rich_help_panel=_MODELS,
     ),
 ]
-Dtype = Annotated[
+DtypeOption = Annotated[
     str | None,
     typer.Option(
         help="float32, bfloat16, ...; with --runner llamacpp float32, float16 or q8_0.",
@@ -83,7 +83,7 @@ Dtype = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
-Compile = Annotated[
+CompileOption = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
@@ -99,5 +99,3 @@ RunnerOption = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
-TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens up to this share; 1 keeps all.")]

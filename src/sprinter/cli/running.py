@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -13,26 +12,20 @@ from collections.abc import Iterator, Sequence
 import typer
 from typer.main import get_command
 
+from sprinter.cli.app import app
+from sprinter.cli.debug import debugging
+from sprinter.cli.messages import in_options
 from sprinter.errors import SprinterError, UserError
 
-__all__ = ["in_options", "run"]
+__all__ = ["run"]
 
 _LONGEST = 600  # characters of an error line
 _COMPLETE = "_SPRINTER_COMPLETE"  # set by the script that --install-completion writes
-_OPTIONS = (
-    "target|draft|gate|revision|draft_revision|device|device_map|dtype|tokenizer|max_new_tokens|temperature|top_k|"
-    "top_p|min_p|seed|stop|meter|prompt_share|prompt_tokens|new_tokens|classes_per_prompt|batch_size|limit|field|split|"
-    "engine|workers|ray_address|width|layers|mix|repeats|warmup|judge_price"
-)
-_SWITCHES = {
-    "across=True": "--across", "compile=True": "--compile", "compile=False": "--no-compile",
-    "trust_remote_code=True": "--trust-remote-code",
-}  # fmt: skip
 
 
 def run(args: Sequence[str]) -> int:
     """Run one command and return the exit status."""
-    _mend_streams()
+    _repair_streams()
     try:
         with _quiet():
             status = _dispatch(args)
@@ -58,14 +51,7 @@ def run(args: Sequence[str]) -> int:
         )
 
 
-def debugging() -> bool:
-    """Whether the user asked for tracebacks and for the libraries' own messages."""
-    return os.environ.get("SPRINTER_DEBUG", "") not in ("", "0")
-
-
 def _dispatch(args: Sequence[str]) -> int:
-    from sprinter.cli.app import app
-
     command = get_command(app)
     if _COMPLETE in os.environ:  # the shell asks what may stand here
         try:
@@ -109,14 +95,7 @@ def _one_line(message: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
-def in_options(message: str) -> str:
-    """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
-    for keyword, option in _SWITCHES.items():
-        message = message.replace(keyword, option)
-    return re.sub(rf"(?<![\w(.=-])({_OPTIONS})=(?=\S)", lambda m: f"--{m[1].replace('_', '-')} ", message)
-
-
-def _mend_streams() -> None:
+def _repair_streams() -> None:
     """Closed streams become the null device; what a stream's encoding lacks is escaped instead of raising."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (lives as long as the process)

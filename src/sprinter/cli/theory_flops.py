@@ -123,7 +123,7 @@ def _methods(
     from sprinter.theory.replay import check_replayable
 
     methods = [parse_method(spec) for spec in specs]
-    pair = load(**loading.arguments())
+    pair = load(loading)
     for method in methods:
         check_replayable(method, pair.heads)
     recordings = record(pair, read_prompts(None, texts), 64, Sampling(), 0, progress)

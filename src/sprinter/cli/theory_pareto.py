@@ -42,7 +42,7 @@ def command(
         Sampling(temperature=temperature),
         ProgressLine(),
     )
-    pair = load(**loading.arguments())
+    pair = load(loading)
     recordings = record(pair, lines, new_tokens, sampling, seed, progress)
     data = pareto(recordings, seed=seed, progress=lambda name: progress("replaying", 0, 0))
     progress.close()

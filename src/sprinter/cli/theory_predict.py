@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sprinter.cli.completion import complete_method
+from sprinter.cli.generating import AT_DEFAULTS, generates
 from sprinter.cli.loading import Loading, load, loads
-from sprinter.cli.options import TopK, TopP
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.theory_common import ProgressLine, read_prompts, record
 from sprinter.cli.unused import refuse_unused
+from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _METHODS = ("autoregressive", "speculative", "sprinter")
 
 
 @loads()
+@generates(only=("top_k", "top_p"))
 def command(
     method: Annotated[
         list[str] | None,
@@ -56,8 +58,7 @@ def command(
     texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
     new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens a text.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
+    options: GenerationKeywords = AT_DEFAULTS,
     seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -74,9 +75,9 @@ def command(
         refuse_unused(command, {"max_drift": max_drift}, "with --no-best: leave one of them out")
     methods = [parse_method(spec) for spec in method or _METHODS]
     given = None if cost_ratio is None else theory.CostRatio(cost_ratio)
-    sampling = Sampling(temperature, top_k, top_p)
+    sampling = Sampling(temperature, options["top_k"], options["top_p"])
     lines, progress = read_prompts(prompts, texts), ProgressLine()
-    pair = load(**loading.arguments())
+    pair = load(loading)
     if not method:
         methods = [one for one in methods if "gate" not in one.needs or pair.gate is not None]
     for one in methods:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AcceptRule,
         Batch,
         Bild,
+        ChainRule,
         Exact,
         Fuzzy,
         GreedyMatch,
@@ -34,10 +35,20 @@ if TYPE_CHECKING:
         Typical,
         Uno,
     )
+    from sprinter.decode.check_drafter import check_drafter
     from sprinter.decode.checks import at_least, between
     from sprinter.decode.conformance import check_accept, check_stop, check_trust
-    from sprinter.decode.draft import Chain, LawPair, Origin, Stats, Token
-    from sprinter.decode.drafter import Allocated, Drafter, Lookup, Model, Nothing
+    from sprinter.decode.draft import LawPair, Origin, Stats, Token, Verdict
+    from sprinter.decode.drafter import (
+        Allocated,
+        Context,
+        Drafter,
+        Lookup,
+        Model,
+        Nothing,
+        Proposal,
+        Proposer,
+    )
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
@@ -56,16 +67,17 @@ if TYPE_CHECKING:
         Svip,
         Untrusted,
     )
+    from sprinter.decode.tree import Chain, Tree
     from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, Nobody, State, TrustRule
 
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "RECORDED", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated", "Batch", "Bild",
-    "BildFallback", "Chain", "Coin", "Confidence", "Disco", "Drafter", "Everyone", "Exact", "Fixed", "Fuzzy",
-    "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model",
-    "Never", "Nobody", "Nothing", "Opt", "Origin", "RandomAccept", "Registry", "RuleState", "SeveralRule",
-    "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "Token", "TrustRule", "Typical",
-    "Uno", "Untrusted", "at_least", "between", "check_accept", "check_stop", "check_trust", "method_table",
-    "parse_method", "preset",
+    "BildFallback", "Chain", "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Everyone", "Exact",
+    "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored",
+    "Method", "Model", "Never", "Nobody", "Nothing", "Opt", "Origin", "Proposal", "Proposer", "RandomAccept",
+    "Registry", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip",
+    "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between", "check_accept",
+    "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -73,13 +85,16 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "sprinter.decode.accept": (
-            "AcceptRule", "Batch", "Bild", "Exact", "Fuzzy", "GreedyMatch", "Judge", "Lenient", "Mentored",
+            "AcceptRule", "Batch", "Bild", "ChainRule", "Exact", "Fuzzy", "GreedyMatch", "Judge", "Lenient", "Mentored",
             "Opt", "RandomAccept", "SeveralRule", "SpecInfer", "SpecTr", "Typical", "Uno",
         ),
+        "sprinter.decode.check_drafter": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),
         "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
-        "sprinter.decode.draft": ("Chain", "LawPair", "Origin", "Stats", "Token"),
-        "sprinter.decode.drafter": ("Allocated", "Drafter", "Lookup", "Model", "Nothing"),
+        "sprinter.decode.draft": ("LawPair", "Origin", "Stats", "Token", "Verdict"),
+        "sprinter.decode.drafter": (
+            "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",
+        ),
         "sprinter.decode.method": ("Method",),
         "sprinter.decode.spec": (
             "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "method_table", "parse_method",
@@ -91,6 +106,7 @@ __getattr__, __dir__ = lazy_names(
             "AdaEdl", "BildFallback", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "SpecDec",
             "StopRule", "Svip", "Untrusted",
         ),
+        "sprinter.decode.tree": ("Chain", "Tree"),
         "sprinter.decode.trust": ("RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"),
     },
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Public checks for rules, our own and plug-ins': ``check_accept``, ``check_stop``, ``check_trust``.
+"""Public checks for rules, built-in ones and plug-ins': ``check_accept``, ``check_stop``, ``check_trust``.
 
 Each raises an AssertionError that says what is wrong. They need no model: identities are checked in float64 over many
 pairs of laws, joint laws by enumeration of every random draw through the real loop.
@@ -6,20 +6,24 @@ pairs of laws, joint laws by enumeration of every random draw through the real l
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Judge, SeveralRule
+from sprinter.decode.accept import AcceptRule, ChainRule, Judge, SeveralRule
+from sprinter.decode.draft import LawPair
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
+from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
-from sprinter.decode.stop import Fixed, StopRule, Untrusted
+from sprinter.decode.stop import AdaEdl, Fixed, StopRule, Svip, Untrusted
 from sprinter.decode.trust import Gate, TrustRule
 from sprinter.laws import overlap, tv_distance
 
-__all__ = ["check_accept", "check_same_law", "check_stop", "check_trust", "law_pairs"]
+__all__ = ["check_accept", "check_lossless", "check_same_law", "check_stop", "check_trust", "law_pairs"]
 
 IDENTITY = 1e-12
 JOINT = 1e-9
@@ -69,16 +73,87 @@ def check_same_law(
 
 
 def check_accept(rule: Judge, count: int = 1000, seed: int = 0) -> None:
-    """b is a chance, r is a law, π = q·b + (1 − Σ q·b)·r to 1e-12; what the rule claims is true; the joint law of
-    texts is the target's if the rule is lossless, and else the one that b and r declare.
+    """What the rule declares is a law, and what it claims is true; the joint law of texts, every draw enumerated, is
+    the target's if the rule is lossless, and else the one that the rule declares.
 
-    A rule for several drafts has no b of one position: its joint law is checked with two drafts.
+    * A rule of positions (``AcceptRule``): b is a chance, r a law, π = q·b + (1 − Σ q·b)·r to 1e-12.
+    * A rule of chains (``ChainRule``): outcomes are non-negative and sum to 1, the stop may depend on the data.
+    * A rule for several drafts (``SeveralRule``): its joint law with two drafts is the target's.
     """
-    if isinstance(rule, SeveralRule):
+    if isinstance(rule, AcceptRule):
+        _check_positions(rule, count, seed)
+    elif isinstance(rule, ChainRule):
+        _check_chains(rule)
+    else:
+        assert isinstance(rule, SeveralRule), (
+            f"{rule}: an accept rule is an AcceptRule, a ChainRule or a SeveralRule"
+        )
         assert rule.lossless, f"{rule}: a lossy rule for several drafts needs a law to be checked against"
-        _check_lossless(Method(accept=rule, stop=Fixed(2), drafter=Model(drafts=2)), f"{rule}", longest=3)
+        check_lossless(Method(accept=rule, stop=Fixed(2), drafter=Model(drafts=2)), f"{rule}", longest=3)
+
+
+def _check_chains(rule: ChainRule) -> None:
+    for pair in (MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3), MarkovPair(4, 3, distance=0.1)):
+        for n in (1, 2, 3):
+            for tokens, p, q in _drafted(pair, n):
+                chances = rule.outcomes(tokens, p, q, LawPair(p, q) if rule.needs_raw else None)
+                assert chances.shape == p.shape, f"{rule}: outcomes must have the shape of p, [n + 1, V]"
+                assert float(chances.min()) >= 0, f"{rule}: an outcome has a negative chance"
+                gap = abs(float(chances.sum()) - 1)
+                assert gap <= IDENTITY * 10, f"{rule}: the chances of all outcomes sum to 1 only within {gap}"
+    if rule.lossless:
+        # Runs of one length, and of lengths that the drafted tokens' own laws decide.
+        for stop, longest in ((Fixed(1), 3), (Fixed(2), 4), (Fixed(3), 4), (Svip(0.6), 4), (AdaEdl(), 3)):
+            for ahead in (1, 3):
+                check_lossless(Method(accept=rule, stop=stop, cap=3), f"{rule} under {stop}", ahead, longest)
         return
-    assert isinstance(rule, AcceptRule), f"{rule}: an accept rule is an AcceptRule or a SeveralRule"
+    pair = MarkovPair(seed=6)
+    found = joint_law(Method(accept=rule, stop=Fixed(2)), pair, 3)
+    check_same_law(found, _declared_chains(rule, pair, 2, 3), f"{rule} against its own outcomes")
+    target = target_joint_law(pair, 3)
+    apart = max(abs(found.get(text, 0.0) - target.get(text, 0.0)) for text in found.keys() | target.keys())
+    assert apart > JOINT, f"{rule}: does not claim lossless, but never differs from p"
+
+
+def _drafted(
+    pair: MarkovPair, n: int, text: tuple[int, ...] = (0,)
+) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+    """Each chain of n tokens that the draft may draw after a text: tokens, p ``[n + 1, V]``, q ``[n, V]``."""
+    for tokens in itertools.product(range(pair.vocab), repeat=n):
+        q = torch.stack([pair.q((*text, *tokens[:i])) for i in range(n)])
+        if all(float(q[i, x]) > 0 for i, x in enumerate(tokens)):
+            yield tokens, torch.stack([pair.p((*text, *tokens[:i])) for i in range(n + 1)]), q
+
+
+def _declared_chains(
+    rule: ChainRule, pair: MarkovPair, gamma: int, length: int
+) -> dict[tuple[int, ...], float]:
+    """The law of texts that the outcomes imply for fixed drafts, by recursion over rounds, without the loop."""
+    law: dict[tuple[int, ...], float] = {}
+
+    def begin(text: tuple[int, ...], chance: float) -> None:
+        left = length - len(text)
+        if left == 0:
+            law[text] = law.get(text, 0.0) + chance
+            return
+        drafts = min(gamma, left - 1)
+        if drafts == 0:  # the target's own token ends the text
+            for x, one in enumerate(pair.p((0, *text)).tolist()):
+                begin((*text, x), chance * one)
+            return
+        for tokens, p, q in _drafted(pair, drafts, (0, *text)):
+            drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
+            chances = rule.outcomes(tokens, p, q, LawPair(p, q) if rule.needs_raw else None)
+            for kept, row in enumerate(chances.tolist()):
+                for x, one in enumerate(row):
+                    if one > 0:
+                        begin((*text, *tokens[:kept], x), chance * drawn * one)
+
+    begin((), 1.0)
+    return law
+
+
+def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:
     pairs = list(law_pairs(count, seed=seed))
     p, q = torch.stack([p for p, _ in pairs]), torch.stack([q for _, q in pairs])
     b, r, law = rule.keep(p, q), rule.replacement(p, q), rule.law(p, q)
@@ -106,7 +181,7 @@ def check_accept(rule: Judge, count: int = 1000, seed: int = 0) -> None:
         assert float((keep - overlap(p, q)).max()) <= IDENTITY, (
             f"{rule}: keeps more than any lossless rule can"
         )
-        _check_lossless(Method(accept=rule, stop=Fixed(2)), f"{rule}")
+        check_lossless(Method(accept=rule, stop=Fixed(2)), f"{rule}")
     else:
         pair = MarkovPair(seed=6)
         found = joint_law(Method(accept=rule, stop=Fixed(2)), pair, 3)
@@ -151,7 +226,8 @@ def _check_claim(rule: AcceptRule, name: str, claimed: bool, drift: Tensor) -> N
         assert worst > IDENTITY, f"{rule}: does not claim {name}, but never differs from p"
 
 
-def _check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4) -> None:
+def check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4) -> None:
+    """The joint law of texts is the target's to 1e-9, on small pairs with and without zeros."""
     # Paths grow fast: the longest texts with two tokens, three tokens and zeros on shorter ones.
     narrow, dense, holey = MarkovPair(2, 1), MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3)
     for pair, length in ((narrow, longest), (dense, 3), (holey, 3)):
@@ -160,16 +236,20 @@ def _check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4)
         check_same_law(found, wanted, f"{what} on {pair}")
 
 
+def _spans(seeing: bool = False) -> dict[str, tuple[float, float]]:
+    """Where the numbers lie that rules may ask a driver for; ``seeing``: of those that depend on x alone."""
+    tables: dict[str, Given | Signal] = {
+        **{name: one for name, one in GIVEN.items() if one.source in ("head", "draws")},
+        **SIGNALS,
+    }
+    return {name: one.span for name, one in tables.items() if one.sees_token or not seeing}
+
+
 def _signals(count: int, seed: int) -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(seed)
-    names = (
-        "gate",
-        "uniform",
-        "disco",
-        "specdec++",
-        *(a + b for a in ("entropy", "max_prob", "token_prob") for b in ("", "_processed")),
-    )
-    signals = {name: torch.rand(count, generator=chance, dtype=torch.float64) for name in names}
+    signals: dict[str, Tensor] = {}
+    for name, (low, high) in _spans().items():
+        signals[name] = low + (high - low) * torch.rand(count, generator=chance, dtype=torch.float64)
     signals["trusted"] = torch.rand(count, generator=chance) < 0.5
     signals["drafted"] = torch.randint(1, 20, (count,), generator=chance)
     return signals
@@ -191,7 +271,7 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
         batched, _ = call(signals, rule.start())
         assert bool(batched.expand(64)[i]) == bool(first), f"{rule}: batched and single decisions differ"
         if not rule.sees_token:
-            others = {name: 1 - one[name] for name in ("token_prob", "token_prob_processed")}
+            others = {name: low + high - one[name] for name, (low, high) in _spans(seeing=True).items()}
             other, _ = call({**one, **others}, rule.start())
             assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
 
@@ -201,7 +281,7 @@ def check_trust(rule: TrustRule) -> None:
     _check_decision(rule, "trust")
     method = Method(trust=rule, stop=Untrusted(), cap=3)
     if rule.never:
-        _check_lossless(method, f"{rule}")
+        check_lossless(method, f"{rule}")
     if not rule.sees_token:
         pair = MarkovPair(seed=3, distance=0.0)  # p = q: whatever is trusted, the law must be p
         check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), f"{rule} with p = q")
@@ -218,7 +298,7 @@ def check_stop(rule: StopRule) -> None:
     _check_decision(rule, "stop")
     assert not (rule.discards and rule.sees_token), f"{rule}: discards a token that it looks at"
     for ahead, longest in ((1, 4), (3, 3)):  # what is drafted ahead and discarded multiplies the paths
-        _check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead, longest)
+        check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead, longest)
     pair = MarkovPair(seed=5, distance=0.0)
     trusting = Method(trust=Gate(0.5), stop=rule, cap=3)
     check_same_law(joint_law(trusting, pair, 3), target_joint_law(pair, 3), f"{rule} under a gate with p = q")

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sprinter.decode.state import RuleState
+from sprinter.decode.tree import Tree, TreeBuilder
 
 __all__ = [
     "AskDraft",
     "AskScore",
-    "Chain",
     "Draft",
     "LawPair",
     "Origin",
@@ -34,6 +35,7 @@ __all__ = [
     "Stats",
     "Token",
     "Verdict",
+    "merge",
 ]
 
 
@@ -44,24 +46,20 @@ class LawPair(NamedTuple):
     q: Tensor
 
 
-class Chain(NamedTuple):
-    """Untrusted draft tokens in order, each with the law it was drawn from (``[V]``) and, if asked for, the raw one."""
-
-    tokens: Sequence[int]
-    laws: Sequence[Tensor]
-    raws: Sequence[Tensor] = ()
-
-
 class Verdict(NamedTuple):
-    """``accepted`` leading tokens of chain ``row`` stay, ``token`` follows them.
+    """The nodes in ``path`` stay, each the child of the one before; ``token`` follows them.
 
-    ``drifts`` holds TV(π, p) for each of these positions.
+    ``drifts`` holds TV(π, p) for each of these positions, None where a rule has no law of single positions.
     """
 
-    accepted: int
+    path: Sequence[int]
     token: int
-    drifts: list[float]
-    row: int = 0
+    drifts: Sequence[float | None]
+
+    @property
+    def accepted(self) -> int:
+        """Number of draft tokens that stay."""
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,9 @@ class AskDraft:
     """Draft on from the text: rewind to ``start``, append ``tokens``, propose 1 to ``at_most`` tokens.
 
     A driver may answer with fewer than ``at_most``, and the loop asks on; with none, and the target is called.
-    ``width`` > 1 asks for as many independent drafts of ``at_most`` tokens each (rows), answered with a tuple of Draft.
-    ``row``: of several drafts of the last answer, the text follows this one. ``round`` is part of every draw's address.
+    ``width`` > 1 asks for as many independent drafts of ``at_most`` tokens each, answered as one tree.
+    ``path``: of a branching last answer, the nodes that stay; text[:start] ends with them. ``round`` is part of every
+    draw's address.
     """
 
     start: int
@@ -78,7 +77,7 @@ class AskDraft:
     round: int
     at_most: int
     width: int = 1
-    row: int = 0
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,36 +89,58 @@ class Draft:
         laws: processed draft laws q, ``[n, V]``; row i is the law that tokens[i] was drawn from.
         signals: what the method's rules declared in ``needs``, each a tensor ``[n]`` on the host.
         raw: temperature-1 laws ``[n, V]`` if the accept rule asked for them.
+        parents, branches: of several drafts, as in ``Tree``.
     """
 
     tokens: tuple[int, ...]
     laws: Tensor
     signals: Mapping[str, Tensor]
     raw: Tensor | None = None
+    parents: tuple[int, ...] | None = None
+    branches: tuple[tuple[int, ...], ...] = ()
+
+    def tree(self) -> Tree:
+        """The proposal as what a rule judges."""
+        raws = [] if self.raw is None else list(self.raw)
+        return Tree(self.tokens, list(self.laws), raws, self.parents, self.branches)
+
+
+def merge(drafts: Sequence[Draft]) -> Draft:
+    """Several drafts of one length after one prefix as one draft with branches."""
+    builder, nodes = TreeBuilder(len(drafts)), list[tuple[int, int]]()
+    for depth in range(len(drafts[0].tokens)):
+        for n, draft in enumerate(drafts):
+            if builder.add(n, draft.tokens[depth]) is not None:
+                nodes.append((n, depth))
+    raw = None
+    if drafts[0].raw is not None:
+        raw = torch.stack(
+            [one.raw[depth] for one, depth in ((drafts[n], d) for n, d in nodes) if one.raw is not None]
+        )
+    laws = torch.stack([drafts[n].laws[depth] for n, depth in nodes])
+    return Draft(tuple(builder.tokens), laws, {}, raw, tuple(builder.parents), builder.whole)
 
 
 @dataclass(frozen=True, slots=True)
 class AskScore:
     """One target pass: rewind to ``start``, read ``tokens`` (at least one), answer with a law after each.
 
-    ``closing`` marks the meter's closing pass, which is counted apart. ``chains``: tokens of several drafts that follow
-    ``tokens``, one a row, all of one length; ``row`` as in ``AskDraft``.
+    ``closing`` marks the meter's closing pass, which is counted apart. ``parents``: where the last tokens are a tree
+    with branches, of each of them the one that it follows, by its place among them, -1 where it follows the text.
+    ``path`` as in ``AskDraft``, of the last tree that was scored.
     """
 
     start: int
     tokens: tuple[int, ...]
     round: int
     closing: bool = False
-    chains: tuple[tuple[int, ...], ...] = ()
-    row: int = 0
+    parents: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The target's laws: row i of ``laws [n, V]`` is p(· | text[: start + i + 1]); ``raw`` as in ``Draft``.
-
-    With several chains ``[rows, n, V]``, each row with its own chain.
-    """
+    """The target's laws: row i of ``laws [n, V]`` is p after the request's token i; ``raw`` as in ``Draft``."""
 
     laws: Tensor
     raw: Tensor | None = None

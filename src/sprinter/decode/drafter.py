@@ -2,29 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import Draft
 from sprinter.decode.registry import DRAFTER, did_you_mean
-from sprinter.errors import UserError
+from sprinter.decode.signals import SIGNALS, read_signals, state_signals
+from sprinter.errors import SprinterError, UserError
 from sprinter.random import Draws, Purpose
 
-__all__ = ["BUILT_IN", "Allocated", "Drafter", "Lookup", "Model", "Nothing", "copied", "look_up"]
+__all__ = [
+    "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer", "look_up", "one_hot_rows",
+    "propose",
+]  # fmt: skip
+
+
+class Proposal(NamedTuple):
+    """What a drafter proposes by itself: n tokens and the laws that they were drawn from.
+
+    Attributes:
+        tokens: token ids, at most ``Context.at_most``; none asks the target at once.
+        laws: ``[n, vocab]``; row i is the law that tokens[i] was drawn from, one-hot for a token chosen without chance.
+    """
+
+    tokens: Sequence[int]
+    laws: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a proposer is asked with.
+
+    Attributes:
+        text: token ids of the prompt and of all that was written and drafted since; not to be changed.
+        round: the round's number, from 1; a draft run may take several proposals.
+        at_most: most tokens to propose, at least 1.
+        vocab: size of the vocabulary.
+        draws: the only source of chance: ``draws.token(law, round, position, Purpose.DRAFT)`` for the token that will
+            stand at ``position`` of the text.
+        like: a tensor of the dtype and on the device that laws are wanted in.
+        states: the target's hidden states of the text's tokens ``[read, d]``, by layer, of those that the drafter asked
+            for in ``target_states``; ``read`` is at most the text's length. Empty for other drafters.
+    """
+
+    text: Sequence[int]
+    round: int
+    at_most: int
+    vocab: int
+    draws: Draws
+    like: Tensor
+    states: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def certain(self, tokens: Sequence[int]) -> Proposal:
+        """Tokens chosen without chance, with their one-hot laws."""
+        return Proposal(tokens, one_hot_rows(tokens, self.vocab, self.like))
+
+
+class Proposer(ABC):
+    """Proposes in one text; may keep state from one proposal to the next, which must depend on the contexts alone."""
+
+    @abstractmethod
+    def propose(self, context: Context) -> Proposal | None:
+        """The next tokens of the draft run; None leaves this proposal to the draft model (``Drafter.uses_model``)."""
 
 
 class Drafter:
-    """Who proposes. A driver knows how to serve each kind.
+    """Who proposes. A drafter that proposes by itself returns a ``Proposer``; else the draft model does.
 
     Attributes:
-        drafts: independent drafts a round.
+        drafts: independent drafts a round, all by the draft model.
+        greedy: whether the draft model drafts its first choice whatever the temperature.
+        target_states: decoder layers whose hidden states of the target the proposer reads (-1: after the final norm).
     """
 
     drafts: int = 1
+    greedy: bool = False
+    target_states: Sequence[int] = ()
 
     @property
     def proposes(self) -> bool:
@@ -35,6 +95,16 @@ class Drafter:
     def uses_model(self) -> bool:
         """Whether the draft model may run."""
         return True
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the target may have to write because nothing is proposed."""
+        return not self.proposes
+
+    @property
+    def proposer(self) -> Callable[[], Proposer] | None:
+        """Makes the proposer of a text; None: every draft token is the draft model's."""
+        return None
 
     def begin(self, draws: Draws) -> bool:
         """Whether there are drafts in the text that now begins."""
@@ -53,7 +123,7 @@ class Nothing(Drafter):
 
     @property
     def uses_model(self) -> bool:
-        """No."""
+        """Never."""
         return False
 
 
@@ -100,8 +170,13 @@ class Allocated(Drafter):
 
     @property
     def uses_model(self) -> bool:
-        """Likewise."""
+        """In the texts that are drafted."""
         return self.proposes
+
+    @property
+    def needs_target(self) -> bool:
+        """In the texts that are not drafted."""
+        return True
 
     def begin(self, draws: Draws) -> bool:
         """u < share, one number a text."""
@@ -138,9 +213,31 @@ class Lookup(Drafter):
         """Where nothing matches, if asked to."""
         return self.otherwise == "model"
 
+    @property
+    def needs_target(self) -> bool:
+        """Where nothing matches."""
+        return True
 
-BUILT_IN: tuple[type[Drafter], ...] = (Model, Lookup, Allocated, Nothing)
-"""The drafters that drivers know how to serve. They ask which of these it is, so no other class may stand in."""
+    @property
+    def proposer(self) -> Callable[[], Proposer]:
+        """Looks up, and leaves to the model the runs that it began."""
+        return lambda: _LookupProposer(self)
+
+
+class _LookupProposer(Proposer):
+    def __init__(self, drafter: Lookup) -> None:
+        self._drafter = drafter
+        self._model_round = 0  # the last round in which the model drafted
+
+    def propose(self, context: Context) -> Proposal | None:
+        """A run that the model began is the model's: what is drafted ahead must not change who drafts."""
+        drafter = self._drafter
+        if context.round != self._model_round:
+            found = look_up(context.text, drafter.n, drafter.least, context.at_most)
+            if found or not drafter.uses_model:
+                return context.certain(found)
+        self._model_round = context.round
+        return None
 
 
 def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
@@ -162,19 +259,40 @@ def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
     return []
 
 
-def copied(
-    tokens: Sequence[int],
-    vocab: int,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
-    raw: bool = False,
-) -> Draft:
-    """Looked-up tokens as a proposal: one-hot laws ``[n, vocab]``, and the signals that such laws have."""
-    n = len(tokens)
-    laws = torch.zeros(n, vocab, dtype=dtype, device=device)
-    if n:
-        laws[range(n), list(tokens)] = 1.0
-    sure, none = torch.ones(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
-    read = {"entropy": none, "max_prob": sure, "token_prob": sure}
-    signals = {name + law: values for name, values in read.items() for law in ("", "_processed")}
-    return Draft(tuple(tokens), laws, signals, laws if raw else None)
+def one_hot_rows(tokens: Sequence[int], vocab: int, like: Tensor) -> Tensor:
+    """One-hot laws ``[n, vocab]`` of tokens, of the dtype and on the device of ``like``."""
+    laws = like.new_zeros(len(tokens), vocab)
+    if tokens:
+        laws[range(len(tokens)), list(tokens)] = 1.0
+    return laws
+
+
+def propose(
+    drafter: Drafter, proposer: Proposer, context: Context, signals: Set[str], raw: bool
+) -> Draft | None:
+    """What the proposer proposes, as a driver's answer with the signals that the rules read; None: the model drafts.
+
+    Args:
+        signals: names of signals; those of laws are given. raw: whether the accept rule reads raw laws.
+
+    Raises:
+        SprinterError: more tokens than were asked for, laws of another shape, or nothing where no model drafts.
+    """
+    proposal = proposer.propose(context)
+    if proposal is None:
+        if not drafter.uses_model:
+            raise SprinterError(
+                f"{drafter} left a proposal to the draft model, and says that it uses none (uses_model)"
+            )
+        return None
+    n, laws = len(proposal.tokens), proposal.laws
+    if n > context.at_most or laws.shape != (n, context.vocab):
+        raise SprinterError(
+            f"the drafter proposed {n} tokens with laws of shape {list(laws.shape)}; it was asked for at most "
+            f"{context.at_most} tokens, with laws [tokens, {context.vocab}]"
+        )
+    tokens = tuple(proposal.tokens)
+    names = signals & SIGNALS.keys() - state_signals()
+    read = read_signals(names, laws, laws, torch.tensor(tokens, device=laws.device)) if names else {}
+    values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
+    return Draft(tokens, laws, values, laws if raw else None)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores
-from sprinter.decode.drafter import Drafter, Lookup, Model, copied, look_up
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores, merge
+from sprinter.decode.drafter import Context, Drafter, Model, propose
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer
+from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, read_signals
 from sprinter.decode.spec import Method
-from sprinter.laws import entropy, one_hot
+from sprinter.decode.tree import TreeText
+from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 
 __all__ = ["ChainDriver", "EnumeratedDraws", "MarkovPair", "joint_law", "run_chain", "target_joint_law"]
@@ -92,70 +94,78 @@ class ChainDriver:
         needs_raw: bool = False,
         drafter: Drafter = Model(),
     ) -> None:
-        self._pair, self._draws, self._ahead, self._needs_raw, self._drafter = (
-            pair,
-            draws,
-            ahead,
-            needs_raw,
-            drafter,
-        )
-        self._draft_rows, self._target_rows = [list(prompt)], [list(prompt[:-1])]
-        self._model_round = 0
+        self._pair, self._draws, self._ahead = pair, draws, ahead
+        self._needs_raw, self._drafter = needs_raw, drafter
+        self._proposer = drafter.proposer and drafter.proposer()
+        self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
         """One answer."""
         if isinstance(request, AskScore):
             return self._score(request)
-        text = self._goto(self._draft_rows, request, "the drafter never saw")
-        self._draft_rows = [list(text) for _ in range(request.width)]
-        if request.width > 1:
-            return tuple(
-                self._propose(row, request, request.at_most, n) for n, row in enumerate(self._draft_rows)
+        assert request.start <= self._drafted.length(request.path), (
+            "the loop speaks of text that the drafter never saw"
+        )
+        text = self._drafted.follow(request.start, request.tokens, request.path)
+        if self._proposer is not None:
+            like = torch.empty(0, dtype=torch.float64)
+            context = Context(
+                tuple(text), request.round, request.at_most, self._pair.vocab, self._draws, like
             )
-        if isinstance(self._drafter, Lookup) and request.round != self._model_round:
-            found = look_up(text, self._drafter.n, self._drafter.least, request.at_most)
-            if found or not self._drafter.uses_model:
-                self._draft_rows[0].extend(found)
-                return copied(found, self._pair.vocab, torch.float64, raw=self._needs_raw)
-            self._model_round = request.round
-        return self._propose(self._draft_rows[0], request, min(self._ahead, request.at_most), 0)
-
-    @staticmethod
-    def _goto(rows: list[list[int]], request: AskDraft | AskScore, never: str) -> list[int]:
-        text = rows[request.row if len(rows) > 1 else 0]
-        assert request.start <= len(text), f"the loop speaks of text that {never}"
-        return [*text[: request.start], *request.tokens]
+            draft = propose(self._drafter, self._proposer, context, SIGNALS.keys(), self._needs_raw)
+            if draft is not None:
+                text.extend(draft.tokens)
+                return draft
+        if request.width == 1:
+            draft = self._propose(list(text), request, min(self._ahead, request.at_most), 0)
+            text.extend(draft.tokens)
+            return draft
+        drafts = [self._propose(list(text), request, request.at_most, n) for n in range(request.width)]
+        merged = merge(drafts)
+        self._drafted.grow(merged.tokens, merged.parents)
+        return merged
 
     def _propose(self, text: list[int], request: AskDraft, count: int, row: int) -> Draft:
         pair, tokens, laws = self._pair, [], []
-        scores: dict[str, list[float]] = {"gate": [], "disco": [], "specdec++": []}
+        scores: dict[str, list[float]] = {name: [] for name in HEADS}
         for _ in range(count):
             law = pair.q(tuple(text))
-            if isinstance(self._drafter, Model) and self._drafter.greedy:
+            if self._drafter.greedy:
                 law = one_hot(law)
             x = self._draws.token(law, request.round, len(text), Purpose.DRAFT, row)
             before = tuple(text)
             text.append(x)
-            for head, values in scores.items():  # SpecDec++ alone reads the state at x
-                values.append(pair.score(head, tuple(text) if head == "specdec++" else before))
+            for head, values in scores.items():
+                at_x = head in HEADS and GIVEN[head].sees_token
+                values.append(pair.score(head, tuple(text) if at_x else before))
             tokens.append(x)
             laws.append(law)
-        q = torch.stack(laws)
-        read = {"entropy": entropy(q), "max_prob": q.amax(-1), "token_prob": q[range(len(tokens)), tokens]}
-        signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()} | read
-        signals |= {f"{name}_processed": values for name, values in read.items()}  # a chain's laws are both
+        q, states = torch.stack(laws), None
+        if any(signal.reads("state") for signal in SIGNALS.values()):
+            states = self._states(text[: -len(tokens)], tokens)
+        signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
+        signals |= read_signals(
+            SIGNALS, q, q, torch.tensor(tokens), states
+        )  # a chain's laws are raw and processed
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
+
+    def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
+        """In place of hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
+        prefixes = [(*text, *tokens[:i]) for i in range(len(tokens))]
+        return torch.tensor([[self._pair.score("state", prefix)] for prefix in prefixes], dtype=torch.float64)
 
     def _score(self, request: AskScore) -> Scores:
         assert request.tokens, "a target pass over nothing"
-        text = self._goto(self._target_rows, request, "the target never read")
-        self._target_rows = [[*text, *chain] for chain in request.chains or ((),)]
-        laws = torch.stack([self._after(row, request.start) for row in self._target_rows])
-        p = laws if request.chains else laws[0]
+        assert request.start <= self._scored.length(request.path), (
+            "the loop speaks of text that the target never read"
+        )
+        linear = len(request.tokens) - len(request.parents)
+        text = self._scored.follow(request.start, request.tokens[:linear], request.path)
+        prefixes = [tuple(text[: end + 1]) for end in range(request.start, len(text))]
+        self._scored.grow(request.tokens[linear:], request.parents)
+        prefixes += [(*text, *path) for path in self._scored.paths()]
+        p = torch.stack([self._pair.p(prefix) for prefix in prefixes])
         return Scores(p, p if self._needs_raw else None)
-
-    def _after(self, text: list[int], start: int) -> Tensor:
-        return torch.stack([self._pair.p(tuple(text[: end + 1])) for end in range(start, len(text))])
 
 
 class EnumeratedDraws:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from sprinter.decode.draft import AskDraft, AskScore, Chain, Origin, Record, Scores, Token
-from sprinter.decode.judge import judge
+from sprinter.decode.draft import AskDraft, AskScore, Origin, Record, Scores, Token
 from sprinter.decode.row import (
     METER_CHUNK,
     Answer,
@@ -27,6 +26,7 @@ from sprinter.decode.row import (
 )
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
+from sprinter.decode.tree import Tree
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -51,11 +51,11 @@ def decode(
     row = Row.begin(prompt, method, limits, draws, record, complete, rules)
     while record.finish is None:
         record.stats.rounds += 1
-        before, row.drafted, row.chains = len(record.tokens), 0, []
+        before, row.drafted, row.tree = len(record.tokens), 0, Tree()
         row.stop_state = method.stop.begin_round(row.stop_state)
         if row.proposes:
             yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
-        accepted, checked = 0, len(row.chains[0].tokens) if row.chains else 0
+        accepted, checked = 0, row.tree.depth
         if record.finish is None:
             accepted = yield from _target_call(row)
         row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
@@ -67,32 +67,34 @@ def decode(
 
 def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     """One pass of the target over all that it has not read, and what follows from it. Returns the tokens accepted."""
-    record, method, text, round = row.record, row.method, row.text, row.record.stats.rounds
-    several = len(row.chains) > 1
-    chains = row.chains or [Chain((), ())]
-    asked = tuple(tuple(chain.tokens) for chain in chains) if several else ()
-    scores = yield AskScore(row.scored, tuple(text[row.scored :]), round, chains=asked, row=row.follows)
+    record, text, tree, round = row.record, row.text, row.tree, row.record.stats.rounds
+    nodes = tree.tokens if tree.parents is not None else ()  # a chain stands in the text already
+    unread, path = (*text[row.scored :], *nodes), row.kept.pop(AskScore, ())
+    scores = yield AskScore(row.scored, unread, round, parents=tuple(tree.parents or ()), path=path)
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
     row.meter.score(row.scored, scores)
     first = row.final - 1 - row.scored  # holds the law at the first untrusted position
-    p = scores.laws[..., first:, :]
-    raw_p = None if scores.raw is None else scores.raw[..., first:, :]
-    verdict = judge(method.accept, chains, p, raw_p, row.draws, round, row.final)
-    tokens, accepted = chains[verdict.row].tokens, 0
-    text[row.final :] = tokens
-    for x, drift in zip(tokens[: verdict.accepted], verdict.drifts, strict=False):
+    raw_p = None if scores.raw is None else scores.raw[first:]
+    verdict = row.method.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)
+    text[row.final :] = [tree.tokens[node] for node in verdict.path]
+    accepted = 0
+    for x, drift in zip(text[row.final :], verdict.drifts, strict=False):
         accepted += 1
         if not row.settle(row.final + accepted - 1, Token(x, Origin.ACCEPTED, round, drift)):
             break
-    record.stats.checked += accepted if record.finish else min(accepted + 1, len(tokens))
-    row.known = row.final + accepted if several else min(row.known, row.final + accepted)
-    row.follows = verdict.row
+    refused = not tree.is_leaf(verdict.path[-1] if verdict.path else -1)
+    record.stats.checked += accepted if record.finish else accepted + refused
+    if tree.parents is None:
+        row.known = min(row.known, row.final + accepted)
+    else:
+        row.known = row.final + accepted
+        row.kept = dict.fromkeys((AskDraft, AskScore), tuple(verdict.path[:accepted]))
     text[row.final + accepted :] = []
     if record.finish is None:
         text.append(verdict.token)
-        refused, drift = accepted < len(tokens), verdict.drifts[verdict.accepted]
-        origin = Origin.REPLACEMENT if refused else Origin.BONUS if tokens else Origin.TARGET
+        drift = verdict.drifts[verdict.accepted]
+        origin = Origin.REPLACEMENT if refused else Origin.BONUS if tree.tokens else Origin.TARGET
         row.settle(len(text) - 1, Token(verdict.token, origin, round, drift))
     row.final, row.scored = len(text), len(text) - 1
     return accepted

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from sprinter.decode.accept import AcceptRule, Exact, Judge, SeveralRule
+from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least
-from sprinter.decode.drafter import BUILT_IN, Drafter, Lookup, Model
+from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.signals import HEADS, state_signals
 from sprinter.decode.stop import Fixed, Never, StopRule
 from sprinter.decode.trust import RECORDED, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
 
-__all__ = ["HEADS", "Method"]
-
-HEADS = frozenset({"gate", "specdec++", "disco"})  # signals that come of trained heads
+__all__ = ["Method"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,29 +48,25 @@ class Method:
             raise UserError(
                 f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
             )
-        if isinstance(self.drafter, Lookup) and (heads := sorted(self.needs & HEADS)):
+        if self.drafter.proposer is not None and (unread := sorted(self.needs & state_signals())):
+            what = f"a {unread[0]} head" if unread[0] in HEADS else f"signal {unread[0]}"
             raise UserError(
-                f"a {heads[0]} head reads the draft model's states, and looked-up tokens have none: give another rule"
+                f"{what} reads the draft model's states, and looked-up tokens have none: give another rule"
             )
         if self.drafter.drafts > 1:
             self._check_several()
 
     def _check_parts(self) -> None:
-        kinds: dict[str, tuple[type, ...]] = {
-            "trust": (TrustRule,), "stop": (StopRule,), "accept": (AcceptRule, SeveralRule),
+        kinds: dict[str, type] = {
+            "trust": TrustRule, "stop": StopRule, "accept": Judge, "drafter": Drafter,
         }  # fmt: skip
         for part, kind in kinds.items():
             if not isinstance(rule := getattr(self, part), kind):
-                raise UserError(f"{part}={rule!r} is no {part} rule: give one that 'sprinter methods' shows")
-        if type(self.drafter) not in BUILT_IN:
-            known = ", ".join(kind.__name__.lower() for kind in BUILT_IN)
-            raise UserError(
-                f"drafter {self.drafter!r} cannot be used: only the built-in drafters propose ({known}); "
-                "drafters from plug-ins are not supported yet"
-            )
+                what = part if part == "drafter" else f"{part} rule"
+                raise UserError(f"{part}={rule!r} is no {what}: give one that 'sprinter methods' shows")
 
     def _check_several(self) -> None:
-        if not isinstance(self.accept, SeveralRule):
+        if self.drafter.drafts > self.accept.max_drafts:
             raise UserError(
                 f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
             )
@@ -94,7 +89,7 @@ class Method:
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
         trusts_all = type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None
-        return not (trusts_all and isinstance(self.drafter, Model))
+        return self.drafter.needs_target or not trusts_all
 
     @property
     def sees_token(self) -> bool:

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.accept import Exact
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Chain, Draft, Origin, Record, Scores, Token
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores, Token
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
+from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.random import Draws, Purpose
 
 __all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
 
 METER_CHUNK = 64  # a complete meter asks for a pass of its own after so many unscored tokens
-Answer = Draft | tuple[Draft, ...] | Scores
+Answer = Draft | Scores
 Asking = Generator[AskDraft | AskScore, Answer, None]
 
 
@@ -44,9 +45,10 @@ class Row:
         final: text[:final] is settled. known: the drafter has text[:known].
         scored: the target has read text[:scored], always at least one token short of the text.
         proposes: whether there are drafts in this text.
-        follows: of several drafts of the last round, the text follows this one.
-        chains: untrusted drafts of this round, text[final:] in the one case of a single draft.
-        drafted: tokens drafted in this round.
+        tree: untrusted tokens of this round; where they are a chain, text[final:].
+        kept: of the last tree with branches, the nodes that stayed: for the drafter and for the target, until each
+            has been asked again.
+        drafted: tokens drafted in this round, of one draft where there are several.
     """
 
     method: Method
@@ -62,9 +64,9 @@ class Row:
     trust_state: State
     stop_state: State
     proposes: bool
-    follows: int = 0
     drafted: int = 0
-    chains: list[Chain] = field(default_factory=list)
+    tree: Tree = field(default_factory=Tree)
+    kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
     @classmethod
@@ -81,8 +83,8 @@ class Row:
         """A row that holds the prompt; ``rules`` as in ``decode``."""
         n = len(prompt)
         states = RuleState.begin(method.trust, method.stop, rules)
-        # A rule for several drafts is the exact one where there is one draft, as wherever a token may be trusted.
-        rule = method.accept if isinstance(method.accept, AcceptRule) else Exact()
+        # Of one token, which is what the meter asks about, chain rules and rules for several drafts are the exact rule.
+        rule = method.accept.per_position or Exact()
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
@@ -108,15 +110,16 @@ class Row:
 
 
 def draft_run(row: Row) -> Asking:
-    """Trusted tokens are final at once; from the first untrusted one on they wait in ``row.chains[0]``."""
+    """Trusted tokens are final at once; from the first untrusted one on they wait in ``row.tree``."""
     method, text, round = row.method, row.text, row.record.stats.rounds
     tokens: list[int] = []
     laws: list[Tensor] = []
     raws: list[Tensor] = []
-    row.chains = [Chain(tokens, laws, raws)]
+    row.tree = Tree(tokens, laws, raws)
     stopped = False
     while not stopped and row.room >= 1:
-        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room, row=row.follows)
+        path = row.kept.pop(AskDraft, ())
+        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room, path=path)
         assert isinstance(answer, Draft)
         stopped = not answer.tokens
         for i, x in enumerate(answer.tokens):
@@ -166,27 +169,20 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
 def draft_several(row: Row) -> Asking:
     """Independent drafts of one length, none trusted."""
     at_most, width = row.room, row.method.drafter.drafts
-    row.chains = [Chain((), ())]
     if at_most < 1:
         return
-    ask = AskDraft(
-        row.known, tuple(row.text[row.known :]), row.record.stats.rounds, at_most, width, row.follows
-    )
-    answer = yield ask
-    assert isinstance(answer, tuple)
+    unread, path = tuple(row.text[row.known :]), row.kept.pop(AskDraft, ())
+    answer = yield AskDraft(row.known, unread, row.record.stats.rounds, at_most, width, path)
+    assert isinstance(answer, Draft)
     row.drafted, row.known = at_most, len(row.text)
-    row.chains = [
-        Chain(one.tokens, list(one.laws), [] if one.raw is None else list(one.raw)) for one in answer
-    ]
+    row.tree = answer.tree()
 
 
 def closing_pass(row: Row) -> Asking:
     """A target pass for the meter alone."""
-    text = row.text[: row.final]
-    scores = yield AskScore(
-        row.scored, tuple(text[row.scored : -1]), row.record.stats.rounds, True, row=row.follows
-    )
+    unread, path = row.text[row.scored : row.final - 1], row.kept.pop(AskScore, ())
+    scores = yield AskScore(row.scored, tuple(unread), row.record.stats.rounds, True, path=path)
     assert isinstance(scores, Scores)
     row.record.stats.closing_passes += 1
     row.meter.score(row.scored, scores)
-    row.scored = len(text) - 1
+    row.scored = row.final - 1

@@ -27,10 +27,10 @@ _UNRECORDED = 0.5
 class TrustRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
-    ``needs`` names the signals: any of ``gate`` (score of the gate, in [0, 1]), ``uniform`` (one addressed number),
-    ``entropy``, ``max_prob`` and ``token_prob`` (q(x)) of the raw draft law, or of the processed one with the ending
-    ``_processed``; ``drafted`` (place in the run, from 1) is always there. Set ``sees_token = True`` if the decision
-    depends on x beyond its prefix: drift is then metered with one sample (see ``decode.meter``).
+    ``needs`` names the signals, any of the tables in ``sprinter.decode.signals``: of the draft's laws (``SIGNALS``, raw
+    or with the ending ``_processed``), scores of heads and ``uniform`` (``GIVEN``); ``drafted`` is always there. Set
+    ``sees_token = True`` if the decision depends on x beyond its prefix, as it does where a signal sees x: drift is
+    then metered with one sample (see ``decode.meter``).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()

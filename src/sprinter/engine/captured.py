@@ -8,16 +8,16 @@ cannot capture (a long feed, a head that reads the state at x, code that is not 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.engine.rows import CacheRows, Feed
 from sprinter.engine.steps import (
-    SIGNALS,
     Drafted,
     DraftPlan,
     DraftRow,
@@ -30,17 +30,12 @@ from sprinter.engine.steps import (
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
-from sprinter.laws import Sampling, entropy, process_rows, raw_law
+from sprinter.laws import Sampling, process_rows, raw_law
+from sprinter.models.capture.marks import hash_source
 from sprinter.models.capture.runner import LONGEST, CapturedRunner, ForwardPass, Unit
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
 __all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]
-
-_NAMES = ("entropy", "max_prob", "token_prob")
-_COLUMNS = {
-    name + law: 1 + i + 3 * j for j, law in enumerate(("", "_processed")) for i, name in enumerate(_NAMES)
-}
-assert _COLUMNS.keys() == SIGNALS.keys()
 
 
 def _cuts(sampling: Sampling) -> bool:
@@ -48,28 +43,40 @@ def _cuts(sampling: Sampling) -> bool:
 
 
 class DraftUnit(Unit):
-    """One draft step: token ``[rows, 1]``, processed law and raw law ``[rows, V]``, numbers ``[rows, 7 + heads]``.
+    """One draft step: token ``[rows, 1]``, processed law and raw law ``[rows, V]``, numbers ``[rows, columns]``.
 
-    Numbers: the largest logit, ``_NAMES`` of the raw and of the processed law, scores of the heads in order.
+    Columns: the largest logit, the signals whose ``capture`` is "always", those that were asked for, scores of the
+    heads in order.
 
     Args:
         vocab: size of the common vocabulary.
         cuts: whether rows may ask for top-k, top-p or min-p.
         heads: by kind; none may read the state at x.
         device: where it will run.
+        asked: signals that are computed for rows that read them alone.
     """
 
     per_token = False
 
-    def __init__(self, vocab: int, cuts: bool, heads: Mapping[str, Head], device: torch.device) -> None:
+    def __init__(
+        self,
+        vocab: int,
+        cuts: bool,
+        heads: Mapping[str, Head],
+        device: torch.device,
+        asked: Collection[str] = (),
+    ) -> None:
         # A head's weights are part of the key, being the unit's own.
         told = {
             kind: [head.features, repr(head.calibration.to_dict())] for kind, head in sorted(heads.items())
         }
-        super().__init__("draft", vocab=vocab, cuts=cuts, heads=told)
+        names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
+        code = {name: hash_source(SIGNALS[name].function) for name in names}
+        super().__init__("draft", vocab=vocab, cuts=cuts, heads=told, signals=code)
         self._vocab, self._cuts = vocab, cuts
         self.heads = nn.ModuleDict({kind: heads[kind] for kind in sorted(heads)})
-        self._columns = _COLUMNS | {kind: 1 + len(_COLUMNS) + i for i, kind in enumerate(sorted(heads))}
+        self._signals = tuple(names)
+        self._columns = {name: 1 + i for i, name in enumerate((*names, *sorted(heads)))}
         for name, half in zip(("high", "low"), race_words(vocab, device), strict=True):
             self.register_buffer(name, half, persistent=False)
 
@@ -86,7 +93,7 @@ class DraftUnit(Unit):
         token = race(law, key_low, key_high, (self.high, self.low))
         step = DraftStep(hidden, raw, place.float(), token, temperature=temperature.float())
         columns = [
-            logits.amax(-1), *_readings(raw, token), *_readings(law, token),
+            logits.amax(-1), *read_signals(self._signals, law, raw, token, hidden).values(),
             *(head.score(read_features(head.features, step)) for head in self._in_order()),
         ]  # fmt: skip
         return token[:, None], law, raw, torch.stack([column.to(law.dtype) for column in columns], 1)
@@ -98,10 +105,6 @@ class DraftUnit(Unit):
         """Signals and scores of a row by name, those that its plan asks for."""
         columns = self._columns
         return {name: numbers[columns[name]] for name in (*plan.signals, *plan.heads)}
-
-
-def _readings(law: Tensor, token: Tensor) -> list[Tensor]:
-    return [entropy(law), law.amax(-1), law.gather(-1, token[:, None])[:, 0]]
 
 
 class TargetUnit(Unit):
@@ -146,7 +149,7 @@ class CapturedDraftSteps:
 
     def __init__(self, rows: CacheRows) -> None:
         self._rows, self._eager = rows, EagerDraftSteps(rows)
-        self._units: dict[tuple[bool, tuple[tuple[str, int], ...]], DraftUnit] = {}
+        self._units: dict[tuple[bool, tuple[tuple[str, int], ...], frozenset[str]], DraftUnit] = {}
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
         """See ``DraftSteps``."""
@@ -154,7 +157,8 @@ class CapturedDraftSteps:
         heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
         if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
             return self._eager(rows)
-        unit = self._unit(heads, any(_cuts(row.plan.sampling) for row in rows))
+        asked = frozenset[str]().union(*(row.plan.asked_signals for row in rows))
+        unit = self._unit(heads, any(_cuts(row.plan.sampling) for row in rows), asked)
         with torch.inference_mode():
             made, drafted = self._draft(runner, unit, rows)
         whole: list[list[Drafted] | SprinterError] = list(drafted)
@@ -213,10 +217,10 @@ class CapturedDraftSteps:
             drafted.append(self._rows.end(row.feed, peaks, row.position - 1) or own)
         return drafted
 
-    def _unit(self, heads: Mapping[str, Head], cuts: bool) -> DraftUnit:
-        key = (cuts, tuple(sorted((kind, id(head)) for kind, head in heads.items())))
+    def _unit(self, heads: Mapping[str, Head], cuts: bool, asked: frozenset[str]) -> DraftUnit:
+        key = (cuts, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
         if key not in self._units:
-            self._units[key] = DraftUnit(self._rows.vocab, cuts, heads, self._rows.runner.device)
+            self._units[key] = DraftUnit(self._rows.vocab, cuts, heads, self._rows.runner.device, asked)
         return self._units[key]
 
 
@@ -234,7 +238,12 @@ class CapturedTargetPasses:
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         runner, feeds = self._rows.runner, [row.feed for row in rows]
-        if not isinstance(runner, CapturedRunner) or max(len(feed.tokens) for feed in feeds) > LONGEST:
+        plain = all(row.feed.parents is None and not row.layers for row in rows)
+        if (
+            not isinstance(runner, CapturedRunner)
+            or not plain
+            or max(len(feed.tokens) for feed in feeds) > LONGEST
+        ):
             return self._eager(rows)
         began = time.perf_counter()
         self._rows.begin(feeds)
@@ -259,7 +268,7 @@ class CapturedTargetPasses:
 def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
     alike = all(heads[kind] is head for kind, head in row.plan.heads.items())
     few = 0 < len(row.tokens) <= LONGEST
-    return alike and few and isinstance(row.draws, AddressedDraws) and not row.plan.reads_x
+    return alike and few and isinstance(row.draws, AddressedDraws) and row.plan.captures
 
 
 def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list[int]]:

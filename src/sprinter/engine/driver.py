@@ -7,7 +7,7 @@ runs no model: whoever holds the models does the jobs, of one request at a time 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
-from sprinter.decode.drafter import Lookup, Model, copied, look_up
+from sprinter.decode.drafter import Context, Proposer, propose
 from sprinter.decode.row import Answer
+from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
+from sprinter.decode.tree import TreeBuilder
 from sprinter.engine.ahead import Ahead
-from sprinter.engine.rows import CacheRows, Feed, RequestRows
+from sprinter.engine.rows import FINAL, CacheRows, Feed, RequestRow
 from sprinter.engine.steps import (
-    SIGNALS,
     Drafted,
     DraftPlan,
     DraftRow,
@@ -32,13 +33,16 @@ from sprinter.engine.steps import (
     TargetPasses,
     TargetRow,
 )
+from sprinter.engine.trees import TreeDrafted, TreeRow, TreeSteps
 from sprinter.errors import SprinterError
 from sprinter.heads.head import KINDS, Head
 from sprinter.laws import Sampling
 from sprinter.models.runner import Runner
 from sprinter.random import Draws
 
-__all__ = ["Costs", "DraftJob", "Job", "Jobs", "Models", "PromptJob", "RowDriver", "TargetJob"]
+__all__ = [
+    "Costs", "DraftJob", "Job", "Jobs", "Models", "PromptJob", "PromptRead", "RowDriver", "TargetJob", "TreeJob",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +55,47 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """A piece of a prompt's own pass; done in seconds.
+    """A chunk of a prompt's prefill; done in seconds, with the hidden states that were asked for.
 
-    Every job says where its rows start, so that one that failed or was broken off is simply done again.
+    Every job says where its row starts, so that one that failed or was interrupted is simply done again.
     """
 
     model: str  # "target" or "draft"
-    rows: list[Feed]
+    row: Feed
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """Draft steps of a request's rows; done with the tokens of each row."""
+    """Draft steps of a request; done with its tokens."""
 
-    rows: list[DraftRow]
+    row: DraftRow
+
+
+@dataclass(frozen=True, slots=True)
+class TreeJob:
+    """A draft step of a request that drafts several texts; done with a token of each."""
+
+    row: TreeRow
 
 
 @dataclass(frozen=True, slots=True)
 class TargetJob:
-    """A target pass over a request's rows; done with the laws of each row."""
+    """A forward pass of the target for a request; done with its laws."""
 
-    rows: list[TargetRow]
+    row: TargetRow
 
 
-Job = PromptJob | DraftJob | TargetJob
-Done = float | list[list[Drafted]] | list[Scored] | SprinterError
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """Seconds of a prefill chunk, and hidden states ``[n, d]`` of each of the job's layers."""
+
+    seconds: float
+    states: Sequence[Tensor] = ()
+
+
+Job = PromptJob | DraftJob | TreeJob | TargetJob
+Done = PromptRead | list[Drafted] | TreeDrafted | Scored | SprinterError
 Jobs = Generator[Job, Any, None]
 """A request under way: yields jobs, is sent what was done; an error among it ends the request."""
 
@@ -101,6 +121,7 @@ class Models:
         self.draft = CacheRows(draft, vocab, "draft") if draft else None
         self._vocab = vocab
         self._draft_steps = draft_steps(self.draft) if self.draft else None
+        self._tree_steps = TreeSteps(self.draft) if self.draft else None
         self._target_passes = target_passes(self.target) if self.target else None
 
     @property
@@ -114,6 +135,11 @@ class Models:
         rows = self.target or self.draft
         return rows.runner.device if rows else torch.device("cpu")
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and on the device of laws."""
+        return torch.empty(0, device=self.device)
+
     def gather(self, laws: Tensor) -> Tensor:
         """Laws of either model on ``device``. All that leaves the driver goes through here."""
         return laws.to(self.device)
@@ -126,28 +152,25 @@ class Models:
         """
         first = jobs[0]
         if isinstance(first, PromptJob):
-            return list(self._read_prompts(first.model, [row for job in jobs for row in _feeds(job)], jobs))
-        rows: list[Any] = [row for job in jobs for row in job.rows]
-        steps: Any = self._draft_steps if isinstance(first, DraftJob) else self._target_passes
-        done = iter(steps(rows))
-        return [_answer([next(done) for _ in job.rows]) for job in jobs]
+            return list(self._read_prompts(first.model, jobs))
+        steps: Any = {
+            DraftJob: self._draft_steps, TreeJob: self._tree_steps, TargetJob: self._target_passes,
+        }[type(first)]  # fmt: skip
+        return list(steps([job.row for job in jobs]))
 
-    def _read_prompts(self, model: str, feeds: list[Feed], jobs: Sequence[Job]) -> list[float]:
+    def _read_prompts(self, model: str, jobs: Sequence[Job]) -> Iterator[PromptRead]:
         rows = self.target if model == "target" else self.draft
         assert rows is not None
+        prompts = [job for job in jobs if isinstance(job, PromptJob)]
+        layers = sorted({layer for job in prompts for layer in job.layers} - {FINAL})
         began = time.perf_counter()
-        rows.read_prompts(feeds)
-        seconds = time.perf_counter() - began
-        return [seconds * len(job.rows) / len(feeds) for job in jobs]
-
-
-def _answer(rows: list[Any]) -> Done:
-    return next((done for done in rows if isinstance(done, SprinterError)), rows)
-
-
-def _feeds(job: Job) -> list[Feed]:
-    assert isinstance(job, PromptJob)
-    return job.rows
+        states = rows.read_prompts(
+            [job.row for job in prompts], layers if any(j.layers for j in prompts) else None
+        )
+        seconds = (time.perf_counter() - began) / len(jobs)
+        for job in prompts:
+            made = dict(zip((FINAL, *layers), states.get(job.row.row, ()), strict=False))
+            yield PromptRead(seconds, [made[layer] for layer in job.layers])
 
 
 @dataclass(slots=True)
@@ -164,10 +187,17 @@ class _GrowingDraft:
         if one.raw is not None:
             self.raws.append(one.raw)
 
-    def finish(self, signals: Mapping[str, Sequence[float]], models: Models) -> Draft:
-        told = {name: torch.tensor(values, dtype=torch.float64) for name, values in signals.items()}
+    def finish(
+        self,
+        signals: Mapping[str, Sequence[float]],
+        models: Models,
+        parents: tuple[int, ...] | None = None,
+        branches: tuple[tuple[int, ...], ...] = (),
+    ) -> Draft:
+        values = {name: torch.tensor(each, dtype=torch.float64) for name, each in signals.items()}
         raw = models.gather(_stacked(self.raws)) if self.raws else None
-        return Draft(tuple(self.tokens), models.gather(_stacked(self.laws)), told, raw)
+        laws = models.gather(_stacked(self.laws))
+        return Draft(tuple(self.tokens), laws, values, raw, parents, branches)
 
 
 class RowDriver:
@@ -175,19 +205,19 @@ class RowDriver:
 
     Args:
         models: what the rows are of.
-        numbers: the request's rows, the same in both models: one, or one a draft where the method drafts several.
+        number: the request's row, the same in both models.
         heads: by kind, those that the method's rules read at least.
         prompt: token ids.
         ahead: draft up to so many tokens an answer (one host synchronisation), None: as many as pays; the text does
             not depend on it.
-        prompt_piece: most tokens of a prompt in one pass; None: all.
+        prompt_piece: most tokens of a prefill chunk; None: all.
         stats: counts and times are added here.
     """
 
     def __init__(
         self,
         models: Models,
-        numbers: Sequence[int],
+        number: int,
         heads: Mapping[str, Head],
         prompt: Sequence[int],
         method: Method,
@@ -200,15 +230,16 @@ class RowDriver:
     ) -> None:
         if missing := sorted(method.needs & set(KINDS) - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
-        self._target = RequestRows(models.target, numbers, prompt) if models.target else None
-        self._draft = RequestRows(models.draft, numbers, prompt) if models.draft else None
+        drafter = self._drafter = method.drafter
+        self._target = (
+            RequestRow(models.target, number, prompt, drafter.target_states) if models.target else None
+        )
+        self._draft = RequestRow(models.draft, number, prompt) if models.draft else None
+        self._proposer = drafter.proposer and drafter.proposer()
         self._sampling, self._draws = sampling, draws
-        self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
-        greedy = isinstance(self._drafter, Model) and self._drafter.greedy
-        # Rules ask of the first draft alone.
-        self._bare = DraftPlan(_GREEDY if greedy else sampling, raw=self._needs_raw)
+        self._needs, self._needs_raw = method.needs, method.accept.needs_raw
         self._plan = DraftPlan(
-            self._bare.sampling,
+            _GREEDY if drafter.greedy else sampling,
             tuple(name for name in method.needs if name in SIGNALS),
             {name: heads[name] for name in sorted(method.needs & heads.keys())},
             self._needs_raw,
@@ -218,134 +249,171 @@ class RowDriver:
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
         self._place, self._run_start = (0, 0), 0  # round, tokens drafted in it; where they begin
         self._stats, self._costs, self._ahead, self._piece = stats, costs, Ahead(ahead), prompt_piece
-        self._text = list(prompt)  # for prompt lookup
-        self._model_round = 0  # the last round in which the model drafted in its place
+        self._text = list(prompt)  # of a proposer
         self._models = models
 
     def answer(self, request: AskDraft | AskScore) -> Generator[Job, Any, Answer]:
         """The jobs that answer one request of the loop; returns the answer."""
         if isinstance(request, AskScore):
             return (yield from self._score(request))
-        if isinstance(self._drafter, Lookup):
-            return (yield from self._look_up(self._drafter, request))
-        drafts = yield from self._propose(request)
-        return drafts if request.width > 1 else drafts[0]
+        if self._proposer is not None:
+            return (yield from self._ask_proposer(self._proposer, request))
+        if request.width > 1:
+            return (yield from self._draft_tree(request))
+        return (yield from self._draft_chain(request))
 
-    def _look_up(self, drafter: Lookup, request: AskDraft) -> Generator[Job, Any, Draft]:
+    def _ask_proposer(self, proposer: Proposer, request: AskDraft) -> Generator[Job, Any, Draft]:
         began = time.perf_counter()
         self._text[request.start :] = request.tokens
-        # A run that the model began is the model's: what is drafted ahead must not change who drafts.
-        began_by_model = request.round == self._model_round
-        found = [] if began_by_model else look_up(self._text, drafter.n, drafter.least, request.at_most)
+        states: dict[int, Tensor] = {}
+        if self._target is not None and self._drafter.target_states:
+            yield from self._prefill(self._target)
+            known = _common(self._target.text[: self._target.cached], self._text)
+            states = {layer: made[:known] for layer, made in self._target.states.items()}
+        context = Context(
+            self._text,
+            request.round,
+            request.at_most,
+            self._models.vocab,
+            self._draws,
+            self._models.like,
+            states,
+        )
+        draft = propose(self._drafter, proposer, context, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
-        if found or not drafter.uses_model:
-            self._text += found
-            return copied(found, self._models.vocab, device=self._models.device, raw=self._needs_raw)
-        # The model may have missed what was looked up since it was last asked.
-        assert self._draft is not None, "the method falls back on a draft model, and none was given"
-        self._model_round = request.round
-        # At least one token is left to read: its logits are what the next one is drawn from.
-        same = min(_common(self._draft.texts[0], self._text), len(self._text) - 1)
-        ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
-        (draft,) = yield from self._propose(ask)
+        if draft is None:
+            assert self._draft is not None, "the method falls back on a draft model, and none was given"
+            # The model may have missed what was proposed since it was last asked. At least one token is left to read:
+            # its logits are what the next one is drawn from.
+            same = min(_common(self._draft.text, self._text), len(self._text) - 1)
+            ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
+            draft = yield from self._draft_chain(ask)
         self._text += draft.tokens
         return draft
 
-    def _propose(self, request: AskDraft) -> Generator[Job, Any, tuple[Draft, ...]]:
-        side = self._draft
-        assert side is not None, "the method drafts, and no draft model was given"
-        side.goto(request.start, request.tokens, request.row)
-        yield from self._prefill(side)
-        chains = [_GrowingDraft() for _ in side.numbers]
+    def _draft_chain(self, request: AskDraft) -> Generator[Job, Any, Draft]:
+        row = self._draft
+        assert row is not None, "the method drafts, and no draft model was given"
+        row.goto(request.start, request.tokens, request.path)
+        yield from self._prefill(row)
+        growing = _GrowingDraft()
         signals: dict[str, list[float]] = {name: [] for name in (*self._plan.signals, *self._plan.heads)}
-        wanted, spent = request.at_most, 0.0
-        if request.width == 1 and not self._whole:
-            wanted = min(self._ahead.next(), wanted)
-        while (left := wanted - len(chains[0].tokens)) > 0:
-            rows = self._draft_rows(side, request.round, left)
-            steps: list[list[Drafted]] = yield DraftJob(rows)
-            # Where one row alone ran x through the model, it will do so again: rows hold the same number of tokens.
-            side.cached += min(sum(sum(one.feeds) for one in drafted) for drafted in steps)
-            side.after = [drafted[-1].after for drafted in steps]
-            for chain, drafted in zip(chains, steps, strict=True):
-                for one in drafted:
-                    chain.add(one)
-            side.append([[one.token for one in drafted] for drafted in steps])
-            for one in steps[0]:
+        wanted = request.at_most if self._whole else min(self._ahead.next(), request.at_most)
+        spent = 0.0
+        while (left := wanted - len(growing.tokens)) > 0:
+            drafted: list[Drafted] = yield DraftJob(self._draft_row(row, request.round, left))
+            row.cached += sum(sum(one.feeds) for one in drafted)
+            row.after = drafted[-1].after
+            for one in drafted:
+                growing.add(one)
                 for name, values in signals.items():
                     values.append(one.signals[name])
-            self._count_drafts(request.round, steps)
-            spent += sum(one.draft_s + one.gate_s for one in steps[0])
-        self._ahead.looked(len(chains[0].tokens), spent)
-        return tuple(chain.finish(signals, self._models) for chain in chains)
+            row.text += [one.token for one in drafted]
+            self._count_drafts(request.round, drafted)
+            spent += sum(one.draft_s + one.gate_s for one in drafted)
+        self._ahead.looked(len(growing.tokens), spent)
+        return growing.finish(signals, self._models)
 
-    def _draft_rows(self, side: RequestRows, round: int, count: int) -> list[DraftRow]:
-        position = len(side.texts[0])
+    def _draft_row(self, row: RequestRow, round: int, count: int) -> DraftRow:
+        feed = row.unread()
         place = self._place[1] + 1 if self._place[0] == round else 1
-        return [
-            DraftRow(
-                feed.row, feed.tokens, position, round, self._draws, self._bare if n else self._plan, n, place, count,
-                None if feed.tokens else side.after[n],
-            )
-            for n, feed in enumerate(side.unread())
-        ]  # fmt: skip
+        return DraftRow(
+            feed.row, feed.tokens, len(row.text), round, self._draws, self._plan, 0, place, count,
+            None if feed.tokens else row.after,
+        )  # fmt: skip
 
-    def _count_drafts(self, round: int, steps: list[list[Drafted]]) -> None:
+    def _count_drafts(self, round: int, drafted: list[Drafted]) -> None:
         stats, costs = self._stats, self._costs
         before = self._place[1] if self._place[0] == round else 0
         if not before:
-            self._run_start = len(self._draft.texts[0]) - len(steps[0]) if self._draft else 0
-        self._place = (round, before + len(steps[0]))
-        stats.draft_steps += sum(len(one.feeds) for one in steps[0])
-        for one in (one for drafted in steps for one in drafted):
+            self._run_start = len(self._draft.text) - len(drafted) if self._draft else 0
+        self._place = (round, before + len(drafted))
+        for one in drafted:
             fed = sum(one.feeds)
+            stats.draft_steps += len(one.feeds)
             stats.draft_tokens += fed
             stats.flops_passes += len(one.feeds) * costs.draft
             stats.flops_tokens += fed * costs.draft
             stats.draft_s += one.draft_s
             stats.gate_s += one.gate_s
-        scored = len(steps[0]) * self._head_flops
+        scored = len(drafted) * self._head_flops
         stats.flops_passes += scored
         stats.flops_tokens += scored
 
+    def _draft_tree(self, request: AskDraft) -> Generator[Job, Any, Draft]:
+        """Several drafts, level by level: each forward pass reads the nodes that the one before it made."""
+        row, stats, costs = self._draft, self._stats, self._costs
+        assert row is not None, "the method drafts, and no draft model was given"
+        row.goto(request.start, request.tokens, request.path)
+        yield from self._prefill(row)
+        builder, growing = TreeBuilder(request.width), _GrowingDraft()
+        first, position = (
+            0,
+            len(row.text),
+        )  # the first node of the last level; where the next one stands in the text
+        for depth in range(request.at_most):
+            feed = row.unread()
+            last = len(feed.tokens) - 1  # of the text, from which all drafts begin
+            ends = [branch[-1] - first if branch else last for branch in builder.branches]
+            step: TreeDrafted = yield TreeJob(
+                TreeRow(
+                    feed,
+                    ends,
+                    position + depth,
+                    request.round,
+                    self._draws,
+                    self._plan.sampling,
+                    self._needs_raw,
+                )
+            )
+            row.was_read(feed)
+            first = len(builder.tokens)
+            for n, token in enumerate(step.tokens):
+                if builder.add(n, token) is not None:
+                    growing.tokens.append(token)
+                    growing.laws.append(step.laws[n])
+                    growing.raws += step.raws[n : n + 1]
+            row.grow(builder.tokens[first:], builder.parents[first:])
+            stats.draft_steps += 1
+            stats.draft_tokens += len(feed.tokens)
+            stats.flops_passes += costs.draft
+            stats.flops_tokens += len(feed.tokens) * costs.draft
+            stats.draft_s += step.draft_s
+        return growing.finish({}, self._models, tuple(builder.parents), builder.whole)
+
     def _score(self, request: AskScore) -> Generator[Job, Any, Scores]:
-        side, stats = self._target, self._stats
-        assert side is not None, "the method calls the target, and no target was given"
-        side.goto(request.start, request.tokens, request.row)
-        # Without several chains all rows hold the same text: one answer serves.
-        side.append(request.chains or [()] * len(side.numbers))
-        yield from self._prefill(side, request.closing)
-        rows = [TargetRow(feed, self._sampling, self._needs_raw) for feed in side.unread()]
-        scored: list[Scored] = yield TargetJob(rows)
-        side.cached += len(rows[0].feed.tokens)
-        seconds = sum(one.target_s for one in scored)
-        laws, raw = scored[0].laws, scored[0].raw
-        if request.chains:
-            laws = torch.stack([one.laws for one in scored])
-            raws = [one.raw for one in scored if one.raw is not None]
-            raw = torch.stack(raws) if raws else None
-        answer = Scores(self._models.gather(laws), None if raw is None else self._models.gather(raw))
+        row, stats = self._target, self._stats
+        assert row is not None, "the method calls the target, and no target was given"
+        linear = len(request.tokens) - len(request.parents)
+        row.goto(request.start, request.tokens[:linear], request.path)
+        yield from self._prefill(row, request.closing)
+        row.grow(request.tokens[linear:], request.parents)
+        feed = row.unread()
+        scored: Scored = yield TargetJob(TargetRow(feed, self._sampling, self._needs_raw, row.layers))
+        row.was_read(feed, scored.states)
+        gather = self._models.gather
+        answer = Scores(gather(scored.laws), None if scored.raw is None else gather(scored.raw))
         if request.closing:
-            stats.closing_s += seconds
+            stats.closing_s += scored.target_s
             return answer
-        read = sum(len(row.feed.tokens) for row in rows)
         if self._place[0] == request.round:
-            self._ahead.ended(request.start + len(request.tokens) - self._run_start)
-        stats.target_s += seconds
+            self._ahead.ended(request.start + linear - self._run_start)
+        read = len(feed.tokens)
+        stats.target_s += scored.target_s
         stats.target_tokens += read
         stats.flops_passes += self._costs.target
         stats.flops_tokens += read * self._costs.target
         return answer
 
-    def _prefill(self, side: RequestRows, closing: bool = False) -> Generator[Job, Any, None]:
-        """The prompt's own pass, counted apart; of a target that only meters it is a part of the closing passes."""
-        while feeds := side.prompt_left(self._piece):
-            seconds = yield PromptJob(side.rows.name, feeds)
-            side.cached += len(feeds[0].tokens)
+    def _prefill(self, row: RequestRow, closing: bool = False) -> Generator[Job, Any, None]:
+        """The prompt's prefill, counted apart; of a target that only meters it is a part of the closing passes."""
+        while (feed := row.prompt_left(self._piece)) is not None:
+            done: PromptRead = yield PromptJob(row.rows.name, feed, row.layers)
+            row.was_read(feed, done.states)
             if closing:
-                self._stats.closing_s += seconds
+                self._stats.closing_s += done.seconds
             else:
-                self._stats.prefill_s += seconds
+                self._stats.prefill_s += done.seconds
 
 
 def _stacked(laws: list[Tensor]) -> Tensor:

@@ -1,107 +1,20 @@
-"""What a request is, and what it gives back."""
+"""The result of a request: a text, its tokens, what it cost, and how to make it again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from sprinter.decode.checks import at_least, whole
 from sprinter.decode.draft import Stats, Token
-from sprinter.decode.spec import Method, full_spec, parse_method
 from sprinter.decode.state import RuleState
-from sprinter.engine.ahead import AUTO
 from sprinter.engine.html import to_html
+from sprinter.engine.options import GenerationOptions
 from sprinter.engine.record import versions
-from sprinter.errors import UserError
-from sprinter.laws import Sampling
 
-__all__ = ["Generation", "Request"]
+__all__ = ["Generation"]
 
 _SHOWN = 60  # characters of a text that its repr shows
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One text to generate. Built by ``Pair.generate`` and its kin from their keywords.
-
-    Attributes:
-        method: the decoding method.
-        max_new_tokens: exact limit of new tokens; None: as many as there is room for.
-        sampling: temperature and truncation, applied to both models alike.
-        seed: the same seed gives the same text.
-        stop: strings that end the text, also those of special tokens; cut off with all that follows.
-        stop_token_ids: tokens that end the text beside EOS; without text, as EOS is.
-        meter: "running" scores trusted tokens at the next target call; "complete" adds closing passes, counted apart.
-        ahead: draft tokens an answer of the driver; changes speed only. None: as many as pays.
-        rules: state of the rules to go on from, the ``rules`` of an earlier generation; None begins anew.
-    """
-
-    method: Method
-    max_new_tokens: int | None
-    sampling: Sampling
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    meter: Literal["running", "complete"] = "running"
-    ahead: int | None = 1
-    rules: RuleState | Mapping[str, Any] | None = None
-    stop_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens is not None:
-            at_least("max_new_tokens", self.max_new_tokens, 1)
-        if self.ahead is not None:
-            at_least("ahead", self.ahead, 1)
-        if self.meter not in ("running", "complete"):
-            raise UserError(f"meter='{self.meter}' is unknown: give 'running' or 'complete'")
-
-    @classmethod
-    def make(
-        cls,
-        method: str | Method,
-        max_new_tokens: int | None,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        seed: int,
-        stop: str | Sequence[str] | None,
-        meter: Literal["running", "complete"],
-        ahead: int | Literal["auto"],
-        rules: RuleState | Mapping[str, Any] | None = None,
-        stop_token_ids: int | Sequence[int] | None = (),
-    ) -> Request:
-        """From the keywords of the public calls."""
-        ids = () if stop_token_ids is None else stop_token_ids
-        ends = tuple(whole("stop_token_ids", id) for id in (ids if isinstance(ids, Iterable) else (ids,)))
-        if stop is not None and not isinstance(stop, Iterable):
-            raise UserError(f"stop={stop!r} is neither text nor a list of texts: give stop=['...']")
-        words = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        sampling = Sampling(temperature, whole("top_k", top_k), top_p, min_p)
-        new = None if max_new_tokens is None else whole("max_new_tokens", max_new_tokens)
-        if isinstance(ahead, str) and ahead != AUTO:
-            raise UserError(f"ahead={ahead!r} is unknown: give a whole number >= 1, or {AUTO!r}")
-        steps = None if ahead == AUTO else whole("ahead", ahead)
-        seed = whole("seed", seed)
-        return cls(parse_method(method), new, sampling, seed, words, meter, steps, rules, ends)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The keywords of ``Pair.generate`` that ask for this, each a value of JSON."""
-        sampling = self.sampling
-        return {
-            "method": full_spec(self.method),
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": float(sampling.temperature),
-            "top_k": sampling.top_k,
-            "top_p": float(sampling.top_p),
-            "min_p": float(sampling.min_p),
-            "seed": self.seed,
-            "stop": list(self.stop),
-            "stop_token_ids": list(self.stop_token_ids),
-            "meter": self.meter,
-            "ahead": AUTO if self.ahead is None else self.ahead,
-            "rules": self.rules.to_dict() if isinstance(self.rules, RuleState) else self.rules,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +29,8 @@ class Generation:
         method: the method's full name; ``finish_reason``: "eos", "stop", "length", or "cancelled".
         accept_lengths: tokens that each round added.
         rules: state of the method's rules at the end, for a text that is to go on from it.
-        request: what was asked, ``max_new_tokens`` as it was used.
+        request: the options, with the method and ``max_new_tokens`` as they were used: ``pair.generate(prompt_ids,
+            request)`` makes the same tokens again.
         prompt, prompt_ids: the prompt as text (None if it was given as ids), and its token ids.
         models: target, draft, gate, other heads and tokenizer: id, revision, and how they were loaded.
     """
@@ -129,7 +43,7 @@ class Generation:
     prompt_tokens: int
     accept_lengths: list[int] = field(default_factory=list)
     rules: RuleState | None = None
-    request: Request | None = None
+    request: GenerationOptions | None = None
     prompt: str | None = None
     prompt_ids: list[int] = field(default_factory=list)
     models: Mapping[str, Any] = field(default_factory=dict)
@@ -139,8 +53,8 @@ class Generation:
         return f"Generation({text!r}, {self.method}, {self.finish_reason}: {self.stats.summary})"
 
     def _repr_html_(self) -> str:
-        """For notebooks: each token in the colour of its origin, with a legend and what it cost."""
-        return to_html(self)
+        """For notebooks: each token in the colour of its origin, with a legend and the costs."""
+        return to_html(self.prompt, self.tokens, self.stats, f"{self.method}, {self.finish_reason}")
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``.

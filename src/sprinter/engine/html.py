@@ -1,19 +1,16 @@
-"""A generation as a piece of HTML, for notebooks."""
+"""A generated text as HTML, for notebooks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-from sprinter.decode.draft import Origin, Token
-
-if TYPE_CHECKING:
-    from sprinter.engine.generation import Generation
+from sprinter.decode.draft import Origin, Stats, Token
 
 __all__ = ["to_html"]
 
-# Tints of Okabe and Ito's colours, told apart by all common kinds of colour vision, under text that is always dark.
-_LOOKS = {
+# Tints of Okabe and Ito's palette, which all common kinds of colour vision can distinguish, under dark text.
+_STYLES = {
     Origin.TRUSTED: "background:#f7d98c;text-decoration:underline",
     Origin.ACCEPTED: "background:#bfe2f6",
     Origin.REPLACEMENT: "background:#f0b090;font-weight:bold",
@@ -30,35 +27,38 @@ _MEANINGS = {
 _PROMPT_SHOWN = 400  # characters
 
 
-def to_html(out: Generation) -> str:
+def to_html(prompt: str | None, tokens: Sequence[Token], stats: Stats, ending: str) -> str:
     """The end of the prompt, then each token in the colour of its origin; a legend above, the costs below.
 
-    All text is escaped. A token tells its id, origin, round and drift when it is pointed at. Of a generation without
-    text the ids are shown.
+    All text is escaped. The tooltip of a token shows its id, origin, round and drift. Where tokens have no text, their
+    ids are shown.
+
+    Args:
+        prompt: None if it was given as token ids.
+        ending: method and reason of the end, before the costs.
     """
-    origins = [origin for origin in Origin if any(token.origin is origin for token in out.tokens)]
-    legend = " ".join(_span(_LOOKS[origin], f" {_MEANINGS[origin]} ") for origin in origins)
-    ids = not any(token.text for token in out.tokens)
-    prompt = (out.prompt or "")[-_PROMPT_SHOWN:]
-    words = [f"{token.id} " if ids else token.text for token in out.tokens]
-    tokens = [
-        _span(_LOOKS[token.origin], word, _facts(token))
-        for token, word in zip(out.tokens, words, strict=True)
+    origins = [origin for origin in Origin if any(token.origin is origin for token in tokens)]
+    legend = " ".join(_span(_STYLES[origin], f" {_MEANINGS[origin]} ") for origin in origins)
+    ids = not any(token.text for token in tokens)
+    before = (prompt or "")[-_PROMPT_SHOWN:]
+    words = [f"{token.id} " if ids else token.text for token in tokens]
+    spans = [
+        _span(_STYLES[token.origin], word, _facts(token))
+        for token, word in zip(tokens, words, strict=True)
         if word
     ]
-    stats = out.stats
     calls = f"{stats.target_calls} target calls in {stats.rounds} rounds"
-    end = f"{out.method}, {out.finish_reason}: {stats.summary}; {calls}"
+    end = f"{ending}: {stats.summary}; {calls}"
     return (
         f'<div><div style="font-size:85%">{legend}</div>'
-        f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere"><i>{escape(prompt)}</i>{"".join(tokens)}</pre>'
+        f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere"><i>{escape(before)}</i>{"".join(spans)}</pre>'
         f'<div style="font-size:85%">{escape(end)}</div></div>'
     )
 
 
-def _span(look: str, text: str, title: str = "") -> str:
-    told = f' title="{escape(title)}"' if title else ""
-    return f'<span style="color:#111;{look}"{told}>{escape(text)}</span>'
+def _span(style: str, text: str, title: str = "") -> str:
+    tooltip = f' title="{escape(title)}"' if title else ""
+    return f'<span style="color:#111;{style}"{tooltip}>{escape(text)}</span>'
 
 
 def _facts(token: Token) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Unpack, cast, overload
 
 from transformers import PreTrainedModel
 
-from sprinter.decode.spec import Method
-from sprinter.decode.state import RuleState
-from sprinter.engine.engine import generate_all, of_prompt
-from sprinter.engine.generation import Generation, Request
+from sprinter.engine.batch import generate_all, options_of_each
+from sprinter.engine.generation import Generation
+from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.policy import Policy
+from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Parts, Task
 from sprinter.errors import UserError
@@ -21,12 +20,10 @@ from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
 from sprinter.models.bars import bars_on_terminals
-from sprinter.models.gguf.convert import for_runner
+from sprinter.models.convert import for_runner
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 
 __all__ = ["Pair", "Stream", "load_pair"]
-
-MeterMode = Literal["running", "complete"]
 
 
 @bars_on_terminals()
@@ -114,144 +111,88 @@ class Pair:
     @property
     def default_method(self) -> str:
         """What decodes where no method is named, exactly: ``speculative`` with a draft, else ``autoregressive``."""
-        return "speculative" if self.models.draft else "autoregressive"
+        return self._parts.default_method
+
+    @overload
+    def generate(
+        self,
+        prompt: PromptInput,
+        options: GenerationOptions | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: PromptInputs,
+        options: GenerationOptions | Sequence[GenerationOptions | None] | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> list[Generation]: ...
 
     def generate(
         self,
-        prompt: str | Sequence[int],
-        *,
-        method: str | Method | None = None,
-        max_new_tokens: int | None = 64,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: str | Sequence[str] | None = (),
-        stop_token_ids: int | Sequence[int] | None = (),
-        meter: MeterMode = "running",
-        ahead: int | Literal["auto"] = 1,
-        rules: RuleState | Mapping[str, Any] | None = None,
-    ) -> Generation:
-        """Generate one text.
+        prompt: PromptInput | PromptInputs,
+        options: GenerationOptions | Sequence[GenerationOptions | None] | None = None,
+        **keywords: Any,
+    ) -> Generation | list[Generation]:
+        """Generate a text; from a list of prompts a list of texts, as ``generate_batch`` does.
 
         Args:
-            prompt: text, or token ids.
-            method: a spec such as "sprinter(tau=0.6)" or a Method; None decodes exactly, by ``default_method``.
-            max_new_tokens: exact limit; None: to the end of the models' context.
-            temperature, top_k, top_p, min_p: sampling, for both models alike; temperature 0 is greedy.
-            seed: the same seed gives the same text.
-            stop: strings that end the text, also those of special tokens ("<|im_end|>"); cut off with all that follows.
-            stop_token_ids: tokens that end the text beside EOS. Like EOS they are among the tokens, and have no text.
-            meter: "complete" adds closing passes so that every trusted token is scored.
-            ahead: draft tokens an answer of the driver; the text does not depend on it. "auto": as many as pays, by
-                what a look and a step cost and how long runs are.
-            rules: the ``rules`` of an earlier generation by the same method, so that AdaEDL's λ or the heuristic's γ
-                are carried over; or what its record tells of them (``to_dict``); None begins anew.
+            prompt: text, or token ids; or a list of prompts. A list of numbers is one prompt.
+            options: a ``GenerationOptions``; for several prompts also a list with one for each.
+            keywords: options by name; they replace those of ``options``. See ``GenerationOptions``.
 
         Raises:
-            UserError: what is wrong with the request and how to mend it.
+            UserError: what is wrong with the request and how to fix it.
         """
-        with self.stream(
-            prompt, method=method, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p,
-            min_p=min_p, seed=seed, stop=stop, stop_token_ids=stop_token_ids, meter=meter, ahead=ahead, rules=rules,
-        ) as stream:  # fmt: skip
+        if is_several(prompt):
+            return self.generate_batch(cast(PromptInputs, prompt), options, **keywords)
+        with self.stream(cast(PromptInput, prompt), cast(Any, options), **keywords) as stream:
             return stream.finish()
 
     def stream(
         self,
-        prompt: str | Sequence[int],
-        *,
-        method: str | Method | None = None,
-        max_new_tokens: int | None = 64,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: str | Sequence[str] | None = (),
-        stop_token_ids: int | Sequence[int] | None = (),
-        meter: MeterMode = "running",
-        ahead: int | Literal["auto"] = 1,
-        rules: RuleState | Mapping[str, Any] | None = None,
+        prompt: PromptInput,
+        options: GenerationOptions | None = None,
+        **keywords: Unpack[GenerationKeywords],
     ) -> Stream:
-        """Like ``generate``, token by token; the request is checked at once, before the first token is asked for."""
-        request = Request.make(
-            self.default_method if method is None else method, max_new_tokens, temperature, top_k, top_p, min_p, seed,
-            stop, meter, ahead, rules, stop_token_ids,
-        )  # fmt: skip
-        return Stream(Task(self._parts, prompt, request))
+        """Generate one text, token by token; arguments as of ``generate``. A bad request is refused at once."""
+        return Stream(Task(self._parts, prompt, GenerationOptions.of(options, keywords)))
 
     def generate_batch(
         self,
-        prompts: Iterable[str | Sequence[int]],
+        prompts: Iterable[PromptInput],
+        options: GenerationOptions | Sequence[GenerationOptions | None] | None = None,
         *,
-        method: str | Method | Sequence[str | Method | None] | None = None,
-        max_new_tokens: int | Sequence[int | None] | None = 64,
-        temperature: float | Sequence[float] = 1.0,
-        top_k: int | Sequence[int] = 0,
-        top_p: float | Sequence[float] = 1.0,
-        min_p: float | Sequence[float] = 0.0,
-        seed: int | Sequence[int] = 0,
-        stop: str | Sequence[str] | Sequence[Sequence[str]] | None = (),
-        stop_token_ids: int | Sequence[int] | Sequence[Sequence[int]] | None = (),
-        meter: MeterMode | Sequence[MeterMode] = "running",
-        ahead: int | Literal["auto"] | Sequence[int | Literal["auto"]] = 1,
-        rules: RuleState | Mapping[str, Any] | Sequence[RuleState | Mapping[str, Any] | None] | None = None,
         rows: int | None = None,
         policy: Policy = Policy(),
         memory_bytes: int | None = None,
+        **keywords: Any,
     ) -> list[Generation]:
         """Generate many texts at once, in the order of the prompts.
 
-        Each text is what ``generate`` would give with the same settings, whatever its neighbours; ``Engine`` says what
-        the times in the stats mean. Settings as of ``generate``: one value for all, or a list with one a prompt.
+        Each text is what ``generate`` would give with the same options, whatever its neighbours; ``Engine`` says what
+        the times in the stats mean.
 
         Args:
-            stop, stop_token_ids: what ends a text, for all; or a list of such lists, one a prompt.
-            max_new_tokens: exact limit; None: to the end of the models' context, which all rows then hold.
-            rows: texts that are under way at the same time; None: all, up to 32.
-            policy: when the target's pass is run.
-            memory_bytes: what the caches may take; None: nine tenths of the free memory.
+            prompts: texts, or lists of token ids.
+            options: for all prompts, or a list with one for each.
+            keywords: options by name: a value for all prompts, or a list with one for each. ``stop`` and
+                ``stop_token_ids``: one list for all, or a list of lists. With ``max_new_tokens=None`` all rows have the
+                length of the models' context.
+            rows: number of texts that are decoded at the same time; None: all, up to 32.
+            policy: when the target's forward pass is run.
+            memory_bytes: upper bound of the caches' size; None: nine tenths of the free memory.
 
         Raises:
-            UserError: what is wrong with a request and how to mend it, begun with "prompt 3: " for the one at index 3;
+            UserError: what is wrong with a request and how to fix it, begun with "prompt 3: " for the one at index 3;
                 rows that do not fit into memory.
+            BatchError: some texts failed; it holds the results of all.
         """
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")
         if not isinstance(prompts, Iterable):
             raise UserError(f"prompts={prompts!r} is no list of prompts: give one")
         prompts = list(prompts)
-        count = len(prompts)
-        columns = [
-            _spread("method", method, count), _spread("max_new_tokens", max_new_tokens, count),
-            _spread("temperature", temperature, count), _spread("top_k", top_k, count),
-            _spread("top_p", top_p, count), _spread("min_p", min_p, count), _spread("seed", seed, count),
-            _spread_lists("stop", stop, count), _spread("meter", meter, count), _spread("ahead", ahead, count),
-            _spread("rules", rules, count), _spread_lists("stop_token_ids", stop_token_ids, count),
-        ]  # fmt: skip
-        alike = all(value is column[0] for column in columns for value in column)
-        requests = []
-        for i, (which, *rest) in enumerate(zip(*columns, strict=True)):
-            with nullcontext() if alike else of_prompt(i):  # what is wrong with all is no one prompt's
-                requests.append(Request.make(self.default_method if which is None else which, *rest))
-        return generate_all(self, prompts, requests, rows, policy, memory_bytes)
-
-
-def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """One value a prompt."""
-    if not isinstance(value, list | tuple):
-        return [value] * count
-    if len(value) != count:
-        raise UserError(
-            f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
-        )
-    return list(value)
-
-
-def _spread_lists(name: str, value: Any, count: int) -> list[Any]:
-    """One list a prompt, where a flat list is one for all."""
-    if isinstance(value, list | tuple) and any(isinstance(each, list | tuple | None) for each in value):
-        return _spread(name, value, count)
-    return [value] * count
+        each = options_of_each(options, keywords, len(prompts))
+        return generate_all(self._parts, prompts, each, rows, policy, memory_bytes)

@@ -23,34 +23,34 @@ class RunnerPool:
         self._free: deque[Runner] = deque(maxlen=_KEPT)
         self._lock = Lock()
 
-    def take(self, max_len: int, rows: int = 1) -> Runner:
-        """A runner of ``rows`` rows that hold ``max_len`` tokens each."""
+    def take(self, max_len: int, rows: int = 1, spare: int = 0) -> Runner:
+        """A runner of ``rows`` rows of ``max_len`` tokens of text each, and ``spare`` tokens of a tree beside it."""
         with self._lock:
             for runner in self._free:
-                if self._serves(runner, max_len, rows):
+                if self._serves(runner, max_len, rows, spare):
                     self._free.remove(runner)
                     return runner
         return make_runner(
-            self.model.model, batch=rows, max_len=self.size(max_len), compile=self.model.compile
+            self.model.model, batch=rows, max_len=self.size(max_len, spare), compile=self.model.compile
         )
 
-    def holds(self, max_len: int, rows: int) -> bool:
+    def holds(self, max_len: int, rows: int, spare: int = 0) -> bool:
         """Whether such a runner waits here: to take it needs no more memory."""
         with self._lock:
-            return any(self._serves(runner, max_len, rows) for runner in self._free)
+            return any(self._serves(runner, max_len, rows, spare) for runner in self._free)
 
-    def _serves(self, runner: Runner, max_len: int, rows: int) -> bool:
-        """Rows are never longer than the model's context, whatever is asked for."""
-        return runner.max_len >= min(max_len, self.model.context) and runner.batch == rows
+    def _serves(self, runner: Runner, max_len: int, rows: int, spare: int) -> bool:
+        """Texts are never longer than the model's context, whatever is asked for."""
+        return runner.max_len >= min(max_len, self.model.context) + spare and runner.batch == rows
 
     def clear(self) -> None:
         """Drop the runners that wait here."""
         with self._lock:
             self._free.clear()
 
-    def size(self, max_len: int) -> int:
-        """The length that rows of a new runner have which hold ``max_len`` tokens."""
-        return min(-(-max_len // _GRAIN) * _GRAIN, self.model.context)
+    def size(self, max_len: int, spare: int = 0) -> int:
+        """The length that rows of a new runner have: of ``max_len`` tokens of text, rounded up, and a tree's."""
+        return min(-(-max_len // _GRAIN) * _GRAIN, self.model.context) + spare
 
     def give_back(self, runner: Runner | None) -> None:
         """Return a runner in whatever state it is; of many the one that lay longest is dropped."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
+from typing import Any
 
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["encode"]
+__all__ = ["PromptInput", "PromptInputs", "encode", "is_several"]
+
+PromptInput = str | Sequence[int]
+"""One prompt: text, or token ids."""
+PromptInputs = list[str] | list[list[int]] | list[PromptInput] | tuple[PromptInput, ...]
+"""Several prompts: a list of texts, of lists of token ids, or of both."""
 
 _CHARS_PER_TOKEN = 32  # hardly any text has more
 
 
-def encode(prompt: str | Sequence[int], pair: LoadedPair) -> list[int]:
+def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
     """Token ids of a prompt, checked against the vocabulary.
 
     Raises:
@@ -28,6 +34,21 @@ def encode(prompt: str | Sequence[int], pair: LoadedPair) -> list[int]:
             f"token id {outside} in the prompt is out of range: the vocabulary has {pair.vocab_size} tokens"
         )
     return ids
+
+
+def is_several(prompt: Any) -> bool:
+    """Whether it is a list of prompts. A list of numbers is one prompt, given as token ids; an empty list holds none.
+
+    Looks at the first element alone: text or a sequence is a prompt, a mapping or a number is a part of one.
+    """
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return isinstance(prompt, list | tuple)
+    first = prompt[0]
+    return (
+        isinstance(first, Iterable)
+        and not isinstance(first, Mapping | bytes)
+        and getattr(first, "ndim", 1) > 0
+    )
 
 
 def _from_ids(prompt: Sequence[int]) -> list[int]:

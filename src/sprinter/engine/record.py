@@ -11,11 +11,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-import sprinter
 from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
+from sprinter.version import __version__
 
 __all__ = ["fingerprints", "models_record", "versions"]
 
@@ -32,7 +32,7 @@ _READ = (
 def versions() -> dict[str, str]:
     """Of what the numbers depend on."""
     return {
-        "sprinter": sprinter.__version__,
+        "sprinter": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

@@ -1,9 +1,9 @@
-"""A runner's rows one by one, and the texts that a request keeps in some of them."""
+"""A runner's rows one by one, and the text that a request keeps in one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runner import Runner
 
-__all__ = ["After", "CacheRows", "Feed", "ForwardResult", "RequestRows"]
+__all__ = ["FINAL", "After", "CacheRows", "Feed", "ForwardResult", "RequestRow"]
 
+FINAL = -1
+"""In place of a decoder layer: the hidden states after the final norm."""
 After = tuple[Tensor, Tensor]
 """What a model says after a text: logits ``[V]`` and state ``[d]``."""
 
@@ -22,24 +24,28 @@ After = tuple[Tensor, Tensor]
 class Feed(NamedTuple):
     """What a row is to read: ``tokens``, at least one, after the first ``start`` that it holds; the rest is forgotten.
 
-    So a feed may be read again, whatever became of it the first time.
+    So a feed may be read again, whatever became of it the first time. ``parents``: of each token the slot in the row of
+    the token that it follows, where they branch; None: each follows the one before it.
     """
 
     row: int
     start: int
     tokens: Sequence[int]
+    parents: Sequence[int] | None = None
 
 
 class ForwardResult(NamedTuple):
-    """A pass over some rows: logits ``[rows, n, V]`` and states ``[rows, n, d]`` in the order of the feeds.
+    """A forward pass over some rows: logits ``[rows, n, V]``, hidden states ``[rows, n, d]`` in the order of the feeds.
 
     n is the longest feed; what lies beyond a row's own tokens means nothing. ``faults``: by place in the feeds, what is
-    wrong with the logits of a row; it holds what it held before.
+    wrong with the logits of a row; it holds what it held before. ``layers``: hidden states that come out of the decoder
+    layers that were asked for.
     """
 
     logits: Tensor
     hidden: Tensor
     faults: dict[int, SprinterError]
+    layers: tuple[Tensor, ...] = ()
 
 
 class CacheRows:
@@ -72,10 +78,9 @@ class CacheRows:
         """Forget everything."""
         self.rewind(dict.fromkeys(range(self.runner.batch), 0))
 
-    def copy(self, row: int, others: Sequence[int], length: int) -> None:
-        """Make ``others`` hold the first ``length`` tokens of ``row``."""
-        self.rewind({row: length})
-        self.runner.copy(row, others)
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Of the tree that a row ends with keep the slots in ``path`` alone, as if they had been read as plain text."""
+        self.runner.keep(row, path)
 
     def begin(self, feeds: Sequence[Feed], more: int = 0) -> None:
         """Bring rows to where their feeds start, before a pass over those and perhaps ``more`` tokens each.
@@ -83,8 +88,9 @@ class CacheRows:
         Until ``end`` has vouched for what the pass wrote, forgetting it means wiping it.
         """
         self.rewind({feed.row: feed.start for feed in feeds})
-        for row, start, tokens in feeds:
-            self._doubtful[row] = max(self._doubtful.get(row, 0), start + len(tokens) + more)
+        for feed in feeds:
+            end = feed.start + len(feed.tokens) + more
+            self._doubtful[feed.row] = max(self._doubtful.get(feed.row, 0), end)
 
     def nothing_read(self, feeds: Sequence[Feed]) -> None:
         """After ``begin``: there was no pass, and another way is taken at once."""
@@ -105,37 +111,55 @@ class CacheRows:
             self.rewind({feed.row: feed.start})
         return fault
 
-    def read(self, feeds: Sequence[Feed]) -> ForwardResult:
-        """One pass over some rows, each at most once; others are left as they are."""
-        step = self._pass(feeds, logits=True)
-        assert step.logits is not None
-        logits = step.logits[..., : self.vocab]
-        peaks = logits.amax(-1).tolist()  # NaN wins a maximum; the one synchronisation
-        ends = [self.end(feed, peaks[i][: len(feed.tokens)], feed.start) for i, feed in enumerate(feeds)]
-        return ForwardResult(
-            logits, step.hidden, {i: fault for i, fault in enumerate(ends) if fault is not None}
-        )
+    def read(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> ForwardResult:
+        """One forward pass over some rows, each at most once; others are left as they are.
 
-    def read_prompts(self, feeds: Sequence[Feed]) -> None:
-        """Read without a word about what follows, in a pass for each group of feeds that are about as long."""
+        Args:
+            layers: decoder layers whose hidden states are wanted too.
+        """
+        output = self._pass(feeds, True, layers)
+        assert output.logits is not None
+        logits = output.logits[..., : self.vocab]
+        peaks = logits.amax(-1).tolist()  # NaN wins a maximum; the one host synchronisation
+        ends = [self.end(feed, peaks[i][: len(feed.tokens)], feed.start) for i, feed in enumerate(feeds)]
+        faults = {i: fault for i, fault in enumerate(ends) if fault is not None}
+        return ForwardResult(logits, output.hidden, faults, output.layers)
+
+    def read_prompts(
+        self, feeds: Sequence[Feed], layers: Sequence[int] | None = None
+    ) -> dict[int, list[Tensor]]:
+        """Prefill: no logits are made; one forward pass for each group of feeds that are about as long.
+
+        Returns:
+            By row, hidden states ``[n, d]``: after the final norm, then of each of ``layers``; {} where that is None.
+        """
+        states: dict[int, list[Tensor]] = {}
         try:
             for group in _by_length(feeds):
-                self._pass(group, logits=False)
+                output = self._pass(group, False, layers or ())
+                if layers is not None:
+                    for i, feed in enumerate(group):
+                        n = len(feed.tokens)
+                        states[feed.row] = [made[i, :n] for made in (output.hidden, *output.layers)]
         except BaseException:
             self.rewind({feed.row: min(feed.start, self.runner.lengths[feed.row]) for feed in feeds})
             raise
+        return states
 
-    def _pass(self, feeds: Sequence[Feed], logits: bool) -> ModelOutput:
+    def _pass(self, feeds: Sequence[Feed], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
         self.begin(feeds)
+        more: dict[str, Any] = {"hidden_layers": layers} if layers else {}
+        if any(feed.parents is not None for feed in feeds):
+            more["parents"] = [feed.parents for feed in feeds]
         if len(feeds) == self.runner.batch == 1:
-            return self.runner.extend(self._ids([list(feeds[0].tokens)]), logits=logits)
+            return self.runner.extend(self._ids([list(feeds[0].tokens)]), logits=logits, **more)
         numbers, counts = [feed.row for feed in feeds], [len(feed.tokens) for feed in feeds]
         n = max(counts)
         padded = self._ids([[*feed.tokens, *[0] * (n - len(feed.tokens))] for feed in feeds])
         if numbers == list(range(self.runner.batch)):
             given = None if min(counts) == n else counts
-            return self.runner.extend(padded, given, logits=logits)
-        return self.runner.extend(padded, counts, logits=logits, rows=numbers)
+            return self.runner.extend(padded, given, logits=logits, **more)
+        return self.runner.extend(padded, counts, logits=logits, rows=numbers, **more)
 
     def _ids(self, tokens: list[list[int]]) -> Tensor:
         return torch.tensor(tokens, device=self.runner.device)
@@ -153,60 +177,92 @@ def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
     return [sorted(group) for group in groups]
 
 
-class RequestRows:
-    """One model's part of a request: the rows that it has, and the texts that they stand for.
+class RequestRow:
+    """One model's row of a request, and the text that it stands for.
 
     Args:
         rows: the model's rows.
-        numbers: those of this request: one, or one a draft.
+        number: the one of this request.
         prompt: token ids.
+        layers: decoder layers whose hidden states are kept, or ``FINAL``.
 
     Attributes:
-        cached: tokens that were read and answered for, the same in all rows. A row may hold more: what was forgotten,
-            or read by a pass that was broken off.
-        after: of each row, what the model says after its whole text, where it was asked.
+        text: token ids; a tree may stand behind them (``grow``).
+        cached: tokens of the text that were read and answered for. The row may hold more: what was forgotten, or read
+            by a forward pass that was interrupted.
+        after: what the model says after the whole text, where it was asked.
     """
 
-    def __init__(self, rows: CacheRows, numbers: Sequence[int], prompt: Sequence[int]) -> None:
-        self.rows, self.numbers, self._prefill = rows, list(numbers), len(prompt) - 1
-        self.texts = [list(prompt) for _ in numbers]
-        self.cached = 0
-        self.after: list[After | None] = [None] * len(self.numbers)
-        self._parted = False  # whether the texts may differ
+    def __init__(
+        self, rows: CacheRows, number: int, prompt: Sequence[int], layers: Sequence[int] = ()
+    ) -> None:
+        self.rows, self.number, self._prefill = rows, number, len(prompt) - 1
+        self.text, self.cached = list(prompt), 0
+        self.after: After | None = None
+        self.layers = tuple(layers)
+        self._nodes: list[int] = []  # tokens of the tree
+        self._parents: list[int] = []  # of each, the node that it follows, -1 for the text
+        self._read = 0  # nodes that were read, in their order
+        self._root = 0  # where the pass began that read the first of them
+        self._states: dict[int, Tensor] = {}
 
-    def goto(self, start: int, tokens: Sequence[int], follow: int) -> None:
-        """Follow text ``follow``: forget what lies beyond ``start`` and put ``tokens`` there, in all rows."""
-        others = [other for other in range(len(self.numbers)) if other != follow]
-        if self.cached > start or self._parted:
-            self.after = [None] * len(self.numbers)
+    def goto(self, start: int, tokens: Sequence[int], path: Sequence[int] = ()) -> None:
+        """Keep the nodes in ``path`` of the tree, forget what lies beyond ``start`` and put ``tokens`` there."""
+        if self._nodes:
+            self._leave_tree(path)
+        if self.cached > start:
+            self.after = None
         self.cached = min(self.cached, start)
-        if self._parted and others:
-            self.rows.copy(self.numbers[follow], [self.numbers[other] for other in others], self.cached)
-        self._parted = False
-        self.texts[follow][start:] = tokens
-        for other in others:
-            self.texts[other] = list(self.texts[follow])
+        self.text[start:] = tokens
 
-    def append(self, chains: Sequence[Sequence[int]]) -> None:
-        """One chain a row."""
-        self._parted = len(self.numbers) > 1
-        for text, chain in zip(self.texts, chains, strict=True):
-            text.extend(chain)
+    def _leave_tree(self, path: Sequence[int]) -> None:
+        base, read = len(self.text), [node for node in path if node < self._read]
+        if read:
+            self.rows.keep(self.number, [*range(self._root, base), *(base + node for node in read)])
+            for layer, states in self._states.items():
+                self._states[layer] = states[[*range(base), *(base + node for node in read)]]
+            self.cached = base + len(read)
+        self.text += [self._nodes[node] for node in path]
+        self._nodes, self._parents, self._read, self.after = [], [], 0, None
 
-    def prompt_left(self, at_most: int | None) -> list[Feed]:
-        """The next piece of the prompt's own pass, all but its last token, in all rows; [] if that is over."""
+    def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        """Add nodes to the tree behind the text."""
+        self._nodes += tokens
+        self._parents += parents
+
+    def prompt_left(self, at_most: int | None) -> Feed | None:
+        """The next chunk of the prompt's prefill, all but its last token; None if that is over."""
         cached = self.cached
         if cached >= self._prefill:
-            return []
+            return None
         end = self._prefill if at_most is None else min(self._prefill, cached + at_most)
-        texts = zip(self.numbers, self.texts, strict=True)
-        return [Feed(number, cached, text[cached:end]) for number, text in texts]
+        return Feed(self.number, cached, self.text[cached:end])
 
-    def unread(self) -> list[Feed]:
-        """Tokens that each row has not read. () where all was read and ``after`` tells what the model says."""
-        if self.cached == len(self.texts[0]) and None in self.after:
-            self.cached -= 1
-        cached = self.cached
-        return [
-            Feed(number, cached, text[cached:]) for number, text in zip(self.numbers, self.texts, strict=True)
+    def unread(self) -> Feed:
+        """Tokens and nodes that the row has not read; () where all was read and ``after`` says what the model says."""
+        if not self._nodes:
+            if self.cached == len(self.text) and self.after is None:
+                self.cached -= 1
+            return Feed(self.number, self.cached, self.text[self.cached :])
+        base, first = len(self.text), self.cached + self._read
+        self._root = self._root if self._read else first
+        tokens = [*self.text[self.cached :], *self._nodes[self._read :]]
+        parents = [
+            *range(self.cached - 1, base - 1),
+            *(base + parent for parent in self._parents[self._read :]),
         ]
+        return Feed(self.number, first, tokens, parents)
+
+    def was_read(self, feed: Feed, states: Sequence[Tensor] = ()) -> None:
+        """A forward pass over ``feed`` was answered for; ``states [n, d]``: of each of ``layers``."""
+        linear = len(feed.tokens) - (len(self._nodes) - self._read)
+        for layer, new in zip(self.layers, states, strict=True) if self.layers else ():
+            held = self._states.get(layer)
+            self._states[layer] = new if held is None else torch.cat([held[: feed.start], new])
+        self.cached += linear
+        self._read = len(self._nodes)
+
+    @property
+    def states(self) -> dict[int, Tensor]:
+        """By layer, hidden states ``[cached, d]`` of the text's tokens that were read."""
+        return {layer: states[: self.cached] for layer, states in self._states.items()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
-from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob
+from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.generation import Generation
 from sprinter.engine.policy import Policy
 from sprinter.engine.stream import TokenReader
@@ -68,6 +68,7 @@ class Scheduler:
         policy: when the target's pass is run.
         memory_bytes: what the caches may take; None: nine tenths of what is free, or would be without idle caches.
         needs_target, needs_draft: whether any request may ask the model: no cache is made for one that is never asked.
+        spare: tokens of a tree of several drafts that a row holds beside its text.
         tells: whether events tell of tokens as they come; else of finished requests alone.
 
     Raises:
@@ -87,6 +88,7 @@ class Scheduler:
         needs_target: bool = True,
         needs_draft: bool = True,
         tells: bool = True,
+        spare: int = 0,
     ) -> None:
         self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
         at_least("rows", rows, 1)
@@ -101,13 +103,13 @@ class Scheduler:
             if rows > 1 and kind == "crop":
                 name = type(model).__name__
                 raise RowsError(f"{name} decodes one row at a time ({reason}): use rows=1")
-        parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes)
-        self._models = parts.take(max_len, rows, needs_target, needs_draft)
+        parts.check_memory(max_len, rows, needs_target, needs_draft, memory_bytes, spare)
+        self._models = parts.take(max_len, rows, needs_target, needs_draft, spare)
         self._waiting: dict[int, Task] = {}
         self._live: dict[int, _Live] = {}
         self.told: list[Event] = []
         self._next_id = 0
-        self._tells, self._closed = tells, False
+        self._tells, self._closed, self._spare = tells, False, spare
 
     @property
     def unfinished(self) -> int:
@@ -116,7 +118,7 @@ class Scheduler:
 
     @property
     def _free(self) -> list[int]:
-        taken = {number for one in self._live.values() for number in one.work.numbers}
+        taken = {one.work.number for one in self._live.values()}
         return [number for number in range(self._rows) if number not in taken]
 
     def add(self, run: Task) -> int:
@@ -127,12 +129,7 @@ class Scheduler:
         """
         if self._closed:
             raise UserError("the engine is closed: make another")
-        if run.rows > self._rows:
-            raise RowsError(
-                f"method {run.request.method.name} needs {run.rows} rows, and the engine has {self._rows}: "
-                f"give rows={run.rows} or more, or fewer drafts"
-            )
-        if run.length > self._max_len:
+        if run.length + run.spare > self._max_len + self._spare:
             raise UserError(
                 f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"
@@ -164,6 +161,7 @@ class Scheduler:
                 reads = self._at(lambda job, model=model: isinstance(job, PromptJob) and job.model == model)  # type: ignore[misc]
                 self._do(reads, began)
             self._do(self._at(lambda job: isinstance(job, DraftJob)), began)
+            self._do(self._at(lambda job: isinstance(job, TreeJob)), began)
             waiting = self._at(lambda job: isinstance(job, TargetJob))
             longest = max((one.passed_over for one in waiting), default=0)
             under_way = sum(not one.work.over for one in self._live.values())
@@ -207,13 +205,13 @@ class Scheduler:
         self._parts.give_back(self._models)
 
     def _admit(self) -> None:
-        """First come, first served: the first in the queue waits until there are rows enough for it."""
+        """First come, first served: the first in the queue waits until a row is free."""
         for id, run in list(self._waiting.items()):
             free = self._free
             if id not in self._live:  # else an interrupt came between the next two statements
-                if run.rows > len(free):
+                if not free:
                     return
-                work = Work(run, self._models, free[: run.rows], self._policy.prompt_piece)
+                work = Work(run, self._models, free[0], self._policy.prompt_piece)
                 reader = TokenReader(run) if self._tells else None
                 self._live[id] = _Live(id, work, reader, time.perf_counter())
             del self._waiting[id]
@@ -221,7 +219,7 @@ class Scheduler:
     def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
         """Requests whose next job is such a one, in the order of their rows."""
         return sorted(
-            (one for one in self._live.values() if wanted(one.work.job)), key=lambda one: one.work.numbers
+            (one for one in self._live.values() if wanted(one.work.job)), key=lambda one: one.work.number
         )
 
     def _do(self, group: Sequence[_Live], began: float) -> None:
@@ -250,7 +248,7 @@ class Scheduler:
         """Free the rows of a request; its event tells of the result, if there is one."""
         for rows in (self._models.target, self._models.draft):
             if rows is not None:
-                rows.rewind(dict.fromkeys(one.work.numbers, 0))
+                rows.rewind({one.work.number: 0})
         if generation is None:
             del self._live[one.id]
         else:

@@ -18,15 +18,16 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from sprinter.engine.rows import After, CacheRows, Feed
+from sprinter.decode.signals import SIGNALS
+from sprinter.engine.rows import FINAL, After, CacheRows, Feed
 from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
-from sprinter.laws import Sampling, entropy, process, raw_law
+from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "SIGNALS", "DraftPlan", "DraftRow", "DraftSteps", "Drafted", "EagerDraftSteps", "EagerTargetPasses", "Scored",
+    "DraftPlan", "DraftRow", "DraftSteps", "Drafted", "EagerDraftSteps", "EagerTargetPasses", "Scored",
     "TargetPasses", "TargetRow", "later",
 ]  # fmt: skip
 
@@ -37,11 +38,12 @@ class DraftPlan:
 
     Attributes:
         sampling: how logits become the law that is drawn from.
-        signals: names of ``SIGNALS`` that the rules read.
+        signals: names of ``sprinter.decode.signals.SIGNALS`` that the rules read.
         heads: by kind, those that the rules read.
         raw: whether the answer must have raw laws (temperature 1, nothing cut off).
         needs_raw: whether the step needs the raw law for anything.
         reads_x: whether a head reads the state at x: then the step runs x through the model too.
+        captures: whether a captured step may make it; asked_signals: what it computes for those that ask alone.
     """
 
     sampling: Sampling
@@ -51,12 +53,19 @@ class DraftPlan:
 
     needs_raw: bool = field(init=False)
     reads_x: bool = field(init=False)
+    captures: bool = field(init=False)
+    asked_signals: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         features = {feature for head in self.heads.values() for feature in head.features}
-        needs_raw = self.raw or not _STATES.issuperset(features) or not RAW_SIGNALS.isdisjoint(self.signals)
-        object.__setattr__(self, "needs_raw", needs_raw)
-        object.__setattr__(self, "reads_x", "hidden_x" in features)
+        signals = [SIGNALS[name] for name in self.signals]
+        by_laws = not _STATES.issuperset(features) or any(one.reads("raw") for one in signals)
+        asked = frozenset(one.name for one in signals if one.capture == "asked")
+        reads_x = "hidden_x" in features
+        object.__setattr__(self, "needs_raw", self.raw or by_laws)
+        object.__setattr__(self, "reads_x", reads_x)
+        object.__setattr__(self, "captures", not reads_x and all(one.capture != "never" for one in signals))
+        object.__setattr__(self, "asked_signals", asked)
 
 
 @dataclass(slots=True)
@@ -116,20 +125,28 @@ class Drafted:
 
 @dataclass(slots=True)
 class TargetRow:
-    """One row of a target pass: ``feed`` is what it has not read yet. ``raw``: give raw laws too."""
+    """One row of a target pass: ``feed`` is what it has not read yet. ``raw``: give raw laws too.
+
+    ``layers``: decoder layers whose hidden states are wanted, or ``FINAL``.
+    """
 
     feed: Feed
     sampling: Sampling
     raw: bool = False
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Scored:
-    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time."""
+    """The target's laws after each token of a row, ``[n, V]``, and the row's share of the time in seconds.
+
+    ``states``: hidden states ``[n, d]`` of each of the row's ``layers``.
+    """
 
     laws: Tensor
     raw: Tensor | None
     target_s: float
+    states: Sequence[Tensor] = ()
 
 
 class DraftSteps(Protocol):
@@ -193,7 +210,7 @@ class EagerDraftSteps:
             token = row.draws.token(laws[i], row.round, row.position, Purpose.DRAFT, row.draft)
             raw = raws[i] if raws is not None and row.plan.raw else None
             drafted.append(Drafted(token, laws[i], raw, {}, [len(row.tokens)] if row.tokens else []))
-        _read_signals(rows, drafted, laws, raws)
+        _read_signals(rows, drafted, laws, raws, hidden)
         _share(drafted, "draft_s", began)
         faults = self._score_heads(rows, drafted, hidden, raws) if any(row.plan.heads for row in rows) else {}
         return [faults.get(i, one) for i, one in enumerate(drafted)]
@@ -216,7 +233,7 @@ class EagerDraftSteps:
 
     def _last(self, feeds: Sequence[Feed]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
         """A pass; logits ``[rows, V]``, states ``[rows, d]`` after the last token of each; faults by place."""
-        logits, hidden, faults = self._rows.read(feeds)
+        logits, hidden, faults, _ = self._rows.read(feeds)
         ends = [len(feed.tokens) - 1 for feed in feeds]
         if min(ends) == max(ends):
             return logits[:, -1], hidden[:, -1], faults
@@ -272,8 +289,10 @@ class EagerTargetPasses:
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         began = time.perf_counter()
+        layers = sorted({layer for row in rows for layer in row.layers} - {FINAL})
         with torch.inference_mode():
-            logits, _, faults = self._rows.read([row.feed for row in rows])
+            result = self._rows.read([row.feed for row in rows], layers)
+            logits, faults = result.logits, result.faults
             fine = [i for i in range(len(rows)) if i not in faults]
             if not fine:
                 return [faults[i] for i in range(len(rows))]
@@ -281,8 +300,14 @@ class EagerTargetPasses:
             if logits.device.type != "cpu":
                 torch.accelerator.synchronize(logits.device)
         seconds = (time.perf_counter() - began) / len(rows)
-        scored = (Scored(law, raw, seconds) for law, raw in zip(laws, raws, strict=True))
-        return [faults[i] if i in faults else next(scored) for i in range(len(rows))]
+        states = {FINAL: result.hidden, **dict(zip(layers, result.layers, strict=True))}
+        scored = {
+            i: Scored(
+                law, raw, seconds, [states[layer][i, : len(rows[i].feed.tokens)] for layer in rows[i].layers]
+            )
+            for i, law, raw in zip(fine, laws, raws, strict=True)
+        }
+        return [faults.get(i) or scored[i] for i in range(len(rows))]
 
 
 def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
@@ -351,7 +376,11 @@ def _processed(logits: Tensor, samplings: Sequence[Sampling]) -> Sequence[Tensor
 
 
 def _read_signals(
-    rows: Sequence[DraftRow], drafted: Sequence[Drafted], laws: Sequence[Tensor], raws: Tensor | None
+    rows: Sequence[DraftRow],
+    drafted: Sequence[Drafted],
+    laws: Sequence[Tensor],
+    raws: Tensor | None,
+    hidden: Tensor,
 ) -> None:
     if not any(row.plan.signals for row in rows):
         return
@@ -359,11 +388,16 @@ def _read_signals(
         names = rows[group[0]].plan.signals
         if not names:
             continue
+        whole = len(group) == len(rows)
         x = torch.tensor([drafted[i].token for i in group], device=laws[0].device)
+        raw = raws if raws is None or whole else raws[group]
+        state = hidden if whole else hidden[group]
+        law = None
         for name in names:
-            of = raws if name in RAW_SIGNALS else laws
-            assert of is not None
-            values = SIGNALS[name](torch.stack([of[i] for i in group]), x).tolist()
+            one = SIGNALS[name]
+            if law is None and one.reads("law"):
+                law = torch.stack([laws[i] for i in group])
+            values = one(law, raw, x, state).tolist()
             for i, value in zip(group, values, strict=True):
                 drafted[i].signals[name] = value
 
@@ -392,15 +426,4 @@ def _facts(
     )
 
 
-Signal = Callable[[Tensor, Tensor], Tensor]
-_READINGS: Mapping[str, Signal] = {
-    "entropy": lambda law, x: entropy(law),
-    "max_prob": lambda law, x: law.amax(-1),
-    "token_prob": lambda law, x: law.gather(-1, x[:, None])[:, 0],
-}
-SIGNALS: Mapping[str, Signal] = {
-    name + law: read for name, read in _READINGS.items() for law in ("", "_processed")
-}
-"""(laws ``[rows, V]``, drafted tokens ``[rows]``) → ``[rows]``, of the raw law or, by the ending, the processed one."""
-RAW_SIGNALS = frozenset(_READINGS)
 _STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that need no law

@@ -64,7 +64,9 @@ class Stream:
 
     def __repr__(self) -> str:
         record = self._run.record
-        return f"Stream({self._run.request.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
+        return (
+            f"Stream({self._run.method.name}, {len(record.tokens)} tokens, {record.finish or 'unfinished'})"
+        )
 
     def __iter__(self) -> Stream:
         return self
@@ -122,7 +124,7 @@ class Stream:
             models = run.take()
             self._give_back = weakref.finalize(self, run.give_back, models)
             self._give_back.atexit = False
-            self._models, self._work = models, Work(run, models, range(run.rows))
+            self._models, self._work = models, Work(run, models, 0)
         return self._models, self._work
 
     def __enter__(self) -> Stream:

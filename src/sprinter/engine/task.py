@@ -10,13 +10,15 @@ from typing import Any
 
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
+from sprinter.decode.spec import parse_method
 from sprinter.decode.state import RuleState
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
-from sprinter.engine.generation import Generation, Request
+from sprinter.engine.generation import Generation
+from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import RunnerPool
-from sprinter.engine.prompt import encode
+from sprinter.engine.prompt import PromptInput, encode
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
@@ -50,6 +52,11 @@ class Parts:
             forward_flops(models.draft.model.config) if models.draft else 0.0,
         )
 
+    @property
+    def default_method(self) -> str:
+        """What decodes where no method is named, exactly: ``speculative`` with a draft, else ``autoregressive``."""
+        return "speculative" if self.models.draft else "autoregressive"
+
     @cached_property
     def described(self) -> dict[str, Any]:
         """What results are recorded with."""
@@ -66,14 +73,20 @@ class Parts:
         quiet.models = replace(self.models, tokenizer=None)
         return quiet
 
-    def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool) -> Models:
-        """Rows that hold ``max_len`` tokens, in the models that are needed, on loan."""
-        target = self.targets.take(max_len, rows) if needs_target else None
-        draft = self.drafts.take(max_len, rows) if self.drafts and needs_draft else None
+    def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, spare: int = 0) -> Models:
+        """Rows that hold ``max_len`` tokens and ``spare`` ones of a tree, in the models that are needed, on loan."""
+        target = self.targets.take(max_len, rows, spare) if needs_target else None
+        draft = self.drafts.take(max_len, rows, spare) if self.drafts and needs_draft else None
         return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
 
     def check_memory(
-        self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, memory_bytes: int | None
+        self,
+        max_len: int,
+        rows: int,
+        needs_target: bool,
+        needs_draft: bool,
+        memory_bytes: int | None,
+        spare: int = 0,
     ) -> None:
         """Refuse rows whose caches do not fit into ``memory_bytes``; None: into what is free, the caches that wait for
         a request included. These are used, or dropped where they are of no use and take the room.
@@ -87,12 +100,12 @@ class Parts:
         def check(new: Sequence[RunnerPool]) -> None:
             if new:
                 models = [pool.model.model for pool in new]
-                check_memory(models, rows, [pool.size(max_len) for pool in new], memory_bytes)
+                check_memory(models, rows, [pool.size(max_len, spare) for pool in new], memory_bytes)
 
         if memory_bytes is not None:
             return check(pools)
         try:
-            check([pool for pool in pools if not pool.holds(max_len, rows)])
+            check([pool for pool in pools if not pool.holds(max_len, rows, spare)])
         except UserError:
             for pool in (self.targets, self.drafts):
                 if pool is not None:
@@ -111,9 +124,12 @@ class Task:
     """One request. It needs rows to do work, and ``jobs`` says which work.
 
     Attributes:
+        method: the one that decodes: thresholds that it leaves to a head are filled in.
+        request: the options that were given; with ``method``, ``max_new_tokens`` and ``rules`` filled in where they
+            were left open.
         record: tokens and counts so far.
-        rows: rows that it takes in each model.
-        length: the most tokens that a row must hold.
+        length: the most tokens of text that a row must hold.
+        spare: tokens that a tree of several drafts holds beside those of one draft.
         needs_target, needs_draft: whether the model may be asked.
 
     Args:
@@ -124,26 +140,27 @@ class Task:
     """
 
     def __init__(
-        self, parts: Parts, prompt: str | Sequence[int], request: Request, longest: int | None = None
+        self, parts: Parts, prompt: PromptInput, options: GenerationOptions, longest: int | None = None
     ) -> None:
         self._parts = parts
-        method = request.method.settle(parts.taus)
-        rules = RuleState.begin(method.trust, method.stop, request.rules)  # refused before any work
-        self._rules = None if request.rules is None else rules
-        request = replace(request, method=method, rules=self._rules)
+        asked = parse_method(parts.default_method) if options.method is None else options.method
+        self.method = method = asked.settle(parts.taus)
+        rules = RuleState.begin(method.trust, method.stop, options.rules)  # refused before any work
+        self._rules = None if options.rules is None else rules
         self.record = Record()
         self._prompt = prompt if isinstance(prompt, str) else None
         self._ids = encode(prompt, parts.models)
-        self.needs_target = method.needs_target or request.meter == "complete"
+        self.needs_target = method.needs_target or options.meter == "complete"
         self.needs_draft = method.drafter.uses_model
-        new = self._room(longest) if request.max_new_tokens is None else request.max_new_tokens
-        self._new, self.request = new, replace(request, max_new_tokens=new)
+        new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
+        self._new = new
+        self.request = options.replace(method=method, max_new_tokens=new, rules=self._rules)
         self._check(new)
-        ends = (*parts.models.target.eos_ids, *request.stop_token_ids)
-        self._spelling = _spelling(parts, request.stop, ends)
+        ends = (*parts.models.target.eos_ids, *options.stop_token_ids)
+        self._spelling = _spelling(parts, options.stop, ends)
         self.record = self._new_record()
-        self.rows = method.drafter.drafts
         self.length = len(self._ids) + new
+        self.spare = (method.drafter.drafts - 1) * (method.length or 0)
 
     def writer(self) -> TextWriter | None:
         """Writes the text of this request; None if no text is made."""
@@ -155,26 +172,27 @@ class Task:
         Raises:
             UserError: long rows, whose caches do not fit into what is free.
         """
-        needed = self.length, self.rows, self.needs_target, self.needs_draft
+        needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length > _LONG:
-            self._parts.check_memory(*needed, None)
-        return self._parts.take(*needed)
+            self._parts.check_memory(*needed, None, self.spare)
+        return self._parts.take(*needed, self.spare)
 
     def give_back(self, models: Models) -> None:
         """Return what was on loan."""
         self._parts.give_back(models)
 
-    def jobs(self, models: Models, numbers: Sequence[int], prompt_piece: int | None = None) -> Jobs:
-        """The whole request, as jobs for some rows of the models; ends when the text does.
+    def jobs(self, models: Models, number: int, prompt_piece: int | None = None) -> Jobs:
+        """The whole request, as jobs for a row of the models; ends when the text does.
 
         It begins with a new ``record``: of what was written before, the time alone is kept.
         """
         request, draws = self.request, AddressedDraws(self.request.seed)
         record = self.record = self._new_record()
-        method, complete = request.method, request.meter == "complete"
+        method, complete = self.method, request.meter == "complete"
+        ahead = request.ahead if isinstance(request.ahead, int) else None
         driver = RowDriver(
-            models, numbers, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
-            self._parts.costs, request.ahead, prompt_piece,
+            models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
+            self._parts.costs, ahead, prompt_piece,
         )  # fmt: skip
         loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules)
         question = next(loop, None)
@@ -193,14 +211,14 @@ class Task:
             render(tokens, writer, last=True)
         text = "".join(token.text for token in tokens)
         return Generation(
-            text, tokens, stats, self.request.method.name, self.record.finish or "cancelled", len(self._ids),
+            text, tokens, stats, self.method.name, self.record.finish or "cancelled", len(self._ids),
             list(self.record.accept_lengths), self.record.rules, self.request, self._prompt, list(self._ids),
             self._parts.described,
         )  # fmt: skip
 
     def _new_record(self) -> Record:
         stats = Stats(
-            lossless=self.request.method.lossless(self.request.sampling.greedy),
+            lossless=self.method.lossless(self.request.sampling.greedy),
             wall_s=self.record.stats.wall_s,
         )
         return Record(stats=stats)
@@ -219,7 +237,7 @@ class Task:
         return max(1, min(one for one in (room, longest) if one is not None) - len(self._ids))
 
     def _check(self, new: int) -> None:
-        parts, method = self._parts, self.request.method
+        parts, method = self._parts, self.method
         if method.drafter.uses_model and parts.models.draft is None:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
@@ -233,9 +251,10 @@ class Task:
             )
         if method.drafter.drafts > 1:
             for which, model in (("target", parts.models.target), ("draft", parts.models.draft)):
-                if model is not None and runner_kind(model.model)[0] == "crop":
+                if model is not None and (kind := runner_kind(model.model)[0]) != "row":
                     raise UserError(
-                        f"method {method.name} needs rows, and the {which} has but one: give drafts=1"
+                        f"method {method.name} drafts a tree, and the {which}'s runner ({kind}) reads chains alone: "
+                        "give drafts=1"
                     )
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:

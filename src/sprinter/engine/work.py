@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from sprinter.engine.driver import Done, Job, Jobs, Models
@@ -21,19 +19,17 @@ class Work:
 
     Args:
         run: the request.
-        models, numbers, prompt_piece: as of ``Task.jobs``.
+        models, number, prompt_piece: as of ``Task.jobs``.
 
     Attributes:
-        numbers: its rows.
+        number: its row.
         job: what must be done next; None at the end.
         over: whether the request has ended, by itself or by an error of its own.
         error: that error: logits of its rows that are not finite, or what a rule raised.
     """
 
-    def __init__(
-        self, run: Task, models: Models, numbers: Sequence[int], prompt_piece: int | None = None
-    ) -> None:
-        self.run, self.numbers = run, list(numbers)
+    def __init__(self, run: Task, models: Models, number: int, prompt_piece: int | None = None) -> None:
+        self.run, self.number = run, number
         self.job: Job | None = None
         self.over = False
         self.error: Exception | None = None
@@ -52,7 +48,7 @@ class Work:
             if isinstance(done, Exception):
                 raise done
             if jobs is None:
-                jobs = self.run.jobs(self._models, self.numbers, self._piece)
+                jobs = self.run.jobs(self._models, self.number, self._piece)
             job = jobs.send(done) if done is not None else next(jobs)
         except StopIteration:
             self._end(None)

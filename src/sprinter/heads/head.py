@@ -20,10 +20,11 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.calibration import Calibration
 from sprinter.heads.features import feature_width, parse_features, sees_token, stack_features, unknown
 from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
+from sprinter.kinds import HEAD_KINDS
 
 __all__ = ["KINDS", "GateHead", "Head", "HeadConfig"]
 
-KINDS = ("gate", "specdec++", "disco")
+KINDS = tuple(HEAD_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class HeadConfig:
         tau: threshold chosen in training; for a gate, the default τ of ``sprinter``.
         drift: for a gate, the mean drift expected at tau and temperature 1 on held-out texts; None: not measured.
         trusted: for a gate, the share of draft tokens that score at least tau on those texts; None: not measured.
-        kind: "gate", "specdec++" or "disco".
+        kind: one of ``KINDS``.
         architecture: "linear", "mlp", "ffn" or "resnet".
         features: features in order; see ``sprinter.heads.features``.
         width, layers: size of the network, for architectures that have one.

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from sprinter.decode.signals import ENDINGS, prefix_signals, read_signals
 from sprinter.errors import UserError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
-from sprinter.laws import entropy, one_hot
+from sprinter.laws import one_hot
 from sprinter.theory.outcomes import split_rest
 from sprinter.theory.recording import DYNAMIC, Author, Recording, static_signals
 
@@ -60,10 +61,10 @@ def from_labels(
     p, q = (raw_p, raw_q) if temperature else (one_hot(raw_p), one_hot(raw_q))
     heads = heads or {}
     features = _features(columns, heads, temperature)
-    signals = {"entropy": columns["entropy"].double(), "max_prob": columns["max_q"].double()}
-    processed = signals if temperature else {"entropy": entropy(q).double(), "max_prob": q.amax(-1).double()}
-    signals = signals | {f"{name}_processed": values for name, values in processed.items()}
-    signals |= static_signals(heads, features)
+    signals = read_signals(prefix_signals(), q, raw_q, state=columns["hidden"])
+    for of in ENDINGS if temperature else ("raw",):  # of the whole vocabulary, as labelled
+        signals |= {"entropy" + ENDINGS[of]: columns["entropy"], "max_prob" + ENDINGS[of]: columns["max_q"]}
+    signals = {name: values.double() for name, values in signals.items()} | static_signals(heads, features)
     return Recording(
         p, q, raw_p, raw_q,
         tokens=tokens,

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least, between, ranged
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores
-from sprinter.decode.drafter import Model
+from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores, merge
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer, Asking
+from sprinter.decode.signals import SIGNALS, given_by
 from sprinter.decode.spec import Method
+from sprinter.decode.tree import TreeText
 from sprinter.decode.trust import State, TrustRule
 from sprinter.errors import UserError
-from sprinter.laws import entropy
 from sprinter.random import Draws, Purpose
 from sprinter.theory.chains import MarkovChain
 
@@ -123,24 +123,29 @@ class TableDriver:
         draws: PlainDraws,
     ) -> None:
         self._chain, self._bounds, self._signals, self._draws = chain, bounds, signals, draws
-        self._drafted, self._read = [[prompt]], [[prompt]]
+        self._drafted, self._read = TreeText((prompt,)), TreeText((prompt,))
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
         """One answer."""
         if isinstance(request, AskScore):
-            text = _goto(self._read, request)
-            self._read = [[*text, *chain] for chain in request.chains or ((),)]
-            laws = torch.stack([self._after(row, request.start) for row in self._read])
-            return Scores(laws if request.chains else laws[0])
-        text = _goto(self._drafted, request)
-        self._drafted = [list(text) for _ in range(request.width)]
-        drafts = tuple(self._propose(row, request.at_most) for row in self._drafted)
-        return drafts if request.width > 1 else drafts[0]
+            return self._score(request)
+        text = self._drafted.follow(request.start, request.tokens, request.path)
+        if request.width == 1:
+            return self._propose(text, request.at_most)
+        merged = merge([self._propose(list(text), request.at_most) for _ in range(request.width)])
+        self._drafted.grow(merged.tokens, merged.parents)
+        return merged
 
-    def _after(self, text: list[int], start: int) -> Tensor:
+    def _score(self, request: AskScore) -> Scores:
+        linear = len(request.tokens) - len(request.parents)
+        text = self._read.follow(request.start, request.tokens[:linear], request.path)
+        self._read.grow(request.tokens[linear:], request.parents)
+        places = list(range(request.start, len(text)))
+        places += [len(text) - 1 + len(path) for path in self._read.paths()]
         # the loop asks for the law beyond a draft that fills the text, too, and draws nothing from it
-        places = [min(place, self._chain.horizon - 1) for place in range(start, len(text))]
-        return self._chain.p[places, text[start:]]
+        return Scores(
+            self._chain.p[[min(place, self._chain.horizon - 1) for place in places], list(request.tokens)]
+        )
 
     def _propose(self, text: list[int], count: int) -> Draft:
         first = len(text)
@@ -155,19 +160,16 @@ class TableDriver:
         return Draft(tuple(tokens), laws, signals)
 
 
-def _goto(rows: list[list[int]], request: AskDraft | AskScore) -> list[int]:
-    text = rows[request.row if len(rows) > 1 else 0]
-    return [*text[: request.start], *request.tokens]
-
-
-def _tables(chain: MarkovChain) -> dict[str, Tensor]:
-    """Signals after each state ``[T, S]``, or of each token after it ``[T, S, S]``."""
-    read = {"entropy": entropy(chain.q), "max_prob": chain.q.amax(-1), "token_prob": chain.q}
-    return (
-        read
-        | {f"{name}_processed": table for name, table in read.items()}
-        | {"acceptable": chain.q <= chain.p}
-    )
+def _tables(chain: MarkovChain, needs: frozenset[str]) -> dict[str, Tensor]:
+    """Those of the signals that a chain has: after each state ``[T, S]``, or of each token after it ``[T, S, S]``."""
+    q, token = chain.q, torch.arange(chain.states).expand_as(chain.q)
+    tables = {"acceptable": chain.q <= chain.p} if "acceptable" in needs else {}
+    for name in needs & SIGNALS.keys():
+        one = SIGNALS[name]
+        law = q.unsqueeze(-2).expand(*q.shape, chain.states) if one.sees_token else q
+        if not one.reads("state"):
+            tables[name] = one(law, law, token)  # a chain's laws are raw and processed
+    return tables
 
 
 def answer_all(loop: Asking, answer: Callable[[AskDraft | AskScore], Answer]) -> None:
@@ -218,18 +220,18 @@ def simulate(
     """
     at_least("runs", runs, 1)
     length = chain.horizon if length is None else length
-    tables = _tables(chain)
-    if missing := method.needs - tables.keys() - {"uniform"}:
+    signals = _tables(chain, method.needs)
+    if missing := method.needs - signals.keys() - given_by("draws"):
         raise UserError(
             f"method {method.name} needs {', '.join(sorted(missing))}, which a Markov chain does not have"
         )
-    if not isinstance(method.drafter, Model) or method.drafter.greedy or method.accept.needs_raw:
+    drafter = method.drafter
+    if drafter.needs_target or drafter.proposer or drafter.greedy or method.accept.needs_raw:
         raise UserError(
             f"method {method.name} cannot be simulated on a chain: give one that samples from the draft model"
         )
     bounds = chain.q.cumsum(-1).tolist()
     prompts = list(accumulate(chain.start.tolist()))
-    signals = {name: tables[name] for name in method.needs & tables.keys()}
     rows = []
     texts = torch.empty(runs, length, dtype=torch.long)
     for run in range(runs):

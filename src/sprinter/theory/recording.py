@@ -11,24 +11,23 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least
+from sprinter.decode.signals import prefix_signals, read_signals
 from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
-from sprinter.laws import Sampling, entropy, process, raw_law
+from sprinter.laws import Sampling, process, raw_law
 from sprinter.models.choose import make_runner
 from sprinter.models.interface import ModelOutput
 from sprinter.models.pair import LoadedModel
 from sprinter.theory.outcomes import FULL, group_laws
 
-__all__ = ["DYNAMIC", "LAW_SIGNALS", "Author", "Recording", "probe", "static_signals"]
+__all__ = ["DYNAMIC", "Author", "Recording", "probe", "static_signals"]
 
 Author = Literal["target", "draft"]
 DYNAMIC = frozenset({"position", "log_q"})
 """Features of a head that depend on the run and the token, so that a replay makes them; all others are recorded."""
-LAW_SIGNALS = frozenset({"entropy", "max_prob", "entropy_processed", "max_prob_processed"})
-"""What every recording holds of the draft's laws."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Recording:
     Attributes:
         p, q: processed laws, ``[N, K]``. raw_p, raw_q: temperature-1 laws on the same outcomes.
         tokens: the outcome that the text took, ``[N]``. ids: its token id, ``[N]``.
-        signals: what rules read of a prefix, each ``[N]``: entropy, max_prob, scores of heads that see no more.
+        signals: what rules read of a prefix, each ``[N]``: ``prefix_signals()``, scores of heads that see no more.
         lengths: tokens of each text. prompts: token ids before each text.
         new_tokens: the limit that the texts were written under.
         writer: whose text it is; tokens were drawn from its processed law.
@@ -76,6 +75,25 @@ class Recording:
     def own(self) -> Tensor:
         """The law that each token was drawn from, ``[N, K]``."""
         return self.p if self.writer == "target" else self.q
+
+    @cached_property
+    def vocab(self) -> int:
+        """Tokens of the vocabulary, as far as the recording knows it."""
+        if self.outcomes is None:
+            return self.q.shape[-1]
+        prompts = max((id for prompt in self.prompts for id in prompt), default=0)
+        return 1 + max(prompts, int(self.ids.max()), int(self.outcomes.max()))
+
+    def grouped(self, n: int, law: Tensor) -> tuple[Tensor, dict[int, list[int]]]:
+        """A law over the vocabulary as one over the outcomes of position n, ``[K]``; and the token ids of each outcome
+        that have a chance."""
+        of: dict[int, list[int]] = {}
+        made = self.q.new_zeros(self.q.shape[-1])
+        for id in law.nonzero()[:, 0].tolist():
+            outcome = self.outcome(n, id)
+            of.setdefault(outcome, []).append(id)
+            made[outcome] += float(law[id])
+        return made, of
 
     def outcome(self, n: int, id: int) -> int:
         """The outcome that a token id is at position n; of the groups, the one that the target likes least."""
@@ -161,11 +179,10 @@ def _read_text(
     logits = [step.logits[0, -n - 1 : -1, :vocab].float().cpu() for step in read if step.logits is not None]
     raw_p, raw_q = (raw_law(each) for each in logits)
     p, q = (raw_p, raw_q) if sampling == Sampling() else (process(each, sampling) for each in logits)
-    signals = {"entropy": entropy(raw_q), "max_prob": raw_q.amax(-1)}
-    signals |= {"entropy_processed": entropy(q), "max_prob_processed": q.amax(-1)}
     hidden = read[1].hidden[0].cpu()
-    temperature = torch.full((n,), sampling.temperature)
-    step = DraftStep(hidden[-n - 1 : -1], law=raw_q, hidden_x=hidden[-n:], temperature=temperature)
+    before, temperature = hidden[-n - 1 : -1], torch.full((n,), sampling.temperature)
+    signals = read_signals(prefix_signals(), q, raw_q, state=before)
+    step = DraftStep(before, law=raw_q, hidden_x=hidden[-n:], temperature=temperature)
     names = {name for head in pair.heads.values() for name in head.features} - DYNAMIC
     features = read_features(sorted(names), step)
     signals |= static_signals(pair.heads, features)

@@ -23,22 +23,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Judge
+from sprinter.decode.accept import Judge
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Scores, Stats
-from sprinter.decode.drafter import Lookup, Model, look_up
+from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Scores, Stats, merge
+from sprinter.decode.drafter import Context, Proposer
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.method import HEADS, Method
+from sprinter.decode.method import Method
 from sprinter.decode.row import Answer
+from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
 from sprinter.errors import UserError
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 from sprinter.theory.montecarlo import answer_all
-from sprinter.theory.recording import LAW_SIGNALS, Recording
+from sprinter.theory.recording import Recording
 
 __all__ = ["CoupledDraws", "Replay", "ReplayDriver", "check_replayable", "replay", "unrecorded"]
-
-_MADE = frozenset({"uniform", "token_prob", "token_prob_processed"})  # signals that a replay makes itself
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class CoupledDraws:
     def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
         """One outcome from ``law [K]``."""
         if not self._coupled:
-            return self._draw(law)
+            return self.draw(law)
         n = self.place(position)
         x, given = int(self._recording.tokens[n]), self._recording.own[n]
         if purpose is not Purpose.DRAFT and position == self._refused:
@@ -119,7 +118,7 @@ class CoupledDraws:
         if self._numbers.random() * float(given[x]) < float(law[x]):
             return x
         rest = (law - given).clamp(min=0)
-        return self._draw(rest) if float(rest.sum()) > 0 else x  # nothing but rounding is left
+        return self.draw(rest) if float(rest.sum()) > 0 else x  # nothing but rounding is left
 
     def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
         """One number in [0, 1)."""
@@ -146,8 +145,8 @@ class CoupledDraws:
 
     def _given_refusal(self, n: int, y: int, law: Tensor) -> Tensor:
         """The law of the recorded token, given that the draft token was refused."""
-        own, rule = self._recording.own[n], self._accept
-        assert isinstance(rule, AcceptRule)
+        own, rule = self._recording.own[n], self._accept.per_position
+        assert rule is not None
         p, q = self._recording.p[n : n + 1], law.unsqueeze(0)
         raw = LawPair(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
         control = raw if rule.needs_raw else None
@@ -158,10 +157,37 @@ class CoupledDraws:
         total = given.sum()
         return given / total if float(total) > 0 else own
 
-    def _draw(self, weights: Tensor) -> int:
+    def draw(self, weights: Tensor) -> int:
+        """An index with chances proportional to ``weights [n]``."""
         bounds = weights.double().cumsum(-1).numpy()
         found = np.searchsorted(bounds, self._numbers.random() * bounds[-1], side="right")
         return min(int(found), len(bounds) - 1)
+
+
+class _ProposerDraws:
+    """A proposer's draws, from laws over the vocabulary, by the coupled draws over a recording's outcomes.
+
+    Args:
+        shift: a proposer's position in the text minus the loop's.
+    """
+
+    def __init__(self, draws: CoupledDraws, recording: Recording, shift: int) -> None:
+        self._draws, self._recording, self._shift = draws, recording, shift
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """One token id from ``law [V]``: an outcome, then one of its tokens."""
+        position -= self._shift
+        outcomes, of = self._recording.grouped(self._draws.place(position), law)
+        ids = of[self._draws.token(outcomes, round, position, purpose, row)]
+        return ids[0] if len(ids) == 1 else ids[self._draws.draw(law[ids])]
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """One number in [0, 1)."""
+        return self._draws.uniform(round, position - self._shift, purpose, row)
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """u < chance for each, without regard to the recorded text."""
+        return [self.uniform(round, position, Purpose.ACCEPT, row) < chance for chance in chances]
 
 
 class ReplayDriver:
@@ -176,9 +202,11 @@ class ReplayDriver:
     ) -> None:
         self._recording, self._draws, self._stats = recording, draws, stats
         self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
+        self._proposer = method.drafter.proposer and method.drafter.proposer()
+        self._needs = method.needs
         self._signals = [name for name in method.needs if name in recording.signals]
         self._heads = {kind: head for kind, head in recording.heads.items() if kind in method.needs}
-        self._token_probs = method.needs & {"token_prob", "token_prob_processed"}
+        self._made = method.needs & _made() & SIGNALS.keys()
         self._place = (0, 0)  # round, tokens drafted in it
         self._whole = method.length is not None and method.trust.never  # a run's length is known beforehand
         self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
@@ -188,28 +216,32 @@ class ReplayDriver:
         if isinstance(request, AskScore):
             return self._score(request)
         position = request.start + len(request.tokens)
-        if isinstance(self._drafter, Lookup):
-            return self._look_up(self._drafter, position, request)
-        count = request.at_most if self._whole or request.width > 1 else 1
+        if self._proposer is not None:
+            draft = self._ask_proposer(self._proposer, position, request)
+            if draft is not None:
+                return draft
+        whole = self._whole and self._proposer is None
+        count = request.at_most if whole or request.width > 1 else 1
         self._stats.draft_steps += count
-        drafts = tuple(self._propose(request.round, position, count, row) for row in range(request.width))
-        return drafts if request.width > 1 else drafts[0]
+        if request.width == 1:
+            return self._propose(request.round, position, count, 0)
+        return merge([self._propose(request.round, position, count, row) for row in range(request.width)])
 
     def _score(self, request: AskScore) -> Scores:
-        longest = len(request.chains[0]) if request.chains else 0
-        places = self._places(request.start + 1, len(request.tokens) + longest)
+        linear = len(request.tokens) - len(request.parents)
+        first, depths = request.start + 1, list[int]()
+        for parent in request.parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        places = self._places(first, linear)
+        places += [self._draws.place(first + linear - 1 + depth) for depth in depths]
         if not request.closing:
-            self._stats.target_tokens += len(places) * max(1, len(request.chains))
-        p, raw = self._recording.p[places], self._recording.raw_p[places] if self._needs_raw else None
-        if request.chains:
-            rows = len(request.chains)
-            return Scores(p.expand(rows, -1, -1), None if raw is None else raw.expand(rows, -1, -1))
-        return Scores(p, raw)
+            self._stats.target_tokens += len(places)
+        return Scores(self._recording.p[places], self._recording.raw_p[places] if self._needs_raw else None)
 
     def _propose(self, round: int, position: int, count: int, row: int) -> Draft:
         places = self._places(position, count)
         laws = self._recording.q[places]
-        if isinstance(self._drafter, Model) and self._drafter.greedy:
+        if self._drafter.greedy:
             laws = one_hot(laws)
         tokens = []
         for i, law in enumerate(laws):
@@ -218,12 +250,11 @@ class ReplayDriver:
         return self._draft(round, places, tokens, laws)
 
     def _draft(self, round: int, places: list[int], tokens: Sequence[int], laws: Tensor) -> Draft:
-        raw, each = self._recording.raw_q, range(len(places))
+        raw = self._recording.raw_q
         signals = {name: self._recording.signals[name][places] for name in self._signals}
-        if "token_prob" in self._token_probs:
-            signals["token_prob"] = raw[places, list(tokens)].double()
-        if "token_prob_processed" in self._token_probs:
-            signals["token_prob_processed"] = laws[each, list(tokens)].double()
+        if self._made:
+            made = read_signals(self._made, laws, raw[places], torch.tensor(tokens))
+            signals |= {name: values.double() for name, values in made.items()}
         if self._heads:
             signals |= self._scores(round, places, tokens)
         return Draft(tuple(tokens), laws, signals, raw[places] if self._needs_raw else None)
@@ -248,27 +279,37 @@ class ReplayDriver:
             for kind, head in self._heads.items()
         }
 
-    def _look_up(self, drafter: Lookup, position: int, request: AskDraft) -> Draft:
+    def _ask_proposer(self, proposer: Proposer, position: int, request: AskDraft) -> Draft | None:
+        """What a drafter proposes after the recorded text; None: the draft model drafts.
+
+        A proposal's laws are over the vocabulary, a recording's over its outcomes.
+        """
         ids = self._recording.ids[self._first : self._first + position - 1].tolist()
-        found = look_up([*self._prompt, *ids], drafter.n, drafter.least, request.at_most)
-        if not found and drafter.uses_model:
-            self._stats.draft_steps += 1
-            return self._propose(request.round, position, 1, 0)
-        places = self._places(position, len(found))
-        tokens = [self._recording.outcome(n, id) for n, id in zip(places, found, strict=True)]
-        laws = torch.zeros(len(found), self._recording.q.shape[-1])
-        laws[range(len(found)), tokens] = 1.0
+        text, vocab = [*self._prompt, *ids], self._recording.vocab
+        draws, like = _ProposerDraws(self._draws, self._recording, len(text) - position), self._recording.q
+        proposal = proposer.propose(Context(text, request.round, request.at_most, vocab, draws, like))
+        if proposal is None:
+            return None
+        places = self._places(position, len(proposal.tokens))
+        laws = [self._recording.grouped(n, law)[0] for n, law in zip(places, proposal.laws, strict=True)]
+        tokens = [self._recording.outcome(n, id) for n, id in zip(places, proposal.tokens, strict=True)]
         for i, y in enumerate(tokens):
             self._draws.proposed(position + i, y, laws[i])
-        return self._draft(request.round, places, tokens, laws)
+        return self._draft(request.round, places, tokens, torch.stack(laws) if laws else like[:0])
 
     def _places(self, position: int, count: int) -> list[int]:
         return [self._draws.place(position + i) for i in range(count)]
 
 
+def _made() -> frozenset[str]:
+    """Signals that a replay makes itself: random numbers, and of the laws those that see x and no hidden state."""
+    seeing = {name for name, one in SIGNALS.items() if one.sees_token and not one.reads("state")}
+    return given_by("draws") | seeing
+
+
 def unrecorded(recording: Recording, method: Method) -> frozenset[str]:
     """Signals that a method needs and a replay of this recording cannot give."""
-    return method.needs - _MADE - recording.signals.keys() - recording.heads.keys()
+    return method.needs - _made() - recording.signals.keys() - recording.heads.keys()
 
 
 def check_replayable(method: Method, heads: Collection[str]) -> None:
@@ -277,7 +318,7 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
     Raises:
         UserError: the method needs a signal that neither laws nor these heads give.
     """
-    _refuse(method, method.needs - _MADE - LAW_SIGNALS - set(heads))
+    _refuse(method, method.needs - _made() - prefix_signals() - set(heads))
 
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:
@@ -336,8 +377,8 @@ def _replay_text(
     coupled: bool,
 ) -> tuple[float, ...]:
     record = Record()
-    # a rule for several drafts has no b of one position, which the coupling of a refusal is made of
-    coupled = coupled and isinstance(method.accept, AcceptRule)
+    # the coupling of a refusal is made of the b of one position, which not every rule has
+    coupled = coupled and method.accept.per_position is not None
     draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled)
     driver = ReplayDriver(recording, method, k, draws, record.stats)
     limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)
@@ -352,4 +393,4 @@ def _replay_text(
     )  # fmt: skip
 
 
-_: type[Draws] = CoupledDraws
+_: tuple[type[Draws], ...] = (CoupledDraws, _ProposerDraws)

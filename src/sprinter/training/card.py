@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sprinter.heads.artifact import save_head
+from sprinter.kinds import HEAD_KINDS
 from sprinter.training.dataset import PARTS, Positions
 from sprinter.training.roc import Report
 from sprinter.training.train import Trained
 
 __all__ = ["CardWords", "facts_of", "model_card", "save_trained"]
-
-_WHAT = {
-    "gate": "A gate: may this draft token be kept without asking the target?",
-    "specdec++": "A stop rule (SpecDec++): the chance that the target accepts the drafted token.",
-    "disco": "A stop rule (DISCO): the chance that the target accepts the drafted token, from the draft's law alone.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ def model_card(
         "---", *([f"license: {words.licence}"] if words.licence else []),
         "tags: [speculative-decoding, sprinter, gate]", "library_name: sprinter", "---", "",
         f"# {words.title or _base(config.target_id) + '-speculator.sprinter'}", "",
-        f"{_WHAT[config.kind]} {words.made}", "",
+        f"{HEAD_KINDS[config.kind].about} {words.made}", "",
         "| | |", "| --- | --- |",
         f"| target | {_base(config.target_id)} |",
         f"| draft | {_base(config.draft_id)}, weights {str(config.draft_fingerprint)[:12]} |",

@@ -15,6 +15,7 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.heads.calibration import CALIBRATIONS
 from sprinter.heads.features import parse_features, sees_token
+from sprinter.kinds import HEAD_KINDS
 from sprinter.training.objectives import Label, parse_label
 from sprinter.training.records import KINDS
 
@@ -120,10 +121,11 @@ class TrainSettings:
                 f"label {label} is about another token than the features {', '.join(self.inputs)}: "
                 f"use {label.name}(at=text)"
             )
-        if sees_token(self.inputs) and kind != "specdec++":
+        if sees_token(self.inputs) and not HEAD_KINDS[kind].sees_token:
+            seeing = " or ".join(name for name, one in HEAD_KINDS.items() if one.sees_token)
             raise UserError(
                 f"a {kind} head that reads {', '.join(self.inputs)} depends on the token that it judges, "
-                "which would bias texts: give features of the prefix, or train specdec++"
+                f"which would bias texts: give features of the prefix, or train {seeing}"
             )
 
     def _check_network(self) -> None:

@@ -3,7 +3,7 @@
 Every rule knows its own law π: tests prove identities on it, the meter reports TV(π, p) with it.
 """
 
-from sprinter.decode.accept.base import AcceptRule, Judge
+from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge
 from sprinter.decode.accept.choice import Bild, GreedyMatch, RandomAccept, Typical
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.accept.fuzzy import Fuzzy
@@ -16,6 +16,7 @@ __all__ = [
     "AcceptRule",
     "Batch",
     "Bild",
+    "ChainRule",
     "Exact",
     "Fuzzy",
     "GreedyMatch",

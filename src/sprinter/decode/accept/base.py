@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import LawPair
-from sprinter.laws import tv_distance
+from sprinter.decode.draft import LawPair, Verdict
+from sprinter.decode.tree import Tree
+from sprinter.laws import tv_distance, wide
+from sprinter.random import Draws, Purpose
 
-__all__ = ["AcceptRule", "Judge", "chances", "emitted"]
+__all__ = ["AcceptRule", "ChainRule", "Judge", "chances", "emitted"]
 
 
-class Judge(ABC):  # noqa: B024 (what to implement differs between rules for one draft and for several)
-    """What every accept rule says of itself."""
+class Judge(ABC):
+    """What every accept rule is: it judges the untrusted tokens of a round. Three kinds are ready to build on:
+
+    * ``AcceptRule``: each position by itself, given b and r;
+    * ``ChainRule``: a chain as a whole, given the chances of all outcomes;
+    * ``SeveralRule``: several independent drafts of one prefix.
+    """
 
     needs_raw: ClassVar[bool] = False
+    max_drafts: ClassVar[int] = 1
+    """Most independent drafts that the rule can judge."""
 
     @property
     def lossless(self) -> bool:
@@ -29,6 +39,24 @@ class Judge(ABC):  # noqa: B024 (what to implement differs between rules for one
         """Whether π = p whenever p and q are one-hot (temperature 0)."""
         return self.lossless
 
+    @property
+    def per_position(self) -> AcceptRule | None:
+        """The rule for one position by itself; None for a rule that has no law of single positions."""
+        return None
+
+    @abstractmethod
+    def judge(
+        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+    ) -> Verdict:
+        """Which draft tokens stay, and the token that follows them.
+
+        Args:
+            tree: the draft tokens of the round, perhaps none.
+            p: the target's laws ``[nodes + 1, V]``: row 0 at ``position`` of the text, row i + 1 after node i.
+            raw_p: temperature-1 laws likewise, or None.
+            draws: random numbers, addressed by round and position.
+        """
+
 
 class AcceptRule(Judge):
     """Keep x with chance b(x), else draw from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
@@ -36,6 +64,11 @@ class AcceptRule(Judge):
     All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
     (``needs_raw = True``); None means p and q themselves.
     """
+
+    @property
+    def per_position(self) -> AcceptRule:
+        """The rule itself."""
+        return self
 
     @abstractmethod
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
@@ -58,6 +91,75 @@ class AcceptRule(Judge):
         if self.lossless:
             return torch.zeros(p.shape[:-1], dtype=p.dtype)
         return tv_distance(self.law(p, q, control), p)
+
+    def judge(
+        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+    ) -> Verdict:
+        """Walk the chain in order; the first refusal drops everything after it and one replacement is drawn.
+
+        If none is refused one more token is drawn from p at the last position.
+        """
+        n = len(tree.tokens)
+        if n == 0:
+            return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
+        q = torch.stack(list(tree.laws))
+        control = LawPair(raw_p[:n], torch.stack(list(tree.raws))) if raw_p is not None else None
+        at_tokens = torch.tensor(tree.tokens, device=q.device).unsqueeze(-1)
+        b, r = (self.keep(p[:n], q, control), None) if self.lossless else self.both(p[:n], q, control)
+        kept = draws.keep(b.gather(-1, at_tokens).squeeze(-1).tolist(), round, position)
+        accepted = kept.index(False) if False in kept else n
+        if accepted == n:
+            law = p[n]
+        elif r is not None:
+            law = r[accepted]
+        else:  # a lossless rule: without drift to report, one position's replacement is enough
+            law = self._replacement_at(accepted, p, q, control)
+        token = draws.token(law, round, position + accepted, Purpose.TARGET)
+        drifts = [0.0] * n if r is None else tv_distance(emitted(q, b, r), p[:n]).tolist()
+        return Verdict(range(accepted), token, [*drifts, 0.0])
+
+    def _replacement_at(self, i: int, p: Tensor, q: Tensor, control: LawPair | None) -> Tensor:
+        row = slice(i, i + 1)
+        row_control = LawPair(*(law[row] for law in control)) if control is not None else None
+        return self.replacement(p[row], q[row], row_control)[0]
+
+
+class ChainRule(Judge):
+    """Judges a chain as a whole: how many of its tokens stay may depend on all of them.
+
+    A rule gives the chances of all outcomes for a chain that was drafted, and the verdict is drawn from them. Its
+    law is one of chains, not of positions: ``check_accept`` shows by enumeration whether texts keep the target's law.
+    """
+
+    @abstractmethod
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """The chances of all verdicts on a chain, ``[n + 1, V]``: entry (k, y) is the chance that the first k tokens
+        stay and y follows them. They sum to 1.
+
+        Args:
+            tokens: the n draft tokens, n >= 1.
+            p: the target's laws ``[n + 1, V]``, row k after the first k tokens.
+            q: the draft's laws ``[n, V]``, row k the law that ``tokens[k]`` was drawn from.
+            control: raw temperature-1 laws of the same shapes, for rules with ``needs_raw = True``.
+        """
+
+    def judge(
+        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+    ) -> Verdict:
+        """Draw the number of tokens that stay, then the one that follows."""
+        n = len(tree.tokens)
+        if n == 0:
+            return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
+        control = LawPair(raw_p, torch.stack(list(tree.raws))) if raw_p is not None else None
+        chances = wide(self.outcomes(tree.tokens, p, torch.stack(list(tree.laws)), control))
+        ending = chances.sum(-1)  # [n + 1]: chance that exactly k tokens stay
+        reached = ending.flip(0).cumsum(0).flip(0)
+        stay = torch.where(reached[:-1] > 0, reached[1:] / reached[:-1], 0.0).clamp(max=1)
+        kept = draws.keep(stay.tolist(), round, position)
+        accepted = kept.index(False) if False in kept else n
+        law = (chances[accepted] / ending[accepted]).to(p)
+        token = draws.token(law, round, position + accepted, Purpose.TARGET)
+        return Verdict(range(accepted), token, [0.0 if self.lossless else None] * (accepted + 1))
 
 
 def emitted(q: Tensor, b: Tensor, r: Tensor) -> Tensor:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import Judge
-from sprinter.decode.draft import Chain, Verdict
+from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
+from sprinter.decode.tree import Chain, Tree
 from sprinter.laws import residual, wide
 from sprinter.random import Draws, Purpose
 
@@ -24,9 +26,11 @@ Keep = Callable[[int, float], bool]
 class SeveralRule(Judge):
     """Walks down several chains drawn independently from q after one prefix. Lossless, each by its own theorem.
 
-    At each depth the candidates are the next tokens of the rows that agree with what was accepted so far; one is
+    At each depth the candidates are the next tokens of the drafts that agree with what was accepted so far; one is
     picked, or all are refused and a replacement ends the walk.
     """
+
+    max_drafts: ClassVar[int] = 8
 
     @property
     def lossless(self) -> bool:
@@ -41,22 +45,26 @@ class SeveralRule(Judge):
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
         """Rows to go on with after candidate ``index`` was accepted at ``depth``."""
 
-    def judge(self, chains: Sequence[Chain], p: Tensor, draws: Draws, round: int, position: int) -> Verdict:
-        """Walk down. p is ``[rows, n + 1, V]``: entry [r, i] is the target's law at ``position + i`` on row r."""
-        rows, n = list(range(len(chains))), len(chains[0].tokens)
+    def judge(
+        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+    ) -> Verdict:
+        """Walk down from the root. Draft r's number is part of the address at which its token is judged."""
+        branches, chains = tree.branches or [range(len(tree.tokens))], tree.chains()
+        rows, n, node = list(range(len(chains))), len(chains[0].tokens), -1
         for depth in range(n):
             place, candidates = position + depth, [chains[row].tokens[depth] for row in rows]
 
             def keep(index: int, chance: float, place: int = place, rows: list[int] = rows) -> bool:
                 return draws.keep([chance], round, place, rows[index])[0]
 
-            index, law = self.pick(p[rows[0], depth], chains[rows[0]].laws[depth], candidates, keep)
+            index, law = self.pick(p[node + 1], chains[rows[0]].laws[depth], candidates, keep)
             if index is None:
                 token = draws.token(law, round, place, Purpose.TARGET)
-                return Verdict(depth, token, [0.0] * (depth + 1), rows[0])
+                return Verdict(branches[rows[0]][:depth], token, [0.0] * (depth + 1))
             rows = self.follow(chains, rows, index, depth)
-        token = draws.token(p[rows[0], n], round, position + n, Purpose.TARGET)
-        return Verdict(n, token, [0.0] * (n + 1), rows[0])
+            node = branches[rows[0]][depth]
+        token = draws.token(p[node + 1], round, position + n, Purpose.TARGET)
+        return Verdict(branches[rows[0]], token, [0.0] * (n + 1))
 
 
 def _recursion(p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:

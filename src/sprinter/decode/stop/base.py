@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from sprinter.decode.signals import ENDINGS
 from sprinter.decode.trust import State
 from sprinter.errors import UserError
 
@@ -17,9 +18,9 @@ __all__ = ["StopRule", "law_of"]
 class StopRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
-    ``needs`` names signals as for trust rules; ``trusted`` (the trust rule's answer) and ``drafted`` (tokens drafted in
-    this run, from 1) are always there. ``discards = True``: the token that triggers the stop is thrown away; such a
-    rule must not look at it (``sees_token`` False), or exact methods would be biased.
+    ``needs`` names signals of ``sprinter.decode.signals``; ``trusted`` (the trust rule's answer) and ``drafted``
+    (tokens drafted in this run, from 1) are always there. ``discards = True``: the token that triggers the stop is
+    thrown away; such a rule must not look at it (``sees_token`` False), or exact methods would be biased.
     """
 
     discards: ClassVar[bool] = False
@@ -58,6 +59,6 @@ class StopRule(ABC):
 
 def law_of(signal: str, law: str) -> str:
     """The name of a signal on the raw or the processed draft law."""
-    if law not in ("raw", "processed"):
+    if law not in ENDINGS:
         raise UserError(f"law={law} is unknown: give raw or processed")
-    return signal if law == "raw" else f"{signal}_processed"
+    return signal + ENDINGS[law]

@@ -36,14 +36,16 @@ from sprinter.models.capture.marks import digest, hash_file
 __all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
 
 _log = logging.getLogger("sprinter")
-_HERE = Path(__file__).parent
+_SPRINTER = Path(__file__).parents[2]
 _SOURCES = [
-    *(
-        _HERE / f"{name}.py"
-        for name in ("attention", "captured", "compiled", "forward", "kernels", "masks", "trace")
-    ),
-    *(_HERE.parent / f"{name}.py" for name in ("laws", "random")),
-    *(_HERE.parent / "heads" / f"{name}.py" for name in ("calibration", "features", "head", "networks")),
+    _SPRINTER / folder / f"{name}.py"
+    for folder, names in {
+        ".": ("laws", "random"),
+        "heads": ("calibration", "features", "head", "networks"),
+        "models/capture": ("attention", "compiled", "kernels", "runner", "trace"),
+        "models/runners": ("forward", "masks"),
+    }.items()
+    for name in names
 ]
 
 Compiled = Callable[[list[Tensor]], list[Tensor]]

@@ -4,7 +4,7 @@ A graph reads and writes fixed memory, so that inputs are copied in and results 
 runner's own. Shorter feeds are padded up the ladder, fewer rows than the cache's up to a power of two: padding sits at
 position 0 and writes to a spare slot. The visible keys are rounded up to a power of two too, so that attention costs at
 most twice what the context needs. The graphs of a runner, of which the last used are kept, share memory for what lies
-between inputs and results: one runs at a time.
+between inputs and results: one runs at a time. Trees have graphs of their own, whose visible keys are an input.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from sprinter.models.capture.marks import Watch, places
 from sprinter.models.capture.runner import Unit, as_module, split_inputs
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.runners.row import Windows
+from sprinter.models.runners.tree import NOWHERE
 
 __all__ = ["LADDER", "MOST", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
 
@@ -94,15 +95,15 @@ class GraphUnits:
         """
         rows, n = like[0].shape
         held, slots = like[-1].shape[0], like[-1].shape[2]
-        length = rung(n)
-        if length is None or unit.key in self._refused:
+        length, kind = rung(n), unit.key if like[4].dim() == 1 else f"{unit.key} tree"
+        if length is None or kind in self._refused:
             return None
         if some:
             rows = rows_bucket(rows, held)
-        keys = keys_bucket(like[4].shape[0], slots)
+        keys = keys_bucket(like[4].shape[-1], slots)
         if unit not in self._places:
             self._places[unit] = places(unit)
-        key = (unit.key, (self._places[unit], -rows if some else rows), length, keys)
+        key = (kind, (self._places[unit], -rows if some else rows), length, keys)
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return self._graphs[key]
@@ -117,7 +118,7 @@ class GraphUnits:
                 self._full = True
                 _log.warning("there is no memory for another CUDA graph: passes not yet captured run eagerly")
             else:
-                self._refuse(unit, error)
+                self._refuse(kind, error)
             return None
         self._graphs[key] = made
         return made
@@ -132,13 +133,13 @@ class GraphUnits:
                 self._pool = torch.cuda.graph_pool_handle()
             return _Graph(run, unit, rows, length, keys, like, self._pool)
 
-    def _refuse(self, unit: Unit, error: Exception) -> None:
+    def _refuse(self, kind: str, error: Exception) -> None:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         line = f"{type(self.model).__name__} cannot be captured as a CUDA graph ({why})"
         if self.must:
             raise UserError(f"{line}: use compile=False") from error
         _log.warning("%s: it runs eagerly", line)
-        self._refused.add(unit.key)
+        self._refused.add(kind)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
@@ -179,6 +180,8 @@ class _Graph:
         self._per_token = unit.per_token
         # A graph holds none of the memory that it reads: all of it is held here.
         self._seen, self._buffers = torch.arange(keys, device=device), buffers
+        if like[4].dim() == 3:
+            self._seen = self._seen.repeat(rows, length, 1)
         module = as_module(run, unit)
         self._weights = [x for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
         inputs = (*self._places, self._rows[0], self._seen, self._rows[1:], self._buffers)
@@ -210,6 +213,11 @@ class _Graph:
             if (rows, n) != place.shape:
                 place.fill_(value)
             place[:rows, :n].copy_(given)
+        if self._seen.dim() == 3:
+            self._seen.fill_(NOWHERE)
+            self._seen[..., 0] = 0  # what padding sees
+            self._seen[:rows, :n, 0] = NOWHERE
+            self._seen[:rows, :n, : inputs[4].shape[2]].copy_(inputs[4])
         for own, given in zip(self._rows, (inputs[3], *inputs[5:]), strict=False):
             own[:rows].copy_(given)
             own[rows:].copy_(given[:1])  # padding is the first row's, in a slot where nobody looks

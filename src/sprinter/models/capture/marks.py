@@ -142,7 +142,7 @@ def _digest(module: nn.Module) -> str:
     facts, tensors = _read(module)
     types = {type(part) for part in module.modules()}
     made = hashlib.sha256(repr(facts).encode())
-    for source in sorted({_hash_source(cls) for each in types for cls in _told(each)}):
+    for source in sorted({hash_source(cls) for each in types for cls in _told(each)}):
         made.update(source.encode())
     for name, values in tensors:
         made.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
@@ -215,8 +215,8 @@ _RUN = secrets.token_hex(8)
 
 
 @cache
-def _hash_source(cls: type) -> str:
-    """SHA-256 of the file that a class is written in; of a model's own code all files that lie beside it.
+def hash_source(cls: Any) -> str:
+    """SHA-256 of the file that a class or a function is written in; of a model's own code all files that lie beside it.
 
     What has no file (typed into an interpreter) cannot be told from what bears its name tomorrow: its code serves this
     process alone.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from threading import Lock
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ from sprinter.models.capture.trace import RowPass, own_attention
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import CHUNK, StateFilter
 from sprinter.models.runners.row import RowRunner, Windows
+from sprinter.models.runners.tree import Tree
 
 __all__ = [
     "FEWEST",
@@ -38,7 +40,7 @@ __all__ = [
     "split_inputs",
 ]
 
-ForwardPass = Callable[[StateFilter | None], tuple[Tensor, Tensor]]
+ForwardPass = Callable[[StateFilter | None], tuple[Tensor, ...]]
 
 LONGEST = CHUNK
 """Most tokens a row of a compiled pass: whatever a runner is fed at once."""
@@ -56,9 +58,11 @@ class Unit(nn.Module):
 
     Attributes:
         per_token: whether what it makes is ``[batch, n, ...]``.
+        hidden_layers: layers whose states ``run`` gives as well, behind the others.
     """
 
     per_token = True
+    hidden_layers: tuple[int, ...] = ()
 
     def __init__(self, name: str = "pass", **facts: Any) -> None:
         super().__init__()
@@ -69,7 +73,7 @@ class Unit(nn.Module):
         """Tensors, each made of one call of ``run``.
 
         Args:
-            run: makes the pass: (logits, states), see ``RowPass``; ``keep`` as there.
+            run: makes the pass: (logits, states, states of ``hidden_layers``), see ``RowPass``; ``keep`` as there.
             extras: what the caller gave besides the tokens, each ``[batch, ...]``.
         """
         return run(None)
@@ -89,6 +93,16 @@ class _ReadUnit(Unit):
 READ = _ReadUnit("read")
 
 
+@cache
+def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
+    """``PASS`` or ``READ``, which hands out the states of some layers as well."""
+    if not layers:
+        return PASS if logits else READ
+    unit = Unit("pass", hidden_layers=layers) if logits else _ReadUnit("read", hidden_layers=layers)
+    unit.hidden_layers = layers
+    return unit
+
+
 class Units(Protocol):
     """Where captured units come from."""
 
@@ -102,7 +116,8 @@ class Units(Protocol):
         Args:
             unit: what is to run.
             some: whether not all rows of the buffers take part.
-            like: the inputs of the present call: tokens, positions, slots, rows, keys, extras, buffers.
+            like: the inputs of the present call: tokens, positions, slots, rows, keys (``[k]``, of trees
+                ``[batch, n, k]``), extras, buffers.
         """
         ...
 
@@ -170,14 +185,17 @@ class CapturedRunner(RowRunner):
         if rows is not None and list(rows) == list(range(self.batch)):
             rows = None
         self._check_steps(tokens, counts, rows)
+        trees = None
+        if self._trees:
+            reads = [[1] * len(tokens) if count is None else count for count in counts]
+            trees = self._grown(0, [sum(own) for own in zip(*reads, strict=True)], rows, None)
         with torch.inference_mode():
             for count, extra in zip(counts, extras, strict=True):
                 n = tokens.shape[1]
                 done = self._captured(unit, tokens, count, extra, rows)
                 if done is None:
                     break
-                for i, row in enumerate(range(self.batch) if rows is None else rows):
-                    self._lengths[row] += n if count is None else count[i]
+                self._advance(n, count, rows, trees)
                 made.append(done)
                 tokens = done[0]
         return made
@@ -195,19 +213,33 @@ class CapturedRunner(RowRunner):
                     f"this runner has max_len={self.max_len}"
                 )
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
-        made = self._captured(PASS if logits else READ, tokens, counts, (), None)
-        if made is None:
-            return super()._step(tokens, counts, logits)
-        return ModelOutput(*made) if logits else ModelOutput(None, made[0])
+    def _step(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
+    ) -> ModelOutput:
+        made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), None)
+        return super()._step(tokens, counts, logits, layers) if made is None else _output(made, logits)
 
     def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
-        made = self._captured(PASS if logits else READ, tokens, counts, (), rows)
+        made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), rows)
         if made is None:
-            return super()._step_some(tokens, counts, logits, rows)
-        return ModelOutput(*made) if logits else ModelOutput(None, made[0])
+            return super()._step_some(tokens, counts, logits, rows, layers)
+        return _output(made, logits)
+
+    def _step_trees(
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        logits: bool,
+        rows: Sequence[int] | None,
+        layers: Sequence[int],
+        trees: Sequence[Tree | None],
+    ) -> ModelOutput:
+        made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), rows, trees)
+        if made is None:
+            return super()._step_trees(tokens, counts, logits, rows, layers, trees)
+        return _output(made, logits)
 
     def _captured(
         self,
@@ -216,14 +248,17 @@ class CapturedRunner(RowRunner):
         counts: Sequence[int] | None,
         extras: Sequence[Tensor],
         rows: Sequence[int] | None,
+        trees: Sequence[Tree | None] | None = None,
     ) -> list[Tensor] | None:
         if tokens.shape[1] > LONGEST:
             return None
         if not self._buffers:
-            self._make_buffers()
+            if not self._made:
+                self._make_buffers()
+            self._buffers = self._cache.buffers()
         if self._begins(counts, rows):
             self._units.begin()
-        inputs = [tokens, *self._where(tokens.shape[1], counts, rows), *extras, *self._buffers]
+        inputs = [tokens, *self._where(tokens.shape[1], counts, rows, trees), *extras, *self._buffers]
         captured = self._units.find(unit, rows is not None, inputs)
         return None if captured is None else captured(inputs)
 
@@ -235,9 +270,17 @@ class CapturedRunner(RowRunner):
         )
 
     def _where(
-        self, n: int, counts: Sequence[int] | None, rows: Sequence[int] | None
+        self,
+        n: int,
+        counts: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        trees: Sequence[Tree | None] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Positions, slots, rows and visible keys of a pass."""
+        if trees is not None:
+            places, slots, keys_of = self._tree_pass(n, counts, rows, trees)
+            numbers = self._all_rows if rows is None else torch.tensor(rows, device=self.device)
+            return places, slots, numbers, keys_of
         if rows is None and self._are_aligned(n, counts):
             start = self._lengths[0]
             places = self._positions.narrow(1, start, n)
@@ -249,12 +292,14 @@ class CapturedRunner(RowRunner):
         positions, slots, keys = self._places(n, [n] * len(lengths) if counts is None else counts, lengths)
         return positions, slots, numbers, self._keys.narrow(0, 0, keys)
 
-    def _make_buffers(self) -> None:
-        """One eager pass over one token a row, which nobody looks at: the rows' first slots are then written anew."""
-        if not self._made:
-            assert not any(self._lengths)
-            super()._step(torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False)
-        self._buffers = self._cache.buffers()
+
+def _output(made: Sequence[Tensor], logits: bool) -> ModelOutput:
+    """Of what a pass made, its logits left out if nobody wanted them."""
+    return (
+        ModelOutput(made[0], made[1], tuple(made[2:]))
+        if logits
+        else ModelOutput(None, made[0], tuple(made[1:]))
+    )
 
 
 _SIDE_BY_SIDE = 4
@@ -320,10 +365,14 @@ class CompiledUnits:
         self._shelf.begin(self.model)
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
-        """See ``Units``. Three shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows."""
+        """See ``Units``. Shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows; "tree" and
+        "some-tree" where visible keys differ from query to query."""
         if like[-1].shape[2] < FEWEST:
             return None
-        shape = "some" if some else "one" if like[0].numel() == 1 else "any"
+        if like[4].dim() == 3:
+            shape = "some-tree" if some else "tree"
+        else:
+            shape = "some" if some else "one" if like[0].numel() == 1 else "any"
         return self._shelf.find(
             unit,
             shape,
@@ -344,27 +393,31 @@ class CompiledUnits:
 
     def _export(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> torch.export.ExportedProgram:
         """The inputs of the present call give dtypes and sizes; their batch and lengths are left open."""
-        single, held = shape == "one", 3 if shape == "some" else 2
+        single, some, tree = shape == "one", shape.startswith("some"), shape.endswith("tree")
+        held = 3 if some else 2
         batch, n, seen, slots = (1, 1, 24, 40) if single else (2, 6, 24, 40)
         extras, buffers = split_inputs(like)
-        places = torch.arange(seen - n, seen).expand(batch, n).contiguous()
+        places, keys = torch.arange(seen - n, seen).expand(batch, n).contiguous(), torch.arange(seen)
+        if tree:
+            keys = keys.expand(batch, n, seen).contiguous()
         inputs = (
             torch.zeros(batch, n, dtype=torch.long),
             places,
             places.clone(),
             torch.arange(batch),
-            torch.arange(seen),
+            keys,
             [x[:1].expand(batch, *x.shape[1:]).clone() for x in extras],
             [x.new_zeros(1 if single else held, x.shape[1], slots, x.shape[3]) for x in buffers],
         )
         rows = {} if single else {0: Dim("batch", min=1, max=4096)}
-        whole = {0: Dim("held", min=1, max=4096)} if shape == "some" else rows
+        whole = {0: Dim("held", min=1, max=4096)} if some else rows
         text = {} if single else {**rows, 1: Dim("n", min=1, max=LONGEST)}
+        visible = {**text, 2: Dim("seen", min=1)} if tree else {0: Dim("seen", min=1)}
         dynamic = (
-            text, text, text, rows, {0: Dim("seen", min=1)},
+            text, text, text, rows, visible,
             [rows] * len(extras), [{**whole, 2: Dim("slots", min=FEWEST)}] * len(buffers),
         )  # fmt: skip
-        module = as_module(RowPass(self.model, self.windows, shape == "some"), unit)
+        module = as_module(RowPass(self.model, self.windows, some), unit)
         with own_attention(self.model):
             return torch.export.export(module, inputs, dynamic_shapes=dynamic, strict=False)
 
@@ -396,7 +449,9 @@ class _Flat(nn.Module):
         extras: list[Tensor],
         buffers: list[Tensor],
     ) -> tuple[Tensor, ...]:
-        def run(keep: StateFilter | None) -> tuple[Tensor, Tensor]:
-            return self.rows(tokens, positions, slots, numbers, keys, buffers, keep)  # type: ignore[no-any-return]
+        layers = self.unit.hidden_layers
+
+        def run(keep: StateFilter | None) -> tuple[Tensor, ...]:
+            return self.rows(tokens, positions, slots, numbers, keys, buffers, keep, layers)  # type: ignore[no-any-return]
 
         return self.unit(run, extras)  # type: ignore[no-any-return]

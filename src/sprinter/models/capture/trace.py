@@ -102,24 +102,32 @@ class RowPass(nn.Module):
         keys: Tensor,
         buffers: Sequence[Tensor],
         keep: StateFilter | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits ``[batch, n, vocab]`` (of what ``keep`` lets through) and states ``[batch, n, d]``.
+        layers: Sequence[int] = (),
+    ) -> tuple[Tensor, ...]:
+        """Logits ``[batch, n, vocab]`` (of what ``keep`` lets through), states ``[batch, n, d]``, those of ``layers``.
 
         Args:
             tokens: ``[batch, n]``; positions: theirs; slots: where their keys and values are written.
             rows: ``[batch]``, numbers of the rows in the buffers.
             keys: ``[k]``, 0, 1, ..., k − 1: the keys that may be seen. A query at position t sees those up to t.
+                Of trees ``[batch, n, k]``: each key's position for each query, ``NOWHERE`` where it must not be seen.
             buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
         """
         pairs = zip(buffers[::2], buffers[1::2], strict=True)
-        cache = _Buffers([_Layer(k, v, rows, slots, keys.shape[0], self._gather) for k, v in pairs])
+        cache = _Buffers([_Layer(k, v, rows, slots, keys.shape[-1], self._gather) for k, v in pairs])
         masks = {
             kind: window_mask(keys, positions, window, self._mask_dtype)
             for kind, window in self._windows.items()
         }
         mask = masks.get("", masks)
         return call_model(
-            self.model, tokens, keep, position_ids=positions, attention_mask=mask, past_key_values=cache
+            self.model,
+            tokens,
+            keep,
+            layers,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
         )
 
 

@@ -61,7 +61,7 @@ class LlamaCppRunner(BaseRunner):
         for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
             if length < present:
                 self._forget(row, length)
-        self._lengths = list(lengths)
+        self._set_lengths(lengths)
         self._empty()
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
@@ -71,7 +71,7 @@ class LlamaCppRunner(BaseRunner):
             if row != from_row:
                 self._forget(row, 0)
                 self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, -1)
-                self._lengths[row] = self._lengths[from_row]
+                self._copy_length(from_row, [row])
 
     def wipe(self, row: int) -> None:
         """Take out what a pass that was broken off may have left; llama.cpp zeroes no single cells, so that the whole
@@ -90,12 +90,14 @@ class LlamaCppRunner(BaseRunner):
         if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):
             raise SprinterError(f"llama.cpp cannot forget the last tokens of {self.model.path.name}")
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
+    def _step(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
+    ) -> ModelOutput:
         every = [tokens.shape[1]] * self.batch if counts is None else counts
-        return self._step_some(tokens, every, logits, range(self.batch))
+        return self._step_some(tokens, every, logits, range(self.batch), layers)
 
     def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
         n, ids = tokens.shape[1], tokens.cpu().numpy()
         quiet = not logits and n > 1

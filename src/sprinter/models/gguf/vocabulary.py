@@ -48,8 +48,8 @@ class GgufVocabulary:
     json: str
 
 
-def vocabulary(tokenizer: PreTrainedTokenizerBase | None, model: Any) -> GgufVocabulary:
-    """What is written for a tokenizer; rows of the model beyond its tokens become unused ones.
+def vocabulary(tokenizer: PreTrainedTokenizerBase | None, name: str, vocab_size: int) -> GgufVocabulary:
+    """What is written for the tokenizer of the model ``name``; rows beyond its tokens become unused tokens.
 
     Raises:
         UserError: it is no byte-level BPE, or cuts its text in a way that llama.cpp would not.
@@ -60,11 +60,11 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase | None, model: Any) -> GgufVoc
     pre = _pre(spec)
     if backend is None or rule.get("type") != "BPE" or pre is None or spec.get("normalizer"):
         raise UserError(
-            f"the tokenizer of {model.id} is no byte-level BPE of a kind that llama.cpp is known to share: "
+            f"the tokenizer of {name} is no byte-level BPE of a kind that llama.cpp is known to share: "
             "use llama.cpp's converter"
         )
-    tokens = [f"[PAD{i}]" for i in range(model.vocab_size)]
-    kinds = [_UNUSED] * model.vocab_size
+    tokens = [f"[PAD{i}]" for i in range(vocab_size)]
+    kinds = [_UNUSED] * vocab_size
     for token, number in rule["vocab"].items():
         tokens[number], kinds[number] = token, _NORMAL
     for added in spec.get("added_tokens", []):

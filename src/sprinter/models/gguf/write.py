@@ -7,7 +7,7 @@ turns neighbours where transformers turns halves. Norms and biases stay float32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.vocabulary import add_vocabulary, vocabulary
-from sprinter.models.pair import LoadedPair
 
 __all__ = ["DTYPES", "write_gguf"]
 
@@ -31,35 +31,48 @@ _BLOCK = 32  # numbers in a block of Q8_0
 
 
 def write_gguf(
-    models: LoadedPair, path: Path, dtype: str, fingerprint: str, tell: Callable[[int, int], None]
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    path: Path,
+    dtype: str,
+    *,
+    name: str,
+    vocab_size: int,
+    eos_ids: Sequence[int],
+    fingerprint: str,
+    tell: Callable[[int, int], None],
 ) -> None:
-    """Write the target of ``models`` and its tokenizer; the file is whole or not there.
+    """Write a model and its tokenizer as one file, which is complete or does not exist.
 
     Args:
-        models: what ``load_models`` made of one model, in float32.
+        model: a loaded Llama in float32.
+        tokenizer: a byte-level BPE.
         path: the new file; its folder exists.
-        dtype: of the matrices, one of ``DTYPES``. With "q8_0" a row that is no multiple of 32 long stays "f16".
+        dtype: of the matrices, one of ``DTYPES``. With "q8_0" a row whose length is no multiple of 32 stays "f16".
+        name: directory or hub id of the model; its last part is the model's name in the file.
+        vocab_size: last axis of its logits.
+        eos_ids: token ids that end a text.
         fingerprint: ``weights_fingerprint`` of the model, written into the file so that its gates know it.
         tell: called with (tensors written, tensors in all).
 
     Raises:
         UserError: another architecture or tokenizer than the ones that can be written, or a full disk.
     """
-    gguf, model = gguf_package(), models.target.model
+    gguf = gguf_package()
     config: Any = model.config
     if why := _why_not(config):
-        raise UserError(f"{models.target.id} cannot be written as GGUF: {why}")
+        raise UserError(f"{name} cannot be written as GGUF: {why}")
     if dtype not in DTYPES:
         raise UserError(f"there is no dtype {dtype!r} for a GGUF file: use {', '.join(DTYPES)}")
-    words = vocabulary(models.tokenizer, models.target)
+    words = vocabulary(tokenizer, name, vocab_size)
     part = path.with_name(path.name + ".part")
     writer = gguf.GGUFWriter(part, "llama")
     try:
         _add_sizes(gguf, writer, config, dtype)
-        writer.add_name(Path(models.target.id).name)
+        writer.add_name(Path(name).name)
         writer.add_string(FINGERPRINT_KEY, fingerprint)
-        writer.add_string(EOS_KEY, ",".join(map(str, models.target.eos_ids)))
-        add_vocabulary(writer, words, models.tokenizer)
+        writer.add_string(EOS_KEY, ",".join(map(str, eos_ids)))
+        add_vocabulary(writer, words, tokenizer)
         _write_tensors(gguf, writer, model, dtype, tell)
         writer.close()
         part.replace(path)

@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.forward import ModelRunner, map_output
 
 __all__ = ["CropRunner"]
 
@@ -39,7 +39,7 @@ class CropRunner(ModelRunner):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[0]`` tokens: every layer's tensors are sliced, not copied."""
         self._check_rewind(lengths)
-        self._lengths = list(lengths)
+        self._set_lengths(lengths)
         self._crop()
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
@@ -51,25 +51,24 @@ class CropRunner(ModelRunner):
         self._check_rows([row])
         self._crop()
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
+    def _step(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
+    ) -> ModelOutput:
         n = tokens.shape[1]
         count = n if counts is None else counts[0]
         if count == 0:
             nothing = torch.zeros(1, n, self.hidden_size, dtype=self.model.dtype, device=self.device)
-            return ModelOutput(nothing.new_zeros(1, n, self.vocab_size) if logits else None, nothing)
-        step = self._pass(tokens[:, :count], logits)
-        if count == n:
-            return step
-        padding = (0, 0, 0, n - count)
-        return ModelOutput(
-            None if step.logits is None else pad(step.logits, padding), pad(step.hidden, padding)
-        )
+            said = nothing.new_zeros(1, n, self.vocab_size) if logits else None
+            states = nothing.new_zeros(1, n, self.model.config.get_text_config(decoder=True).hidden_size)
+            return ModelOutput(said, nothing, (states,) * len(layers))
+        step = self._pass(tokens[:, :count], logits, layers)
+        return step if count == n else map_output(step, lambda x: pad(x, (0, 0, 0, n - count)))
 
-    def _pass(self, tokens: Tensor, logits: bool) -> ModelOutput:
+    def _pass(self, tokens: Tensor, logits: bool, layers: Sequence[int]) -> ModelOutput:
         start, n = self._lengths[0], tokens.shape[1]
         positions = {"position_ids": self._positions[:, start : start + n]} if self._takes_positions else {}
         try:
-            return self._call(tokens, logits, past_key_values=self._cache, **positions)
+            return self._call(tokens, logits, layers, past_key_values=self._cache, **positions)
         except BaseException:
             self._crop()  # Some layers may hold the new tokens already.
             raise

@@ -1,25 +1,38 @@
-"""What runners share: lengths, checks and chunks (all); the call and the hidden states (over transformers models)."""
+"""What runners share: lengths, trees, checks and chunks (all); the call and the states (over transformers models)."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.interface import ModelOutput
+from sprinter.models.runners.tree import Tree
 
-__all__ = ["CHUNK", "BaseRunner", "ModelRunner", "StateFilter", "call_model", "head_of", "head_sizes"]
+__all__ = [
+    "CHUNK",
+    "BaseRunner",
+    "ModelRunner",
+    "StateFilter",
+    "call_model",
+    "decoder_layers",
+    "head_of",
+    "head_sizes",
+    "map_output",
+]
 
 CHUNK = 512
-"""Most tokens a row is fed in one pass; longer inputs go in pieces, so that memory stays bounded."""
+"""Most tokens a row is fed in one pass; longer inputs go in prefill chunks, so that memory stays bounded."""
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:
@@ -43,14 +56,45 @@ def head_sizes(model: PreTrainedModel) -> tuple[int, int]:
     return int(vocab), int(hidden)
 
 
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's decoder layers, first to last.
+
+    Raises:
+        NotImplementedError: they are not found.
+    """
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for part in model.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == count:
+            return part
+    raise NotImplementedError(
+        f"the decoder layers of {type(model).__name__} are not found: use hidden_layers=()"
+    )
+
+
+def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOutput:
+    """The same output, each of its tensors changed."""
+    return ModelOutput(
+        None if step.logits is None else change(step.logits),
+        change(step.hidden),
+        tuple(map(change, step.layers)),
+    )
+
+
 class BaseRunner(ABC):
-    """The part of a runner that knows no library: lengths, checks, chunks. Subclasses hold model and cache."""
+    """The part of a runner that knows no library: lengths, trees, checks, chunks. Subclasses hold model and cache.
+
+    Without branches a tree is only kept count of: its tokens are read, and lie, as a chain does.
+    """
+
+    name: str
+    branches = False
 
     def __init__(self, batch: int, max_len: int) -> None:
         if batch < 1 or max_len < 1:
             raise ValueError(f"batch={batch} and max_len={max_len} must be at least 1")
         self.batch, self.max_len = batch, max_len
         self._lengths = [0] * batch
+        self._trees: dict[int, Tree] = {}  # by row; a row that is not here is linear
 
     @property
     def lengths(self) -> list[int]:
@@ -64,50 +108,170 @@ class BaseRunner(ABC):
         *,
         logits: bool = True,
         rows: Sequence[int] | None = None,
+        parents: Sequence[Sequence[int] | None] | None = None,
+        hidden_layers: Sequence[int] = (),
     ) -> ModelOutput:
         """Run the model over new tokens and keep them; long inputs go ``CHUNK`` tokens at a time."""
         n = self._check_extend(tokens, counts, rows)
+        layers = self._check_layers(hidden_layers) if hidden_layers else ()
+        trees = None
+        if parents is not None or self._trees:
+            trees = self._grown(n, counts, rows, parents)
+            self._check_branches(n, counts, trees)
         with torch.inference_mode():
             if n <= CHUNK:
-                return self._extend(tokens, counts, logits, rows)
+                return self._extend(tokens, counts, logits, rows, layers, trees)
             steps = [
-                self._extend(tokens[:, at : at + CHUNK], _counts_within(counts, at), logits, rows)
+                self._extend(
+                    tokens[:, at : at + CHUNK], _counts_within(counts, at), logits, rows, layers, trees
+                )
                 for at in range(0, n, CHUNK)
             ]
             return ModelOutput(
                 torch.cat([step.logits for step in steps if step.logits is not None], 1) if logits else None,
                 torch.cat([step.hidden for step in steps], 1),
+                tuple(torch.cat(parts, 1) for parts in zip(*(step.layers for step in steps), strict=True)),
             )
 
     def _extend(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, rows: Sequence[int] | None
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        logits: bool,
+        rows: Sequence[int] | None,
+        layers: Sequence[int],
+        trees: Sequence[Tree | None] | None,
     ) -> ModelOutput:
         n = tokens.shape[1]
-        if rows is None:
-            step = self._step(tokens, counts, logits)
+        if trees is not None and _any_branches(n, counts, trees):
+            step = self._step_trees(tokens, counts, logits, rows, layers, trees)
+        elif rows is None:
+            step = self._step(tokens, counts, logits, layers)
         else:
-            step = self._step_some(tokens, [n] * len(rows) if counts is None else counts, logits, rows)
+            step = self._step_some(
+                tokens, [n] * len(rows) if counts is None else counts, logits, rows, layers
+            )
         # Only now: a pass that was interrupted leaves the rows as they were.
-        for i, row in enumerate(range(self.batch) if rows is None else rows):
-            self._lengths[row] += n if counts is None else counts[i]
+        self._advance(n, counts, rows, trees)
         return step
 
+    def _advance(
+        self,
+        n: int,
+        counts: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        trees: Sequence[Tree | None] | None,
+    ) -> None:
+        """The rows hold what was read."""
+        for i, row in enumerate(range(self.batch) if rows is None else rows):
+            self._lengths[row] += n if counts is None else counts[i]
+            if trees is not None:
+                self._set_tree(row, trees[i])
+
+    def _set_tree(self, row: int, tree: Tree | None) -> None:
+        """Let a row have what of a tree lies within its length."""
+        left = tree and tree.upto(self._lengths[row])
+        if left is None:
+            self._trees.pop(row, None)
+        else:
+            self._trees[row] = left
+
+    def _grown(
+        self,
+        n: int,
+        counts: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        parents: Sequence[Sequence[int] | None] | None,
+    ) -> list[Tree | None]:
+        """The trees of the rows of a pass, the new tokens included; None for a row that it reads as plain text."""
+        numbers = range(self.batch) if rows is None else rows
+        if parents is not None and len(parents) != len(numbers):
+            raise ValueError(
+                f"parents has {len(parents)} lists; wanted one for each of the {len(numbers)} rows"
+            )
+        grown: list[Tree | None] = []
+        for i, row in enumerate(numbers):
+            count, tree = n if counts is None else counts[i], self._trees.get(row)
+            given = None if parents is None else parents[i]
+            if given is None:
+                if tree is not None and tree.branches and count:
+                    raise ValueError(
+                        f"row {row} holds a tree with branches: give parents, or keep a path of it first"
+                    )
+                grown.append(None if count else tree)
+                continue
+            if len(given) != count:
+                raise ValueError(
+                    f"parents has {len(given)} slots for row {row}; wanted one for each of its {count} tokens"
+                )
+            grown.append((tree or Tree(self._lengths[row])).grown(given))
+        return grown
+
+    def _check_branches(self, n: int, counts: Sequence[int] | None, trees: Sequence[Tree | None]) -> None:
+        if _any_branches(n, counts, trees):
+            if not self.branches:
+                raise ValueError(
+                    f"the {self.name} runner reads no branches: each token must follow the one before it"
+                )
+            if n > CHUNK:
+                raise ValueError(f"a tree is read in one pass of at most {CHUNK} tokens, not {n}")
+
     @abstractmethod
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
+    def _step(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
+    ) -> ModelOutput:
         """One pass over at most ``CHUNK`` tokens a row, at the end of each row; ``_lengths`` are left alone."""
 
     def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
         """``_step`` for some rows: here the others take part with no tokens."""
         index = torch.tensor(rows, device=tokens.device)
         all_counts = [0] * self.batch
         for row, count in zip(rows, counts, strict=True):
             all_counts[row] = count
-        step = self._step(
-            tokens.new_zeros(self.batch, tokens.shape[1]).index_copy_(0, index, tokens), all_counts, logits
+        every = tokens.new_zeros(self.batch, tokens.shape[1]).index_copy_(0, index, tokens)
+        return map_output(self._step(every, all_counts, logits, layers), lambda x: x[index])
+
+    def _step_trees(
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        logits: bool,
+        rows: Sequence[int] | None,
+        layers: Sequence[int],
+        trees: Sequence[Tree | None],
+    ) -> ModelOutput:
+        """One pass over tokens of trees, of which one at least branches; None: the row's tokens follow one another."""
+        raise NotImplementedError
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        """Of a row's tree keep one path, right behind the linear prefix."""
+        self._check_rows([row])
+        tree = self._trees.get(row) or Tree(self._lengths[row])
+        tree.check_path(path)
+        if list(path) != list(range(tree.root, tree.root + len(path))):
+            self._compact(row, path, tree.root)
+        lengths = self.lengths
+        lengths[row] = tree.root + len(path)
+        self.rewind(lengths)
+        self._trees.pop(row, None)
+
+    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+        """Move what the slots of a path hold to the slots from ``root`` on; broken off, the row holds its prefix."""
+        raise NotImplementedError
+
+    def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Not of a runner whose cache is none of ours."""
+        raise NotImplementedError(
+            f"the {self.name} runner does not hand out keys and values: use the row runner"
         )
-        return ModelOutput(None if step.logits is None else step.logits[index], step.hidden[index])
+
+    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """Numbers of layers counted from the first."""
+        raise NotImplementedError(
+            f"the {self.name} runner does not hand out states of layers: use hidden_layers=()"
+        )
 
     @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
@@ -144,6 +308,19 @@ class BaseRunner(ABC):
             raise ValueError(f"a row would hold {longest} tokens; this runner has max_len={self.max_len}")
         return n
 
+    def _set_lengths(self, lengths: Sequence[int]) -> None:
+        """Rows are rewound, their trees too."""
+        self._lengths = list(lengths)
+        if self._trees:
+            for row in list(self._trees):
+                self._set_tree(row, self._trees[row])
+
+    def _copy_length(self, from_row: int, to_rows: Sequence[int]) -> None:
+        """Other rows hold what one holds, its tree too."""
+        for row in to_rows:
+            self._lengths[row] = self._lengths[from_row]
+            self._set_tree(row, self._trees.get(from_row))
+
     def _check_rewind(self, lengths: Sequence[int]) -> None:
         if len(lengths) != self.batch:
             raise ValueError(f"lengths={list(lengths)} must be {self.batch} numbers")
@@ -163,8 +340,6 @@ class ModelRunner(BaseRunner):
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
     """
 
-    name: str
-
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
         super().__init__(batch, max_len)
         self.model = model
@@ -173,9 +348,17 @@ class ModelRunner(BaseRunner):
         self.device = torch.device(model.device)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
 
-    def _call(self, tokens: Tensor, logits: bool, **kwargs: Any) -> ModelOutput:
-        said, hidden = call_model(self.model, tokens, None if logits else _last, **kwargs)
-        return ModelOutput(said if logits else None, hidden)
+    def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
+        said, hidden, *states = call_model(self.model, tokens, None if logits else _last, layers, **kwargs)
+        return ModelOutput(said if logits else None, hidden, tuple(states))
+
+    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+        count = len(decoder_layers(self.model))
+        if any(not -count <= layer < count for layer in layers):
+            raise ValueError(
+                f"layers={list(layers)}: this model has layers 0 to {count - 1}, or -{count} to -1"
+            )
+        return tuple(layer % count for layer in layers)
 
 
 StateFilter = Callable[[Tensor], Tensor]
@@ -187,9 +370,14 @@ def _last(hidden: Tensor) -> Tensor:
 
 
 def call_model(
-    model: PreTrainedModel, tokens: Tensor, keep: StateFilter | None, **kwargs: Any
-) -> tuple[Tensor, Tensor]:
-    """Call the model and catch what enters its output embedding: logits of what ``keep`` lets through, all states.
+    model: PreTrainedModel,
+    tokens: Tensor,
+    keep: StateFilter | None,
+    layers: Sequence[int] = (),
+    **kwargs: Any,
+) -> tuple[Tensor, ...]:
+    """Call the model and catch what enters its output embedding: logits of what ``keep`` lets through, all states, and
+    what comes out of each of ``layers``.
 
     The hook sees the true input of the output embedding whatever the model does before it, and what the
     model does after it (logit softcapping, scaling) stays in force. Where logits are not wanted everywhere, the
@@ -205,14 +393,37 @@ def call_model(
         caught.append(args[0])
         return None if keep is None else (keep(args[0]),)
 
-    with _turn(head):
+    with _turn(head), _states_of(model, layers) as states:
         handle = head.register_forward_pre_hook(catch)
         try:
             caught = []
             output = model(input_ids=tokens, use_cache=True, return_dict=True, **kwargs)
         finally:
             handle.remove()
-    return output.logits, caught[0]
+    return (output.logits, caught[0], *(states[layer] for layer in layers))
+
+
+@contextmanager
+def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """What comes out of some decoder layers while this lasts, the final norm not applied."""
+    states: dict[int, Tensor] = {}
+    handles: list[RemovableHandle] = []
+
+    def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        # A function of this module, not a partial: ``Watch`` knows hooks that change nothing by their module.
+        def note(_: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+            states[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return note
+
+    try:
+        if layers:
+            parts = decoder_layers(model)
+            handles.extend(parts[layer].register_forward_hook(noting(layer)) for layer in set(layers))
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 _turns: WeakKeyDictionary[nn.Module, Lock] = WeakKeyDictionary()
@@ -223,6 +434,12 @@ def _turn(head: nn.Module) -> Lock:
     """The lock of a model: a hook on it must not catch the pass of another thread."""
     with _turns_guard:
         return _turns.setdefault(head, Lock())
+
+
+def _any_branches(n: int, counts: Sequence[int] | None, trees: Sequence[Tree | None]) -> bool:
+    """Whether a row that reads something has a tree with branches."""
+    given = [n] * len(trees) if counts is None else counts
+    return any(count and tree is not None and tree.branches for tree, count in zip(trees, given, strict=True))
 
 
 def _counts_within(counts: Sequence[int] | None, at: int) -> list[int] | None:

@@ -29,8 +29,10 @@ def ragged_mask(positions: Tensor, keys: int, window: int | None, dtype: torch.d
 
 
 def window_mask(key: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """The same over keys at positions ``key [k]``: ``[batch, 1, n, k]``."""
+    """The same over keys at positions ``key``, ``[k]`` or, for each query its own, ``[batch, n, k]``."""
     query = positions[:, None, :, None]
+    if key.dim() == 3:
+        key = key[:, None]
     visible = key <= query
     if window is not None:
         visible &= key > query - window

@@ -18,7 +18,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import ModelRunner
-from sprinter.models.runners.masks import Band, ragged_mask
+from sprinter.models.runners.masks import Band, ragged_mask, window_mask
+from sprinter.models.runners.tree import Tree, TreePass, tree_pass
 
 __all__ = ["RowRunner", "Windows"]
 
@@ -90,6 +91,11 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             for row in to_rows:
                 buffer[row, :, :length] = held
 
+    def compact(self, row: int, path: Sequence[int], start: int) -> None:
+        for buffer in (self.keys, self.values):
+            assert buffer is not None
+            buffer[row, :, start : start + len(path)] = buffer[row][:, list(path)]
+
     def wipe(self, row: int, length: int) -> None:
         if self.is_initialized:
             for buffer in (self.keys, self.values):
@@ -157,6 +163,7 @@ class RowRunner(ModelRunner):
     """
 
     name = "row"
+    branches = True
 
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows) -> None:
         super().__init__(model, batch, max_len)
@@ -171,17 +178,16 @@ class RowRunner(ModelRunner):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Lower the lengths; what lies beyond is written over later."""
         self._check_rewind(lengths)
-        self._lengths = list(lengths)
+        self._set_lengths(lengths)
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Copy the keys and values that ``from_row`` holds, and its length."""
+        """Copy the keys and values that ``from_row`` holds, its length and its tree."""
         self._check_rows([from_row, *to_rows])
         with torch.inference_mode():
             for layer in self._cache.layers:
                 assert isinstance(layer, _RowLayer)
                 layer.copy_rows(from_row, to_rows, self._lengths[from_row])
-        for row in to_rows:
-            self._lengths[row] = self._lengths[from_row]
+        self._copy_length(from_row, to_rows)
 
     def wipe(self, row: int) -> None:
         """Zero the keys and values beyond the row's length."""
@@ -191,14 +197,39 @@ class RowRunner(ModelRunner):
                 assert isinstance(layer, _RowLayer)
                 layer.wipe(row, self._lengths[row])
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
+    def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Views of the buffers, up to the row's length."""
+        self._check_rows([row])
+        length = self._lengths[row]
+        if not length:
+            raise ValueError(f"row {row} holds no token yet, so it has no keys and values")
+        buffers = self._cache.buffers()
+        return [
+            (buffers[2 * layer][row : row + 1, :, :length], buffers[2 * layer + 1][row : row + 1, :, :length])
+            for layer in self._check_layers(layers)
+        ]
+
+    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+        try:
+            with torch.inference_mode():
+                for layer in self._cache.layers:
+                    assert isinstance(layer, _RowLayer)
+                    layer.compact(row, path, root)
+        except BaseException:
+            self._lengths[row] = root  # some layers have moved, others not; the prefix lies where it lay
+            self._trees.pop(row, None)
+            raise
+
+    def _step(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
+    ) -> ModelOutput:
         n = tokens.shape[1]
         if self._are_aligned(n, counts):
             positions, mask = self._aligned(self._lengths[0], n)
         else:
             positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
         step = self._call(
-            tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+            tokens, logits, layers, position_ids=positions, attention_mask=mask, past_key_values=self._cache
         )
         self._made = True
         return step
@@ -225,11 +256,11 @@ class RowRunner(ModelRunner):
         return self._bands[window].view(start, n)
 
     def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
         """Some rows alone: their keys and values are gathered, which costs less than a pass over all rows."""
         if not self._made:  # buffers are made for all rows, by the first pass
-            return super()._step_some(tokens, counts, logits, rows)
+            return super()._step_some(tokens, counts, logits, rows, layers)
         span, lengths = self._cache.span, self._lengths
         every = span.rows
         try:
@@ -237,10 +268,69 @@ class RowRunner(ModelRunner):
             self._lengths = [lengths[row] for row in rows]
             positions, mask = self._ragged(tokens.shape[1], counts)
             return self._call(
-                tokens, logits, position_ids=positions, attention_mask=mask, past_key_values=self._cache
+                tokens,
+                logits,
+                layers,
+                position_ids=positions,
+                attention_mask=mask,
+                past_key_values=self._cache,
             )
         finally:
             self._lengths, span.rows, span.some = lengths, every, False
+
+    def _step_trees(
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        logits: bool,
+        rows: Sequence[int] | None,
+        layers: Sequence[int],
+        trees: Sequence[Tree | None],
+    ) -> ModelOutput:
+        if rows is not None and not self._made:
+            self._make_buffers()
+        span = self._cache.span
+        every = span.rows
+        positions, span.index, keys = self._tree_pass(tokens.shape[1], counts, rows, trees)
+        span.start, span.keys = 0, keys.shape[2]
+        try:
+            if rows is not None:
+                span.rows, span.some = torch.tensor(rows, device=self.device)[:, None], True
+            step = self._call(
+                tokens,
+                logits,
+                layers,
+                position_ids=positions,
+                attention_mask=self._masks(lambda w: window_mask(keys, positions, w, self._mask_dtype)),
+                past_key_values=self._cache,
+            )
+        finally:
+            span.rows, span.some = every, False
+        self._made = True
+        return step
+
+    def _tree_pass(
+        self,
+        n: int,
+        counts: Sequence[int] | None,
+        rows: Sequence[int] | None,
+        trees: Sequence[Tree | None],
+    ) -> TreePass:
+        """Of a pass over trees; rows without one read a chain."""
+        numbers = range(self.batch) if rows is None else rows
+        given = [n] * len(trees) if counts is None else counts
+        whole = [
+            Tree(self._lengths[row]).chained(count) if tree is None else tree
+            for row, count, tree in zip(numbers, given, trees, strict=True)
+        ]
+        return tree_pass(whole, given, n, self.max_len, self.device)
+
+    def _make_buffers(self) -> None:
+        """One pass over one token a row, which nobody looks at: the rows' first slots are then written anew."""
+        assert not any(self._lengths)
+        RowRunner._step(
+            self, torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False, ()
+        )
 
     def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
         """Each row at its own length with its own count."""

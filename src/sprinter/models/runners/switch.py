@@ -15,8 +15,9 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import BaseRunner
+from sprinter.models.runners.forward import BaseRunner, map_output
 from sprinter.models.runners.row import Mask, RowRunner, Windows
+from sprinter.models.runners.tree import Tree
 
 __all__ = ["FarRunner", "SwitchRunner"]
 
@@ -36,16 +37,24 @@ class FarRunner(RowRunner):
         super().__init__(model, batch, max_len, windows)
         self._switch = switch
 
+    branches = False  # a padding token beyond the switch is no part of a tree
+
     def _extend(
-        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, rows: Sequence[int] | None
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        logits: bool,
+        rows: Sequence[int] | None,
+        layers: Sequence[int],
+        trees: Sequence[Tree | None] | None,
     ) -> ModelOutput:
         n = tokens.shape[1]
         lengths = self._lengths if rows is None else [self._lengths[row] for row in rows]
         given = [n] * len(lengths) if counts is None else counts
         if not self._falls_short(lengths, given):
-            return super()._extend(tokens, counts, logits, rows)
-        step = super()._extend(pad(tokens, (0, 1)), given, logits, rows)
-        return ModelOutput(None if step.logits is None else step.logits[:, :n], step.hidden[:, :n])
+            return super()._extend(tokens, counts, logits, rows, layers, trees)
+        step = super()._extend(pad(tokens, (0, 1)), given, logits, rows, layers, trees)
+        return map_output(step, lambda x: x[:, :n])
 
     def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
         positions, mask = super()._ragged(n, counts)
@@ -78,7 +87,7 @@ class SwitchRunner(BaseRunner):
     def rewind(self, lengths: Sequence[int]) -> None:
         """Lower the lengths."""
         self._check_rewind(lengths)
-        self._lengths = list(lengths)
+        self._set_lengths(lengths)
         self._trim()
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
@@ -86,8 +95,7 @@ class SwitchRunner(BaseRunner):
         self._near.copy(from_row, to_rows)
         self._far.copy(from_row, to_rows)
         self._ids[list(to_rows)] = self._ids[from_row].clone()
-        for row in to_rows:
-            self._lengths[row] = self._lengths[from_row]
+        self._copy_length(from_row, to_rows)
 
     def wipe(self, row: int) -> None:
         """Wipe both caches; the far one, which reads a row's beginning unasked, forgets all of the row."""
@@ -104,14 +112,17 @@ class SwitchRunner(BaseRunner):
         for runner in (self._near, self._far):
             runner.rewind([min(pair) for pair in zip(runner.lengths, self._lengths, strict=True)])
 
-    def _step(self, tokens: Tensor, counts: Sequence[int] | None, logits: bool) -> ModelOutput:
-        every = range(self.batch)
-        return self._step_some(
-            tokens, [tokens.shape[1]] * self.batch if counts is None else counts, logits, every
-        )
+    def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
+        return self._far._check_layers(layers)
+
+    def _step(
+        self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
+    ) -> ModelOutput:
+        every = [tokens.shape[1]] * self.batch if counts is None else counts
+        return self._step_some(tokens, every, logits, range(self.batch), layers)
 
     def _step_some(
-        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int]
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
         self._trim()  # what a pass left that was interrupted between the two
         starts = [self._lengths[row] for row in rows]
@@ -120,27 +131,31 @@ class SwitchRunner(BaseRunner):
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
         middles = [min(max(start, self._switch), end) for start, end in zip(starts, ends, strict=True)]
         if ends == middles:
-            return self._near.extend(tokens, counts, logits=logits, rows=self._some(rows))
+            return self._near.extend(
+                tokens, counts, logits=logits, rows=self._some(rows), hidden_layers=layers
+            )
         parts = (self._near, starts, middles), (self._far, middles, ends)
-        said: Tensor | None = None
-        hidden: Tensor | None = None
+        made: ModelOutput | None = None
         for runner, begins, stops in parts:
             live = [i for i in range(len(rows)) if stops[i] > begins[i]]
             if not live:
                 continue
-            step = self._read(runner, [(rows[i], begins[i], stops[i]) for i in live], logits)
-            if hidden is None:
-                hidden = step.hidden.new_zeros(*tokens.shape, self.hidden_size)
-                said = None if step.logits is None else step.logits.new_zeros(*tokens.shape, self.vocab_size)
-            for at, i in enumerate(live):
-                place = slice(begins[i] - starts[i], stops[i] - starts[i])
-                hidden[i, place] = step.hidden[at, : stops[i] - begins[i]]
-                if said is not None and step.logits is not None:
-                    said[i, place] = step.logits[at, : stops[i] - begins[i]]
-        assert hidden is not None, "a row that ends beyond the switch has read something there"
-        return ModelOutput(said, hidden)
+            step = self._read(runner, [(rows[i], begins[i], stops[i]) for i in live], logits, layers)
+            if made is None:
+                made = map_output(step, lambda x: x.new_zeros(*tokens.shape, x.shape[-1]))
+            for own, part in zip(_tensors(made), _tensors(step), strict=True):
+                for at, i in enumerate(live):
+                    own[i, begins[i] - starts[i] : stops[i] - starts[i]] = part[at, : stops[i] - begins[i]]
+        assert made is not None, "a row that ends beyond the switch has read something there"
+        return made
 
-    def _read(self, runner: RowRunner, pieces: Sequence[tuple[int, int, int]], logits: bool) -> ModelOutput:
+    def _read(
+        self,
+        runner: RowRunner,
+        pieces: Sequence[tuple[int, int, int]],
+        logits: bool,
+        layers: Sequence[int],
+    ) -> ModelOutput:
         """Pieces (row, begin, end) of the text, the row's tokens before them first if this cache lacks them."""
         for row, begin, _ in pieces:
             have = runner.lengths[row]
@@ -150,8 +165,13 @@ class SwitchRunner(BaseRunner):
         feed = self._ids.new_zeros(len(pieces), max(counts))
         for own, (row, begin, end) in zip(feed, pieces, strict=True):
             own[: end - begin] = self._ids[row, begin:end]
-        return runner.extend(feed, counts, logits=logits, rows=self._some([row for row, _, _ in pieces]))
+        live = self._some([row for row, _, _ in pieces])
+        return runner.extend(feed, counts, logits=logits, rows=live, hidden_layers=layers)
 
     def _some(self, rows: Sequence[int]) -> Sequence[int] | None:
         """None for all rows in order, which need not be gathered."""
         return None if list(rows) == list(range(self.batch)) else rows
+
+
+def _tensors(step: ModelOutput) -> list[Tensor]:
+    return [step.hidden, *step.layers, *([] if step.logits is None else [step.logits])]

@@ -1,4 +1,4 @@
-"""One model from a directory or the hub into a GGUF file that its gates still know; pairs for the runner asked for."""
+"""Converts a model to a GGUF file, and prepares the models of a pair for the runner that was asked for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def convert_gguf(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder '{path.parent}' ({error.strerror}): give another") from error
-    write_gguf(models, path, dtype, weights_fingerprint(model), tell)
+    write_gguf(
+        model, models.tokenizer, path, dtype, name=models.target.id, vocab_size=models.target.vocab_size,
+        eos_ids=models.target.eos_ids, fingerprint=weights_fingerprint(model), tell=tell,
+    )  # fmt: skip
     return path
 
 

@@ -1,0 +1,75 @@
+"""The options of generation on the command line, made from ``GenerationOptions``: names, defaults, help, choices.
+
+A field with a ``help`` is an option; the tables below say where typer needs more than its default and help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import Field, fields
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from sprinter.cli.completion import complete_method
+from sprinter.cli.signature import Result, in_place_of, option
+from sprinter.engine.options import GenerationKeywords, GenerationOptions
+
+__all__ = ["AT_DEFAULTS", "FLAGS", "generates"]
+
+AT_DEFAULTS = GenerationKeywords()
+"""Stands in a command's signature for the options that ``generates`` puts there."""
+
+_OFFERED = [one for one in fields(GenerationOptions) if one.metadata["help"] is not None]
+_FLAGS = {
+    "method": ("--method", "-m"),
+    "max_new_tokens": ("--max-new-tokens", "-n"),
+    "temperature": ("--temperature", "-t"),
+    "stop_token_ids": ("--stop-token-id",),
+}
+_TYPES: dict[str, Any] = {
+    "method": str | None,
+    "stop": list[str] | None,
+    "stop_token_ids": list[int] | None,
+}
+_SHOWN: dict[str, dict[str, Any]] = {
+    "method": {
+        "show_default": "exact: speculative, or autoregressive without a draft",
+        "autocompletion": complete_method,
+    },
+    "stop": {"show_default": False},
+    "stop_token_ids": {"show_default": False},
+}
+
+FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0] for one in _OFFERED}
+"""Keyword -> its flag."""
+
+
+def generates(
+    *, only: Collection[str] | None = None
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorator of a command: its parameter ``options: GenerationKeywords`` becomes the options of generation.
+
+    Args:
+        only: names of those that the command offers; None: all.
+    """
+    offered = [one for one in _OFFERED if only is None or one.name in only]
+    lists = {one.name for one in offered if isinstance(one.default, tuple)}
+
+    def keywords(given: dict[str, Any]) -> GenerationKeywords:
+        values = {name: tuple(value or ()) if name in lists else value for name, value in given.items()}
+        return cast(GenerationKeywords, values)
+
+    shown = [
+        option(one.name, _annotation(one), None if one.name in lists else one.default) for one in offered
+    ]
+    return in_place_of("options", shown, keywords)
+
+
+def _annotation(one: Field[Any]) -> Any:
+    """As typer reads it: type, flags and help."""
+    kind, choices = _TYPES.get(one.name, type(one.default)), one.metadata["choices"]
+    if choices:
+        kind = Literal[choices]
+    flags, shown = _FLAGS.get(one.name, ()), _SHOWN.get(one.name, {})
+    return Annotated[kind, typer.Option(*flags, help=one.metadata["help"], **shown)]

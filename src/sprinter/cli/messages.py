@@ -1,0 +1,32 @@
+"""Messages of the library in the words of the command line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+from sprinter.cli.generating import FLAGS
+from sprinter.cli.loading import Loading
+
+__all__ = ["in_options"]
+
+_SWITCHES = {
+    "across=True": "--across", "compile=True": "--compile", "compile=False": "--no-compile",
+    "trust_remote_code=True": "--trust-remote-code",
+}  # fmt: skip
+_OTHERS = (
+    "prompt_share", "prompt_tokens", "new_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
+    "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price",
+)  # fmt: skip
+"""Options of single commands that messages of the library name."""
+_FLAGS = {
+    name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)
+} | FLAGS
+_KEYWORD = re.compile(rf"(?<![\w(.=-])({'|'.join(_FLAGS)})=(?=\S)")
+
+
+def in_options(message: str) -> str:
+    """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
+    for keyword, switch in _SWITCHES.items():
+        message = message.replace(keyword, switch)
+    return _KEYWORD.sub(lambda match: f"{_FLAGS[match[1]]} ", message)

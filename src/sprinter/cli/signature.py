@@ -1,0 +1,44 @@
+"""Commands that share options: one parameter of the function becomes many of the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+__all__ = ["Result", "in_place_of", "option"]
+
+Result = TypeVar("Result")
+
+
+def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    """A parameter that typer reads as an option."""
+    return inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
+    )
+
+
+def in_place_of(
+    name: str, shown: Sequence[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorator of a command: shows some options in the place of one parameter.
+
+    Args:
+        name: the parameter of the decorated function.
+        shown: the options that the command line shows instead.
+        make: their values by name -> the value of the parameter.
+    """
+
+    def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
+        def run(**given: Any) -> Result:
+            value = make({one.name: given.pop(one.name) for one in shown})
+            return command(**given, **{name: value})
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        parameters = [each for one in own for each in (shown if one.name == name else (one,))]
+        run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

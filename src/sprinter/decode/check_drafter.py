@@ -1,0 +1,134 @@
+"""The public check for drafters, built-in ones and plug-ins'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from sprinter.decode.conformance import check_lossless
+from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
+from sprinter.decode.method import Method
+from sprinter.decode.stop import Fixed, Svip
+from sprinter.random import Draws, Purpose
+
+__all__ = ["check_drafter"]
+
+
+def check_drafter(drafter: Drafter) -> None:
+    """Proposals are lawful and repeatable, and with exact acceptance the text keeps the target's law.
+
+    A proposal is lawful if it is no longer than asked for, each row of its laws is a law, and each token has a chance
+    in the law that it is said to be drawn from. It is repeatable if two proposers that are asked the same with the same
+    draws propose the same: whoever resumes or replays a text relies on that.
+    """
+    assert isinstance(drafter, Drafter), f"{drafter!r}: a drafter is a Drafter"
+    assert not (drafter.proposer and drafter.drafts > 1), (
+        f"{drafter}: several drafts are the draft model's alone"
+    )
+    watched = _WatchedDrafter(drafter)
+    for stop in (Fixed(2), Fixed(3), Svip(0.6)):
+        for ahead in (1, 3):
+            check_lossless(
+                Method(stop=stop, drafter=watched, cap=3), f"{drafter} with ahead={ahead}", ahead, longest=3
+            )
+
+
+class _WatchedDrafter(Drafter):
+    """A drafter whose proposals are checked."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._of = drafter
+        self.greedy, self.target_states = drafter.greedy, drafter.target_states
+
+    @property
+    def proposes(self) -> bool:
+        return self._of.proposes
+
+    @property
+    def uses_model(self) -> bool:
+        return self._of.uses_model
+
+    @property
+    def needs_target(self) -> bool:
+        return self._of.needs_target
+
+    @property
+    def proposer(self) -> Callable[[], Proposer] | None:
+        make = self._of.proposer
+        return make and (lambda: _WatchedProposer(self._of, make(), make()))
+
+    def begin(self, draws: Draws) -> bool:
+        return self._of.begin(draws)
+
+
+class _WatchedProposer(Proposer):
+    """Asks two proposers the same, and checks what they propose."""
+
+    def __init__(self, drafter: Drafter, first: Proposer, second: Proposer) -> None:
+        self._drafter, self._first, self._second = drafter, first, second
+
+    def propose(self, context: Context) -> Proposal | None:
+        """The first proposer's answer."""
+        drafter, drawn = self._drafter, _Repeated(context.draws)
+        made = self._first.propose(replace(context, draws=drawn))
+        again = self._second.propose(replace(context, draws=drawn.again()))
+        assert (made is None) == (again is None), f"{drafter}: proposes one time and not another"
+        if made is None or again is None:
+            assert drafter.uses_model, (
+                f"{drafter}: leaves a proposal to the draft model and says uses_model=False"
+            )
+            return made
+        tokens, laws = list(made.tokens), made.laws
+        assert tokens == list(again.tokens), (
+            f"{drafter}: proposes {tokens} one time and {list(again.tokens)} another"
+        )
+        assert tokens or drafter.needs_target, f"{drafter}: proposes nothing and says needs_target=False"
+        assert len(tokens) <= context.at_most, (
+            f"{drafter}: proposes {len(tokens)} tokens, asked for {context.at_most}"
+        )
+        assert laws.shape == (len(tokens), context.vocab), f"{drafter}: laws have shape {list(laws.shape)}"
+        if tokens:
+            assert float(laws.min()) >= 0, f"{drafter}: a law has a negative entry"
+            gap = float((laws.double().sum(-1) - 1).abs().max())
+            assert gap <= 1e-6, f"{drafter}: a law sums to 1 only within {gap}"
+            least = float(laws[range(len(tokens)), tokens].min())
+            assert least > 0, f"{drafter}: a token has no chance in the law that it was drawn from"
+        return made
+
+
+class _Repeated:
+    """Draws that remember what they gave, to give it again."""
+
+    def __init__(self, draws: Draws | None, given: list[object] | None = None) -> None:
+        self._draws, self._given, self._next = draws, [] if given is None else given, 0
+
+    def again(self) -> _Repeated:
+        """Draws that give the same in the same order."""
+        return _Repeated(None, self._given)
+
+    def _one(self, ask: Callable[[Draws], object]) -> object:
+        if self._draws is not None:
+            self._given.append(ask(self._draws))
+        self._next += 1
+        assert self._next <= len(self._given), "the drafter draws more numbers one time than another"
+        return self._given[self._next - 1]
+
+    def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
+        """One token id from ``law [V]``."""
+        made = self._one(lambda draws: draws.token(law, round, position, purpose, row))
+        assert isinstance(made, int)
+        return made
+
+    def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
+        """One number in [0, 1)."""
+        made = self._one(lambda draws: draws.uniform(round, position, purpose, row))
+        assert isinstance(made, float)
+        return made
+
+    def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
+        """For tokens at ``position, position + 1, ...``: u < chance."""
+        made = self._one(lambda draws: draws.keep(chances, round, position, row))
+        assert isinstance(made, list)
+        return made

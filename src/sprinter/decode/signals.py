@@ -1,0 +1,220 @@
+"""Signals: what trust and stop rules read of a draft token. Each is described here, and nowhere else.
+
+A signal of the draft's laws is one function, whose parameters say what it reads:
+
+* ``law``: a draft law, ``[..., V]``. The function makes two signals: ``name`` of the raw law (temperature 1, nothing
+  truncated) and ``name_processed`` of the processed law, which x is drawn from;
+* ``raw``: the raw law in both of them, ``[..., V]``;
+* ``token``: x, ``[...]``. Such a signal sees the token: a rule that reads it declares ``sees_token``;
+* ``state``: the hidden state that the laws come from, ``[..., d]``. Copied tokens and simulated chains have none.
+
+It returns ``[...]``, finite numbers in the law's dtype, and must not depend on which ids the probabilities belong to
+(tokens copied by prompt lookup, whose laws are one-hot, share one set of values). ``SIGNALS`` is the table that
+everything reads: draft steps (eager and captured), enumeration, simulation, recordings and their replay, public checks.
+
+``GIVEN`` describes the signals that no law gives: scores of heads, random numbers, what the loop knows.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from sprinter import laws
+from sprinter.kinds import HEAD_KINDS
+
+__all__ = [
+    "ENDINGS", "GIVEN", "HEADS", "MARGIN_CAP", "SIGNALS", "Given", "Signal", "given_by", "one_hot_signals",
+    "prefix_signals", "read_signals", "signal", "state_signals",
+]  # fmt: skip
+
+ENDINGS: Mapping[str, str] = {"raw": "", "processed": "_processed"}
+"""What a signal's name ends with, by the law that it is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A signal of the draft's laws; a function of (processed law, raw law, x, state), of which it reads some.
+
+    Attributes:
+        name: what rules write in ``needs``. base: the same without the ending.
+        function: see the module's docstring.
+        inputs: (parameter of the function, which of "law", "raw", "token" and "state" it is given).
+        span: the values that matter to rules; public checks try numbers between these two.
+        capture: in captured draft steps, "always" (computed for every method, so that methods share one unit), "asked"
+            (a unit of its own for methods that read it) or "never" (methods that read it step eagerly).
+    """
+
+    name: str
+    base: str
+    function: Callable[..., Tensor]
+    inputs: tuple[tuple[str, str], ...]
+    span: tuple[float, float]
+    capture: Literal["always", "asked", "never"]
+
+    def reads(self, what: str) -> bool:
+        """Whether the "law" (processed), the "raw" law, the "token" or the "state" is read."""
+        return any(given == what for _, given in self.inputs)
+
+    @property
+    def sees_token(self) -> bool:
+        """Whether the value depends on x beyond its prefix."""
+        return self.reads("token")
+
+    def __call__(
+        self, law: Tensor | None, raw: Tensor | None, token: Tensor | None = None, state: Tensor | None = None
+    ) -> Tensor:
+        """The values ``[...]``.
+
+        Args:
+            law, raw: processed and raw laws ``[..., V]``. token: ids ``[...]``. state: ``[..., d]``. What the signal
+                does not read may be None.
+        """
+        given = {"law": law, "raw": raw, "token": token, "state": state}
+        return self.function(**{parameter: given[what] for parameter, what in self.inputs})
+
+
+SIGNALS: dict[str, Signal] = {}
+"""By name; filled by ``signal``."""
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+
+
+def signal(
+    *,
+    span: tuple[float, float] = (0.0, 1.0),
+    capture: Literal["always", "asked", "never"] = "asked",
+) -> Callable[[_Function], _Function]:
+    """Decorator: make a function a signal of the raw and one of the processed law.
+
+    Args:
+        span, capture: see ``Signal``.
+
+    Raises:
+        ValueError: the name is taken, or the function has a parameter that no draft step can give.
+    """
+
+    def register(function: _Function) -> _Function:
+        parameters, base = tuple(inspect.signature(function).parameters), function.__name__
+        if unknown := set(parameters) - {"law", "raw", "token", "state"}:
+            raise ValueError(
+                f"signal {base} reads {', '.join(sorted(unknown))}: give law, raw, token or state"
+            )
+        for of, ending in ENDINGS.items():
+            name, law = base + ending, "raw" if of == "raw" else "law"
+            if name in SIGNALS or name in GIVEN:
+                raise ValueError(f"signal {name} is defined already")
+            inputs = tuple((one, law if one == "law" else one) for one in parameters)
+            SIGNALS[name] = Signal(name, base, function, inputs, span, capture)
+        one_hot_signals.cache_clear()
+        return function
+
+    return register
+
+
+def read_signals(
+    names: Collection[str],
+    law: Tensor,
+    raw: Tensor,
+    token: Tensor | None = None,
+    state: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Several signals by name; arguments and shapes as of ``Signal``. Where ``raw is law`` twins are computed once."""
+    made: dict[str, Tensor] = {}
+    for name in names:
+        base = SIGNALS[name].base
+        made[name] = made[base] if law is raw and base in made else SIGNALS[name](law, raw, token, state)
+    return made
+
+
+def prefix_signals() -> frozenset[str]:
+    """Signals of the laws that do not see x: a recording holds them by position."""
+    return frozenset(name for name, one in SIGNALS.items() if not one.sees_token)
+
+
+def state_signals() -> frozenset[str]:
+    """Signals, heads' scores included, that read the draft model's hidden state: only the model gives them."""
+    return HEADS | {name for name, one in SIGNALS.items() if one.reads("state")}
+
+
+@lru_cache(maxsize=8)
+def one_hot_signals(vocab: int) -> Mapping[str, float]:
+    """Signals of a token that is sure, by name; those that read a hidden state are left out."""
+    law = torch.zeros(vocab, dtype=torch.float64)
+    law[0] = 1.0
+    names = SIGNALS.keys() - state_signals()
+    made = read_signals([name for name in SIGNALS if name in names], law, law, torch.tensor(0))
+    return {name: float(value) for name, value in made.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A signal that is not computed from the draft's laws.
+
+    Attributes:
+        source: who gives it: a trained "head", addressed "draws", the "loop" itself (to every rule, asked or not), or
+            "chain": simulations on Markov chains, no real pair.
+        about: what it is.
+        sees_token: whether it depends on x beyond its prefix.
+        span: as of ``Signal``.
+    """
+
+    source: Literal["head", "draws", "loop", "chain"]
+    about: str
+    sees_token: bool = False
+    span: tuple[float, float] = (0.0, 1.0)
+
+
+GIVEN: Mapping[str, Given] = {
+    **{kind: Given("head", head.about, head.sees_token) for kind, head in HEAD_KINDS.items()},
+    "uniform": Given("draws", "one addressed number in [0, 1) a token"),
+    "drafted": Given("loop", "place of x in its draft run, from 1", span=(1, 20)),
+    "trusted": Given("loop", "the trust rule's answer, for stop rules; it sees x where that rule does"),
+    "acceptable": Given("chain", "whether q(x) <= p(x)", sees_token=True),
+}
+"""By name."""
+
+
+def given_by(source: str) -> frozenset[str]:
+    """Names of ``GIVEN`` that a source gives."""
+    return frozenset(name for name, one in GIVEN.items() if one.source == source)
+
+
+HEADS = given_by("head")
+"""Signals that are scores of trained heads."""
+
+
+@signal(span=(0.0, 4.0), capture="always")
+def entropy(law: Tensor) -> Tensor:
+    """H(q) = −Σ q ln q in nats, in [0, ln V]."""
+    return laws.entropy(law)
+
+
+@signal(capture="always")
+def max_prob(law: Tensor) -> Tensor:
+    """max q, a probability."""
+    return law.amax(-1)
+
+
+@signal(capture="always")
+def token_prob(law: Tensor, token: Tensor) -> Tensor:
+    """q(x), a probability."""
+    return law.gather(-1, token[..., None])[..., 0]
+
+
+MARGIN_CAP = 80.0
+"""Largest ``margin``, nats: e^-80 is still a normal number in float32, so that precisions and devices agree."""
+
+
+@signal(span=(0.0, 8.0))
+def margin(law: Tensor) -> Tensor:
+    """ln q1 − ln q2 of the two largest probabilities in nats, in [0, ``MARGIN_CAP``]: at temperature 1 the difference
+    of the two largest logits. One-hot laws, and vocabularies of one token, have ``MARGIN_CAP``."""
+    first = law.argmax(-1, keepdim=True)
+    second = law.scatter(-1, first, 0.0).amax(-1)
+    return (law.amax(-1).log() - second.log()).clamp(max=MARGIN_CAP)

@@ -1,0 +1,133 @@
+"""Draft tokens that may branch: what a rule judges, and how drivers build and follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Chain", "Tree", "TreeBuilder", "TreeText"]
+
+
+class Chain(NamedTuple):
+    """Draft tokens, each after the one before, with the law ``[V]`` it was drawn from and perhaps the raw one."""
+
+    tokens: Sequence[int]
+    laws: Sequence[Tensor]
+    raws: Sequence[Tensor] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The untrusted draft tokens of a round, for a rule to judge. A chain is a tree without branches.
+
+    Attributes:
+        tokens: one token a node; a node stands behind its parent.
+        laws: the law ``[V]`` that each token was drawn from. raws: temperature-1 laws, if the rule asked for them.
+        parents: of each node, the node it follows, -1 where it follows the text; None: a chain, each follows the one
+            before.
+        branches: of several independent drafts, the nodes of each. Drafts that begin alike share nodes.
+    """
+
+    tokens: Sequence[int] = ()
+    laws: Sequence[Tensor] = ()
+    raws: Sequence[Tensor] = ()
+    parents: Sequence[int] | None = None
+    branches: Sequence[Sequence[int]] = ()
+
+    @property
+    def depth(self) -> int:
+        """Tokens from the text to the deepest leaf."""
+        if self.parents is None:
+            return len(self.tokens)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        return max(depths, default=0)
+
+    def is_leaf(self, node: int) -> bool:
+        """Whether nothing follows ``node``; -1 is the text itself."""
+        return node + 1 == len(self.tokens) if self.parents is None else node not in self.parents
+
+    def chains(self) -> list[Chain]:
+        """Each independent draft as a chain; a tree without branches is one."""
+        if not self.branches:
+            return [Chain(self.tokens, self.laws, self.raws)]
+        return [
+            Chain(
+                [self.tokens[node] for node in nodes],
+                [self.laws[node] for node in nodes],
+                [self.raws[node] for node in nodes] if self.raws else (),
+            )
+            for nodes in self.branches
+        ]
+
+
+class TreeBuilder:
+    """Merges several drafts of one prefix into a tree, token by token: drafts that are alike so far share a node.
+
+    Args:
+        count: number of drafts.
+
+    Attributes:
+        tokens, parents: of the nodes. branches: nodes of each draft so far.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.branches: list[list[int]] = [[] for _ in range(count)]
+        self._children: dict[tuple[int, int], int] = {}
+
+    @property
+    def whole(self) -> tuple[tuple[int, ...], ...]:
+        """``branches`` as ``Draft`` holds them."""
+        return tuple(tuple(branch) for branch in self.branches)
+
+    def add(self, draft: int, token: int) -> int | None:
+        """Append a token to a draft; its node if that is new, None where another draft has made it already."""
+        branch = self.branches[draft]
+        place = (branch[-1] if branch else -1, token)
+        known = self._children.get(place)
+        node = len(self.tokens) if known is None else known
+        if known is None:
+            self._children[place] = node
+            self.tokens.append(token)
+            self.parents.append(place[0])
+        branch.append(node)
+        return node if known is None else None
+
+
+class TreeText:
+    """A model's text, perhaps with a tree behind it, as drivers keep it. Shared by those that hold no cache.
+
+    Args:
+        prompt: token ids.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._text, self._nodes, self._parents = list(prompt), list[int](), list[int]()
+
+    def length(self, path: Sequence[int]) -> int:
+        """Tokens of the text with those nodes of the tree."""
+        return len(self._text) + len(path)
+
+    def follow(self, start: int, tokens: Sequence[int], path: Sequence[int]) -> list[int]:
+        """Keep the nodes in ``path``, rewind to ``start``, append ``tokens``; the text, which may be appended to."""
+        self._text += [self._nodes[node] for node in path]
+        self._text[start:] = tokens
+        self._nodes, self._parents = [], []
+        return self._text
+
+    def grow(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
+        """Put a tree behind the text."""
+        self._nodes, self._parents = list(tokens), list(parents or ())
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """Of each node, the tokens from the text to it."""
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(self._nodes, self._parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        return paths

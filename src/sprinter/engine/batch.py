@@ -1,0 +1,139 @@
+"""Many prompts at once: one options object for each, and the results in the order of the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sprinter.engine.generation import Generation
+from sprinter.engine.options import GenerationOptions, default_of
+from sprinter.engine.policy import Policy
+from sprinter.engine.prompt import PromptInput
+from sprinter.engine.scheduler import Event, Scheduler
+from sprinter.engine.task import Parts, Task
+from sprinter.errors import BatchError, RowsError, UserError
+
+__all__ = ["Results", "generate_all", "options_of_each"]
+
+_MOST_ROWS = 32
+"""Rows of a batch, where no number is given."""
+
+
+def options_of_each(
+    options: GenerationOptions | Sequence[GenerationOptions | None] | None,
+    keywords: Mapping[str, Any],
+    count: int,
+) -> list[GenerationOptions]:
+    """The options of each prompt; one object for all where they are the same.
+
+    Args:
+        options: for all, or one for each prompt.
+        keywords: a value for all, or a list with one for each prompt; of an option that is a list itself a flat list is
+            for all, and a list of lists has one for each prompt.
+        count: number of prompts.
+
+    Raises:
+        UserError: a list of another length, or a value that an option cannot have, begun with "prompt 3: " where it is
+            that of one prompt.
+    """
+    wholes = _column("options", options, count)
+    columns = {
+        name: _column(name, value, count, is_list=isinstance(default_of(name), tuple))
+        for name, value in keywords.items()
+    }
+    if all(value is column[0] for column in (wholes, *columns.values()) for value in column):
+        same = {name: column[0] for name, column in columns.items() if column}
+        return [GenerationOptions.of(wholes[0], same)] * count if count else []
+    found = []
+    for i, whole in enumerate(wholes):
+        with _of_prompt(i):
+            found.append(GenerationOptions.of(whole, {name: column[i] for name, column in columns.items()}))
+    return found
+
+
+def _column(name: str, value: Any, count: int, is_list: bool = False) -> list[Any]:
+    """One value for each prompt."""
+    several = isinstance(value, list | tuple)
+    if is_list and several:
+        several = any(isinstance(each, list | tuple | None) for each in value)
+    if not several:
+        return [value] * count
+    if len(value) != count:
+        raise UserError(
+            f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
+        )
+    return list(value)
+
+
+def generate_all(
+    parts: Parts,
+    prompts: Sequence[PromptInput],
+    options: Sequence[GenerationOptions],
+    rows: int | None,
+    policy: Policy,
+    memory_bytes: int | None,
+) -> list[Generation]:
+    """All texts, in the order of the prompts; see ``Pair.generate_batch``."""
+    tasks = []
+    for i, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
+        with _of_prompt(i):
+            tasks.append(Task(parts, prompt, own))
+    if not tasks:
+        return []
+    wanted = min(len(tasks), _MOST_ROWS)
+    scheduler = Scheduler(
+        parts,
+        wanted if rows is None else rows,
+        max(task.length for task in tasks),
+        policy,
+        memory_bytes,
+        needs_target=any(task.needs_target for task in tasks),
+        needs_draft=any(task.needs_draft for task in tasks),
+        tells=False,
+        spare=max(task.spare for task in tasks),
+    )
+    try:
+        for i, task in enumerate(tasks):  # the scheduler numbers its requests in this order
+            with _of_prompt(i):
+                scheduler.add(task)
+        done = Results(scheduler).all("prompt")
+    finally:
+        scheduler.close()
+    return [done[i] for i in range(len(tasks))]
+
+
+class Results:
+    """Collects the results of a scheduler's requests until all of them are asked for."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._last: dict[int, Event] = {}
+
+    def all(self, what: str) -> dict[int, Generation]:
+        """Step until no request is left; see ``Engine.finish``. ``what``: a request's name in an error."""
+        scheduler = self._scheduler
+        while scheduler.unfinished or scheduler.told:
+            scheduler.advance()
+            self._last |= {event.id: event for event in scheduler.told if event.generation is not None}
+            scheduler.told.clear()  # not before they are kept here: an interrupt may come at any time
+        last = sorted(self._last.items())
+        results = {id: event.generation for id, event in last if event.generation is not None}
+        errors = {id: event.error for id, event in last if event.error is not None}
+        # Handed over and forgotten in one line: an interrupt before it leaves all to the next call.
+        if not errors:
+            return (results, self._last.clear())[0]  # type: ignore[func-returns-value]
+        done = {id: result for id, result in results.items() if id not in errors}
+        failed = BatchError(what, errors, done, {id: results[id] for id in errors})
+        raise (failed, self._last.clear())[0] from next(iter(errors.values()))  # type: ignore[func-returns-value]
+
+
+@contextmanager
+def _of_prompt(i: int) -> Iterator[None]:
+    """Errors of one prompt among many name it by its index."""
+    try:
+        yield
+    except RowsError as error:
+        raise RowsError(f"prompt {i}: {error}") from error
+    except UserError as error:
+        raise UserError(f"prompt {i}: {error}") from error

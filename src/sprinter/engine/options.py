@@ -1,0 +1,275 @@
+"""Options of generation: one list, which every public call takes whole or as keywords.
+
+A new option is a line of ``GenerationKeywords`` (what type checkers accept) and a line of ``GenerationOptions`` (its
+default, its check and what it means). The public calls, the JSON record and the command line follow from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from sprinter.decode.checks import at_least, whole
+from sprinter.decode.registry import did_you_mean
+from sprinter.engine.ahead import AUTO
+from sprinter.errors import OptionError, UserError
+
+if TYPE_CHECKING:  # the command line reads this list before it imports torch
+    from sprinter.decode.method import Method
+    from sprinter.decode.state import RuleState
+    from sprinter.laws import Sampling
+
+__all__ = ["GenerationKeywords", "GenerationOptions", "default_of"]
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+
+class GenerationKeywords(TypedDict, total=False):
+    """Keywords of the public calls, for type checkers; ``GenerationOptions`` says what they mean.
+
+    ``sampling`` may stand for temperature, top_k, top_p and min_p.
+    """
+
+    method: str | Method | None
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    stop: str | Sequence[str] | None
+    stop_token_ids: int | Sequence[int] | None
+    meter: Literal["running", "complete"]
+    ahead: int | Literal["auto"]
+    rules: RuleState | Mapping[str, Any] | None
+    sampling: Sampling | None
+
+
+def _method(name: str, value: Any) -> Method | None:
+    from sprinter.decode.spec import parse_method
+
+    return None if value is None else parse_method(value)
+
+
+def _limit(name: str, value: Any) -> int | None:
+    return None if value is None else _positive(name, value)
+
+
+def _positive(name: str, value: Any) -> int:
+    number = whole(name, value)
+    at_least(name, number, 1)
+    return number
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if value is not None and not isinstance(value, Iterable):
+        raise UserError(f"{name}={value!r} is neither text nor a list of texts: give {name}=['...']")
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    ids = () if value is None else value
+    return tuple(whole(name, id) for id in (ids if isinstance(ids, Iterable) else (ids,)))
+
+
+def _one_of(choices: tuple[str, ...], name: str, value: Any) -> str:
+    if value not in choices:
+        raise UserError(f"{name}='{value}' is unknown: give {' or '.join(map(repr, choices))}")
+    return str(value)
+
+
+def _steps(name: str, value: Any) -> int | str:
+    if isinstance(value, str) and value != AUTO:
+        raise UserError(f"{name}={value!r} is unknown: give a whole number >= 1, or {AUTO!r}")
+    return AUTO if isinstance(value, str) else _positive(name, value)
+
+
+def _as_given(name: str, value: Any) -> Any:
+    """Checked elsewhere: the sampling options by ``Sampling``, the rules' state when the method is settled."""
+    return value
+
+
+def _option(
+    default: Any,
+    check: Callable[[str, Any], Any],
+    about: str,
+    *,
+    help: str | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of ``GenerationOptions``.
+
+    Args:
+        check: (name, value as it was given) -> value as it is held; raises UserError.
+        about: what it means, for the docstring.
+        help: the same in few words, for the command line; None: no option of the command line.
+        choices: the only values, if there are few.
+    """
+    return field(default=default, metadata={"check": check, "about": about, "help": help, "choices": choices})
+
+
+_METERS = ("running", "complete")
+
+
+@dataclass(frozen=True, init=False)
+class GenerationOptions:
+    """How to generate a text; immutable, checked when made.
+
+    Every call that generates takes it whole, ``generate(prompt, options)``, or as keywords, ``generate(prompt,
+    seed=1)``, or both; keywords then replace the values of ``options``.
+
+        >>> import sprinter
+        >>> options = sprinter.GenerationOptions(method="speculative(gamma=3)", temperature=0.7, stop="\\n")
+        >>> options.stop, options.replace(seed=2).to_dict()["seed"]
+        (('\\n',), 2)
+        >>> sprinter.GenerationOptions(sampling=sprinter.Sampling(temperature=0.7)).temperature
+        0.7
+
+    Raises:
+        OptionError: a keyword that is no option.
+        UserError: a value that an option cannot have; ``sampling`` beside one of the four options that it stands for.
+    """
+
+    method: Method | None = _option(
+        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: exact, the pair's ``default_method``.",
+        help="For example sprinter(tau=0.6); see 'sprinter methods'.",
+    )  # fmt: skip
+    max_new_tokens: int | None = _option(
+        64, _limit, "exact limit of new tokens; None: to the end of the models' context, or of the engine's row.",
+        help="Exact limit.",
+    )  # fmt: skip
+    temperature: float = _option(
+        1.0, _as_given, "divides the logits of target and draft; 0 is greedy.", help="0 is greedy."
+    )
+    top_k: int = _option(
+        0,
+        whole,
+        "keep the k likeliest tokens; 0 keeps all.",
+        help="Keep the k likeliest tokens; 0 keeps all.",
+    )
+    top_p: float = _option(
+        1.0, _as_given, "keep the likeliest tokens up to this probability; 1 keeps all.",
+        help="Keep the likeliest tokens up to this share; 1 keeps all.",
+    )  # fmt: skip
+    min_p: float = _option(
+        0.0, _as_given, "drop tokens below this share of the largest probability; 0 keeps all.",
+        help="Drop tokens below this share of the likeliest; 0 keeps all.",
+    )  # fmt: skip
+    seed: int = _option(
+        0, whole, "the same seed gives the same text.", help="The same seed gives the same text."
+    )
+    stop: tuple[str, ...] = _option(
+        (), _texts, 'strings that end the text before them, those of special tokens too ("<|im_end|>").',
+        help="End the text before this string; may be repeated.",
+    )  # fmt: skip
+    stop_token_ids: tuple[int, ...] = _option(
+        (), _ids, "token ids that end the text beside EOS; like EOS they are among the tokens, without text.",
+        help="End the text at this token, beside EOS; may be repeated.",
+    )  # fmt: skip
+    meter: Literal["running", "complete"] = _option(
+        "running", partial(_one_of, _METERS), '"complete": closing forward passes score every trusted token.',
+        help="complete scores every trusted token, at some extra passes.", choices=_METERS,
+    )  # fmt: skip
+    ahead: int | Literal["auto"] = _option(
+        1,
+        _steps,
+        'draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.',
+    )
+    rules: RuleState | Mapping[str, Any] | None = _option(
+        None, _as_given, "state of the rules (AdaEDL's λ, the heuristic's γ) to go on from: ``rules`` of an earlier "
+        "generation by the same method, or its ``to_dict()``; None: a fresh state.",
+    )  # fmt: skip
+
+    def __init__(self, **options: Unpack[GenerationKeywords]) -> None:
+        given = _expanded(options)
+        for one in fields(self):
+            value = one.metadata["check"](one.name, given.get(one.name, one.default))
+            object.__setattr__(self, one.name, value)
+        for name in _SAMPLING:
+            value = getattr(self.sampling, name)
+            object.__setattr__(self, name, value if name == "top_k" else float(value))
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Temperature and truncation, which both models' laws are processed with."""
+        from sprinter.laws import Sampling
+
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @classmethod
+    def of(
+        cls, options: GenerationOptions | None, keywords: Mapping[str, Any] | GenerationKeywords
+    ) -> GenerationOptions:
+        """The options of a call; ``options`` itself where no keyword changes it."""
+        if options is None:
+            return cls(**keywords)
+        if not isinstance(options, GenerationOptions):
+            raise UserError(
+                f"options={options!r} is no sprinter.GenerationOptions: give one, or keywords such as seed=1"
+            )
+        return options._replaced(keywords)
+
+    def replace(self, **keywords: Unpack[GenerationKeywords]) -> GenerationOptions:
+        """The same options but for these; the object itself where nothing changes."""
+        return self._replaced(keywords)
+
+    def _replaced(self, keywords: Mapping[str, Any] | GenerationKeywords) -> GenerationOptions:
+        given, own = _expanded(keywords), {one.name: getattr(self, one.name) for one in fields(self)}
+        return (
+            self if all(own[name] is given[name] for name in given) else GenerationOptions(**{**own, **given})
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keywords as JSON values: ``GenerationOptions(**options.to_dict())`` asks for the same."""
+        return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
+
+
+_DEFAULTS = {one.name: one.default for one in fields(GenerationOptions)} | {"sampling": None}
+_ABOUT = "".join(f"\n        {one.name}: {one.metadata['about']}" for one in fields(GenerationOptions))
+if GenerationOptions.__doc__:  # python -OO drops docstrings
+    GenerationOptions.__doc__ += f"\n    Attributes:{_ABOUT}\n    "
+
+
+def default_of(name: str) -> Any:
+    """The default of a keyword.
+
+    Raises:
+        OptionError: no option has this name; the nearest one is named.
+    """
+    if name not in _DEFAULTS:
+        raise OptionError(str(did_you_mean("option", name, list(_DEFAULTS))))
+    return _DEFAULTS[name]
+
+
+def _expanded(keywords: Mapping[str, Any] | GenerationKeywords) -> dict[str, Any]:
+    """Values by field: known names alone, ``sampling`` as the four options that it stands for."""
+    given: dict[str, Any] = dict(keywords)
+    sampling = given.pop("sampling", None)
+    for name in given:
+        default_of(name)
+    if sampling is None:
+        return given
+    from sprinter.laws import Sampling
+
+    if not isinstance(sampling, Sampling):
+        raise UserError(
+            f"sampling={sampling!r} is no sprinter.Sampling: give sampling=sprinter.Sampling(...)"
+        )
+    if both := next((name for name in _SAMPLING if name in given), None):
+        raise UserError(f"sampling= and {both}= say the same thing: give one of them")
+    return {**given, **{name: getattr(sampling, name) for name in _SAMPLING}}
+
+
+def _plain(value: Any) -> Any:
+    """As a JSON value."""
+    from sprinter.decode.method import Method
+    from sprinter.decode.spec import full_spec
+    from sprinter.decode.state import RuleState
+
+    if isinstance(value, Method):
+        return full_spec(value)
+    if isinstance(value, RuleState):
+        return value.to_dict()
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,147 @@
+"""Trees at the end of a row: which token each one follows, and what each one sees.
+
+A row is its linear prefix and then, perhaps, a tree: every token of the tree follows the prefix's end or an earlier
+token of the tree. *Slots* count tokens in the order in which they were read; *positions*, which the model is given,
+count those before a token on its own path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["NOWHERE", "Tree", "TreePass", "tree_pass"]
+
+NOWHERE = 2**31 - 1
+"""The position of a key that a query must not see: beyond every query."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The tree of one row.
+
+    Attributes:
+        root: tokens of the row's linear prefix, so the tree's first slot.
+        parents: for each token of the tree, in the order of the slots, the slot of the token that it follows;
+            ``root - 1`` where that is the end of the prefix.
+    """
+
+    root: int
+    parents: tuple[int, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Slots of the row, prefix included."""
+        return self.root + len(self.parents)
+
+    @property
+    def branches(self) -> bool:
+        """Whether a token does not follow the one in the slot before it."""
+        return self.parents != tuple(range(self.root - 1, self.end - 1))
+
+    def grown(self, parents: Sequence[int]) -> Tree:
+        """The tree with tokens at the next slots.
+
+        Raises:
+            ValueError: a parent that is neither the end of the prefix nor an earlier token of the tree.
+        """
+        for slot, parent in enumerate(parents, self.end):
+            if not self.root - 1 <= parent < slot:
+                raise ValueError(
+                    f"the token at slot {slot} cannot follow slot {parent}: use {self.root - 1} (the end of the "
+                    f"linear prefix) or an earlier slot of the tree, at most {slot - 1}"
+                )
+        return Tree(self.root, (*self.parents, *parents))
+
+    def chained(self, count: int) -> Tree:
+        """The tree with ``count`` tokens more, each after the one in the slot before it."""
+        return Tree(self.root, (*self.parents, *range(self.end - 1, self.end - 1 + count)))
+
+    def upto(self, length: int) -> Tree | None:
+        """What is left of the tree in the row's first ``length`` slots; None if nothing is: the row is linear."""
+        return Tree(self.root, self.parents[: length - self.root]) if length > self.root else None
+
+    def check_path(self, path: Sequence[int]) -> None:
+        """Check that a path leads from the end of the prefix from token to token.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if path and not self.parents:
+            raise ValueError(f"path={list(path)}: the row has no tree, so that only [] can be kept")
+        before = self.root - 1
+        for slot in path:
+            if not self.root <= slot < self.end:
+                raise ValueError(
+                    f"path={list(path)}: slot {slot} is not one of the tree's, {self.root} to {self.end - 1}"
+                )
+            if self.parents[slot - self.root] != before:
+                raise ValueError(
+                    f"path={list(path)}: slot {slot} follows slot {self.parents[slot - self.root]}, not {before}"
+                )
+            before = slot
+
+    def seen(self) -> NDArray[np.int64]:
+        """``[tokens, tokens]``: the position of the column's token where the row's token sees it, else ``NOWHERE``."""
+        size = len(self.parents)
+        seen = np.full((size, size), NOWHERE)
+        for node, parent in enumerate(self.parents):
+            position = self.root
+            if parent >= self.root:
+                seen[node] = seen[parent - self.root]
+                position = seen[node, parent - self.root] + 1
+            seen[node, node] = position
+        return seen
+
+
+class TreePass(NamedTuple):
+    """Where the tokens of a pass over trees lie and what they see.
+
+    Attributes:
+        positions: ``[rows, n]``, as the model is given them.
+        slots: ``[rows, n]``, where keys and values are written; padding has the spare slot.
+        keys: ``[rows, n, k]``, the position of the key in each slot; ``NOWHERE`` where the query must not see it.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    keys: Tensor
+
+
+def tree_pass(
+    trees: Sequence[Tree], counts: Sequence[int], n: int, spare: int, device: torch.device
+) -> TreePass:
+    """The pass that reads the last ``counts[i]`` tokens of each tree, padded to ``n``.
+
+    Args:
+        trees: one a row, the new tokens included; one at least has a token.
+        counts: new tokens of each row.
+        n: tokens a row of the pass, padding included.
+        spare: the slot of padding, which sits at position 0 and sees the row's first key.
+        device: where the tensors are wanted.
+    """
+    rows, width = len(trees), max(len(tree.parents) for tree in trees)
+    places = np.zeros((2, rows, n), np.int64)
+    places[1] = spare
+    blocks = np.full((rows, n, width), NOWHERE)
+    for i, (tree, count) in enumerate(zip(trees, counts, strict=True)):
+        size, seen = len(tree.parents), tree.seen()
+        places[0, i, :count] = seen.diagonal()[size - count :]
+        places[1, i, :count] = range(tree.end - count, tree.end)
+        blocks[i, :count, :size] = seen[size - count :]
+        if tree.root == 0:
+            blocks[i, count:, 0] = 0  # a query that saw no key at all would become NaN
+    positions, slots = torch.from_numpy(places).to(device)
+    roots = torch.tensor([tree.root for tree in trees], device=device)[:, None, None]
+    most = max(tree.end for tree in trees)
+    key = torch.arange(int(max(tree.root for tree in trees)) + width, device=device)
+    keys = key.where(key < roots, NOWHERE).repeat(1, n, 1)
+    at = (roots + torch.arange(width, device=device)).expand(rows, n, width)
+    keys.scatter_(2, at, torch.from_numpy(blocks).to(device))
+    return TreePass(positions, slots, keys[:, :, :most].contiguous())

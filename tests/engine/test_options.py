@@ -1,0 +1,187 @@
+"""Options: one list, taken whole or as keywords by every call, and lists of prompts."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sprinter
+from sprinter.engine.batch import options_of_each
+from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.errors import OptionError, UserError
+
+PROMPT = [3, 1, 4, 1, 5]
+OTHER = [2, 7, 1]
+OPTIONS = GenerationOptions(method="sprinter(tau=0.5)", max_new_tokens=9, temperature=0.8, seed=3)
+
+
+def ids(out: sprinter.Generation) -> list[int]:
+    return [token.id for token in out.tokens]
+
+
+def keywords(options: GenerationOptions) -> dict[str, Any]:
+    return {one.name: getattr(options, one.name) for one in fields(options)}
+
+
+def test_the_keywords_are_the_fields_in_the_same_order() -> None:
+    names = [one.name for one in fields(GenerationOptions)]
+    assert [*GenerationKeywords.__annotations__] == [*names, "sampling"]
+    assert list(GenerationOptions().to_dict()) == names
+    about = inspect.getdoc(GenerationOptions) or ""
+    assert [name for name in names if f"\n    {name}: " not in about] == [], "the docstring says all of them"
+
+
+def test_options_hold_plain_checked_values() -> None:
+    options = GenerationOptions(
+        method="speculative(gamma=3)", top_k=np.int64(4), temperature=np.float32(0.5), stop="a", stop_token_ids=7  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert isinstance(options.method, sprinter.Method)
+    assert (options.top_k, options.temperature, options.stop, options.stop_token_ids) == (
+        4,
+        0.5,
+        ("a",),
+        (7,),
+    )
+    assert [type(value) for value in (options.top_k, options.temperature)] == [int, float]
+    assert options == GenerationOptions(**json.loads(json.dumps(options.to_dict())))
+    with pytest.raises(FrozenInstanceError):
+        options.seed = 1  # type: ignore[misc]
+
+
+def test_options_that_change_nothing_are_the_same_object() -> None:
+    assert OPTIONS.replace() is OPTIONS and OPTIONS.replace(seed=3) is OPTIONS
+    changed = OPTIONS.replace(seed=4)
+    assert (changed.seed, changed.method, OPTIONS.seed) == (4, OPTIONS.method, 3)
+    assert replace(OPTIONS, seed=4) == changed, "dataclasses.replace does the same"
+
+
+@pytest.mark.parametrize("word", ["temprature", "max_tokens", "stop_tokens"])
+def test_unknown_keywords_name_the_nearest(tiny_pair: sprinter.Pair, word: str) -> None:
+    near = {"temprature": "temperature", "max_tokens": "max_new_tokens", "stop_tokens": "stop_token_ids"}[
+        word
+    ]
+    with sprinter.Engine(tiny_pair, rows=1, max_len=32) as engine:
+        for call in (tiny_pair.generate, tiny_pair.stream, engine.add):
+            with pytest.raises(TypeError, match=f"unknown option '{word}': did you mean '{near}'"):
+                call(PROMPT, **{word: 1})  # type: ignore[operator]
+    for make in (GenerationOptions, OPTIONS.replace):
+        with pytest.raises(OptionError) as caught:
+            make(**{word: 1})  # type: ignore[operator]
+        assert isinstance(caught.value, UserError)
+    with pytest.raises(OptionError):
+        tiny_pair.generate_batch([PROMPT, OTHER], **{word: [1, 2, 3]})
+
+
+def test_sampling_stands_for_four_options(tiny_pair: sprinter.Pair) -> None:
+    sampling = sprinter.Sampling(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01)
+    options = GenerationOptions(sampling=sampling)
+    assert options.sampling == sampling
+    assert options == GenerationOptions(temperature=0.6, top_k=5, top_p=0.9, min_p=0.01)
+    assert OPTIONS.replace(sampling=sampling).sampling == sampling
+    own = tiny_pair.generate(PROMPT, temperature=0.6, top_k=5, top_p=0.9, min_p=0.01, max_new_tokens=8)
+    assert ids(tiny_pair.generate(PROMPT, sampling=sampling, max_new_tokens=8)) == ids(own)
+    with pytest.raises(UserError, match="sampling= and top_k= say the same thing: give one of them"):
+        tiny_pair.generate(PROMPT, sampling=sampling, top_k=5)
+    with pytest.raises(UserError, match=r"sampling=0.5 is no sprinter.Sampling"):
+        tiny_pair.generate(PROMPT, sampling=0.5)  # type: ignore[call-overload]
+
+
+def test_every_call_takes_options_whole_or_as_keywords(tiny_pair: sprinter.Pair) -> None:
+    expected = ids(
+        tiny_pair.generate(PROMPT, method="sprinter(tau=0.5)", max_new_tokens=9, temperature=0.8, seed=3)
+    )
+    texts = [
+        tiny_pair.generate(PROMPT, OPTIONS),
+        tiny_pair.generate(PROMPT, options=OPTIONS.replace(seed=9), seed=3),
+        tiny_pair.stream(PROMPT, OPTIONS).finish(),
+        *tiny_pair.generate_batch([PROMPT], OPTIONS),
+        *tiny_pair.generate([PROMPT, PROMPT], OPTIONS),
+    ]
+    with sprinter.Engine(tiny_pair, rows=2, max_len=32) as engine:
+        numbers = [engine.add(PROMPT, OPTIONS), engine.add(PROMPT, OPTIONS.replace(seed=9), seed=3)]
+        done = engine.finish()
+        texts += [done[number] for number in numbers]
+    assert [ids(text) for text in texts] == [expected] * 8
+
+
+def test_the_object_itself_reaches_the_result(tiny_pair: sprinter.Pair) -> None:
+    with sprinter.Engine(tiny_pair, rows=2, max_len=32) as engine:
+        engine.add(PROMPT, OPTIONS)
+        (served,) = engine.finish().values()
+    outs = [tiny_pair.generate(PROMPT, OPTIONS), tiny_pair.stream(PROMPT, OPTIONS).generation, served]
+    outs += tiny_pair.generate([PROMPT, OTHER], OPTIONS)
+    assert [out.request is OPTIONS for out in outs] == [True] * 5
+
+
+def test_what_was_left_open_is_filled_in(tiny_pair: sprinter.Pair) -> None:
+    out = tiny_pair.generate(PROMPT, GenerationOptions(max_new_tokens=None, seed=2))
+    assert out.request is not None and out.request.method is not None
+    assert (out.request.max_new_tokens, out.request.seed) == (96 - len(PROMPT), 2)
+    assert out.request.method.name.startswith("speculative")
+    assert ids(tiny_pair.generate(out.prompt_ids, out.request)) == ids(out)
+
+
+@pytest.mark.parametrize("options", ["sprinter", {"seed": 1}, sprinter.Sampling(), [OPTIONS]], ids=repr)
+def test_what_is_no_options_object_is_refused(tiny_pair: sprinter.Pair, options: Any) -> None:
+    with pytest.raises(UserError, match=r"is no sprinter.GenerationOptions: give one, or keywords") as caught:
+        tiny_pair.generate(PROMPT, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_prompts_gives_a_list_of_texts(
+    tiny_pair: sprinter.Pair, builtin_pair: sprinter.Pair
+) -> None:
+    outs = tiny_pair.generate([PROMPT, OTHER], [OPTIONS, OPTIONS.replace(seed=4)])
+    assert [out.prompt_ids for out in outs] == [PROMPT, OTHER]
+    assert [ids(out) for out in outs] == [
+        ids(tiny_pair.generate(PROMPT, OPTIONS)), ids(tiny_pair.generate(OTHER, OPTIONS, seed=4)),
+    ]  # fmt: skip
+    texts = builtin_pair.generate(("One", "Two rivers"), max_new_tokens=3)
+    assert [out.prompt for out in texts] == ["One", "Two rivers"]
+    (mixed, _) = builtin_pair.generate([[5, 6], "Two"], max_new_tokens=2)
+    assert mixed.prompt_ids == [5, 6]
+    assert tiny_pair.generate([]) == [] == tiny_pair.generate((), OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "prompt", [PROMPT, tuple(PROMPT), np.array(PROMPT), [np.int64(i) for i in PROMPT], torch.tensor(PROMPT),
+               list(torch.tensor(PROMPT))], ids=lambda prompt: type(prompt).__name__,
+)  # fmt: skip
+def test_a_list_of_numbers_is_one_prompt(tiny_pair: sprinter.Pair, prompt: Any) -> None:
+    out = tiny_pair.generate(prompt, max_new_tokens=2)
+    assert isinstance(out, sprinter.Generation) and out.prompt_ids == PROMPT
+    (first, second) = tiny_pair.generate([prompt, prompt], max_new_tokens=2)
+    assert ids(first) == ids(second) == ids(out)
+
+
+@pytest.mark.parametrize("prompt", [[], ["hello"], [[1], [2]]], ids=repr)
+def test_a_stream_takes_one_prompt(tiny_pair: sprinter.Pair, prompt: Any) -> None:
+    with pytest.raises(UserError, match=r"the prompt is empty|neither text nor a flat sequence"):
+        tiny_pair.stream(prompt)
+
+
+def test_bad_lists_of_options(tiny_pair: sprinter.Pair) -> None:
+    with pytest.raises(
+        UserError, match="options has 1 values for 2 prompts: give one for all, or one a prompt"
+    ):
+        tiny_pair.generate([PROMPT, OTHER], [OPTIONS])
+    with pytest.raises(UserError, match=r"prompt 1: options=5 is no sprinter.GenerationOptions"):
+        tiny_pair.generate([PROMPT, OTHER], [OPTIONS, 5])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="prompt 0: the prompt is text and this pair has no tokenizer"):
+        tiny_pair.generate(["hello"])
+
+
+def test_one_object_serves_all_prompts_and_keywords_make_one_for_each() -> None:
+    assert all(one is OPTIONS for one in options_of_each(OPTIONS, {}, 3))
+    first, second, third = options_of_each(OPTIONS, {"seed": [3, 4, 5], "stop": [["a"], None, []]}, 3)
+    assert [one.seed for one in (first, second, third)] == [3, 4, 5]
+    assert [one.stop for one in (first, second, third)] == [("a",), (), ()]
+    assert [one.stop for one in options_of_each(None, {"stop": ["a", "b"]}, 3)] == [("a", "b")] * 3
+    shared = options_of_each([None, OPTIONS], {"temperature": 0.5}, 2)
+    assert [(one.temperature, one.max_new_tokens) for one in shared] == [(0.5, 64), (0.5, 9)]

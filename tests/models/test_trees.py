@@ -1,0 +1,565 @@
+"""Trees in the runners: each node reads as its own path would as plain text, and a kept path is plain text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.models.eager_units import EagerUnits
+from tests.models.fake_cuda import fake_cuda
+from tests.models.tiny import SWITCH, fresh, tiny, uncached
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.runner import PASS, CapturedRunner, Units
+from sprinter.models.choose import _choose
+from sprinter.models.runner import ModelOutput, Runner, make_runner
+from sprinter.models.runners import forward
+
+KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral"]
+WAYS = ["row", "captured", "graphs"]
+
+
+def runner_of(model: str | PreTrainedModel, way: str, batch: int = 1, max_len: int = 60) -> Runner:
+    """A runner; ``fake_cuda`` must have been called for "graphs"."""
+    whole = tiny(model) if isinstance(model, str) else model
+    if way == "row":
+        return make_runner(whole, batch=batch, max_len=max_len)
+    windows = _choose(whole).windows
+    units: Units = EagerUnits(whole) if way == "captured" else GraphUnits(whole, windows, must=True)
+    return CapturedRunner(whole, batch, max_len, windows, units)
+
+
+class Forest:
+    """A runner beside what each of its slots should have read: the path that leads there.
+
+    ``tolerance``: largest difference, in units of the largest number where that exceeds 1.
+    """
+
+    def __init__(self, runner: Runner, model: PreTrainedModel, seed: int, tolerance: float = 1e-5) -> None:
+        self.runner, self.model, self.tolerance = runner, model, tolerance
+        self.random = random.Random(seed)
+        self.paths: list[list[list[int]]] = [
+            [] for _ in range(runner.batch)
+        ]  # by row and slot: slots up to it
+        self.tokens: list[list[int]] = [[] for _ in range(runner.batch)]
+        self.roots: list[int | None] = [None] * runner.batch
+
+    def text(self, row: int, slot: int) -> list[int]:
+        return [self.tokens[row][at] for at in self.paths[row][slot]]
+
+    def read(
+        self, counts: Sequence[int], rows: Sequence[int] | None = None, *, tree: bool = True
+    ) -> ModelOutput:
+        """Read random tokens: with random parents, or as plain text."""
+        numbers = range(self.runner.batch) if rows is None else rows
+        n = max(1, *counts)
+        feed = [[self.random.randrange(self.model.config.vocab_size) for _ in range(n)] for _ in counts]
+        parents = [self._parents(row, count) for row, count in zip(numbers, counts, strict=True)]
+        step = self.runner.extend(
+            torch.tensor(feed), counts, rows=rows, parents=parents if tree else None, hidden_layers=[0]
+        )
+        for i, (row, count) in enumerate(zip(numbers, counts, strict=True)):
+            for at in range(count):
+                slot = len(self.tokens[row])
+                parent = parents[i][at] if tree else slot - 1
+                self.paths[row].append([*(self.paths[row][parent] if parent >= 0 else []), slot])
+                self.tokens[row].append(feed[i][at])
+                self.check(step, i, at, self.text(row, slot))
+            if not tree:
+                self.roots[row] = None
+        assert self.runner.lengths == [len(tokens) for tokens in self.tokens]
+        return step
+
+    def _parents(self, row: int, count: int) -> list[int]:
+        start = len(self.tokens[row])
+        if self.roots[row] is None:
+            self.roots[row] = start
+        root = self.roots[row]
+        assert root is not None
+        return [self.random.randint(root - 1, slot - 1) for slot in range(start, start + count)]
+
+    def check(self, step: ModelOutput, i: int, at: int, text: list[int]) -> None:
+        logits, hidden = uncached(self.model, text)
+        assert step.logits is not None
+        for given, wanted in ((step.logits[i, at], logits[-1]), (step.hidden[i, at], hidden[-1])):
+            scale = max(1.0, wanted.abs().max().item())
+            torch.testing.assert_close(given, wanted, rtol=0, atol=self.tolerance * scale)
+
+    def random_path(self, row: int) -> list[int]:
+        """A path of the tree that ends anywhere, or nowhere."""
+        root = self.roots[row]
+        if root is None or self.random.random() < 0.2 or root == len(self.tokens[row]):
+            return []
+        return self.paths[row][self.random.randrange(root, len(self.tokens[row]))][root:]
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        self.runner.keep(row, path)
+        if self.roots[row] is not None:
+            whole = [*range(self.roots[row] or 0), *path]
+            self.tokens[row] = [self.tokens[row][slot] for slot in whole]
+            self.paths[row] = [list(range(at + 1)) for at in range(len(whole))]
+        self.roots[row] = None
+        assert self.runner.lengths[row] == len(self.tokens[row])
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        self.runner.rewind(lengths)
+        for row, length in enumerate(lengths):
+            del self.tokens[row][length:], self.paths[row][length:]
+            if length <= (self.roots[row] or 0):
+                self.roots[row] = None
+        assert self.runner.lengths == list(lengths)
+
+
+def forest(
+    kind: str | PreTrainedModel, way: str, batch: int, seed: int = 0, tolerance: float = 1e-5
+) -> Forest:
+    model = tiny(kind) if isinstance(kind, str) else kind
+    return Forest(runner_of(model, way, batch), model, seed, tolerance)
+
+
+@pytest.fixture(autouse=True)
+def graphs_without_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        fake_cuda(monkeypatch)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_node_reads_its_own_path_and_a_kept_path_is_plain_text(kind: str, way: str) -> None:
+    """Ragged trees that grow over several calls, over all rows and some; sliding windows of 7 go by positions."""
+    for seed in range(2):
+        rows = forest(kind, way, 3, seed)
+        rows.read([9, 2, 0], tree=False)
+        rows.read([4, 6, 3])
+        rows.read([5, 1, 0])
+        rows.read([3, 2], rows=[2, 0])
+        for row in range(3):
+            rows.keep(row, rows.random_path(row))
+        rows.read([2, 1, 3], tree=False)
+        rows.read([6, 1, 5])
+        rows.read([1, 0, 2])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_in_float64_to_the_last_bits(kind: str) -> None:
+    model = fresh(kind).double()
+    rows = forest(model, "row", 2, tolerance=1e-10)
+    rows.read([5, 1], tree=False)
+    rows.read([6, 4])
+    rows.read([3, 5])
+    rows.keep(0, rows.random_path(0))
+    rows.keep(1, [])
+    rows.read([2, 3], tree=False)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2-sliding"])
+def test_random_programs(kind: str, way: str) -> None:
+    for seed in range(2):
+        rows = forest(kind, way, 3, 10 + seed)
+        for _ in range(25):
+            room = min(60 - len(tokens) for tokens in rows.tokens)
+            act = rows.random.choice(["tree", "tree", "plain", "keep", "rewind", "copy"])
+            if act == "tree" and room > 5:
+                rows.read([rows.random.randint(0, 5) for _ in range(3)])
+            elif act == "plain" and room > 3:
+                for row in range(3):
+                    rows.keep(row, rows.random_path(row))
+                rows.read([rows.random.randint(1, 3) for _ in range(3)], tree=False)
+            elif act == "keep":
+                row = rows.random.randrange(3)
+                rows.keep(row, rows.random_path(row))
+            elif act == "copy":
+                rows.runner.copy(0, [2])
+                rows.tokens[2], rows.paths[2] = list(rows.tokens[0]), list(rows.paths[0])
+                rows.roots[2] = rows.roots[0]
+            else:
+                rows.rewind([max(0, len(tokens) - rows.random.randint(0, 4)) for tokens in rows.tokens])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2"])
+def test_a_linear_tree_has_the_bits_of_plain_text(kind: str, way: str) -> None:
+    plain, tree = (runner_of(kind, way, 2) for _ in range(2))
+    prompt, tokens = torch.arange(10).view(2, 5), torch.tensor([[3, 9, 11], [8, 1, 4]])
+    for runner in (plain, tree):
+        runner.extend(prompt, [5, 3])
+    one = plain.extend(tokens, [3, 2])
+    other = tree.extend(tokens, [3, 2], parents=[[4, 5, 6], [2, 3]])
+    assert one.logits is not None and other.logits is not None
+    assert torch.equal(one.logits, other.logits) and torch.equal(one.hidden, other.hidden)
+    tree.keep(0, [5, 6])
+    tree.keep(1, [])
+    plain.rewind([7, 3])
+    one, other = (runner.extend(tokens) for runner in (plain, tree))
+    assert one.logits is not None and other.logits is not None
+    assert torch.equal(one.logits, other.logits)
+
+
+#         5
+#     6       7       slots of a tree after a prompt of 5 tokens
+#   8   9    10
+TREE = [4, 5, 5, 6, 6, 7]
+PATHS = [[], [5], [5, 6], [5, 7], [5, 6, 9], [5, 7, 10], [5, 6, 8]]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_after_keep_a_row_goes_on_as_after_plain_text(kind: str, path: list[int], way: str) -> None:
+    prompt, nodes, more = [7, 3, 60, 12, 5], [20, 21, 22, 23, 24, 25], [30, 31]
+    runner, plain = runner_of(kind, way), runner_of(kind, way)
+    runner.extend(torch.tensor([prompt]))
+    runner.extend(torch.tensor([nodes]), parents=[TREE])
+    runner.keep(0, path)
+    text = [*prompt, *[nodes[slot - 5] for slot in path]]
+    plain.extend(torch.tensor([text]))
+    assert runner.lengths == plain.lengths == [len(text)]
+    for given, wanted in zip(runner.keys_values([0, 1]), plain.keys_values([0, 1]), strict=True):
+        torch.testing.assert_close(given, wanted, rtol=1e-4, atol=1e-5)
+    one, other = (each.extend(torch.tensor([more])).logits for each in (runner, plain))
+    assert one is not None and other is not None
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(one[0], uncached(tiny(kind), [*text, *more])[0][-2:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rewinding_within_and_under_a_tree(way: str) -> None:
+    rows = forest("llama", way, 1)
+    rows.read([5], tree=False)
+    rows.read([6])
+    rows.rewind([8])
+    rows.read([3])  # grows what is left
+    rows.rewind([5])
+    rows.read([2], tree=False)  # linear again: no parents are needed
+    rows.read([4])
+    rows.rewind([3])
+    rows.read([4], tree=False)
+    rows.rewind([0])
+    rows.read([6])  # a tree from the first token on: two roots may follow nothing
+    rows.keep(0, rows.paths[0][5])
+
+
+@pytest.mark.parametrize("way", ["row", "captured"])
+def test_an_interrupted_pass_leaves_the_tree_as_it_was(way: str) -> None:
+    rows = forest("llama", way, 1)
+    rows.read([5], tree=False)
+    rows.read([4])
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    handle = rows.model.get_output_embeddings().register_forward_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rows.runner.extend(torch.ones(1, 3, dtype=torch.long), parents=[[4, 4, 9]])
+    handle.remove()
+    assert rows.runner.lengths == [9]
+    rows.read([3])
+    rows.keep(0, rows.random_path(0))
+    rows.read([3], tree=False)
+
+
+def test_an_interrupted_keep_leaves_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = make_runner(tiny("llama"), max_len=40)
+    runner.extend(torch.tensor([[7, 3, 60, 12, 5]]))
+    runner.extend(torch.tensor([[20, 21, 22]]), parents=[[4, 4, 5]])
+    second = runner._cache.layers[1]  # type: ignore[attr-defined]
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(second, "compact", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            runner.keep(0, [6])
+    assert runner.lengths == [5]
+    logits = runner.extend(torch.tensor([[30]])).logits
+    assert logits is not None
+    torch.testing.assert_close(
+        logits[0], uncached(tiny("llama"), [7, 3, 60, 12, 5, 30])[0][-1:], rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wiped_row_forgets_what_was_not_finite(way: str) -> None:
+    model = fresh("llama")
+    runner = runner_of(model, way, 2)
+    runner.extend(torch.tensor([[7, 3, 60], [1, 2, 3]]))
+    with torch.no_grad():
+        good = model.get_input_embeddings().weight[9].clone()
+        model.get_input_embeddings().weight[9] = torch.nan
+    step = runner.extend(torch.tensor([[4, 9, 9, 9]]), rows=[0], parents=[[2, 2, 3, 2]])
+    assert step.logits is not None
+    # The sibling that was read before NaN is masked for it, but 0 x NaN is NaN: all of the row is in doubt.
+    assert step.logits[0, 1:].isnan().all()
+    runner.rewind([3, 3])
+    runner.wipe(0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[9] = good
+    step = runner.extend(torch.tensor([[4, 5, 6]]), rows=[0], parents=[[2, 2, 3]])
+    assert step.logits is not None
+    expected = uncached(model, [7, 3, 60, 5])[0][-1]
+    torch.testing.assert_close(step.logits[0, 1], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_first_pass_of_a_runner_may_read_a_tree_in_some_rows(way: str) -> None:
+    rows = forest("llama", way, 3)
+    rows.read([5], rows=[1])
+    rows.read([3, 4], rows=[2, 1])
+    rows.read([1, 2, 3])
+
+
+def test_rows_of_one_call_may_have_a_tree_or_none() -> None:
+    runner, model = make_runner(tiny("llama"), batch=2, max_len=30), tiny("llama")
+    step = runner.extend(torch.tensor([[5, 6, 7], [8, 9, 10]]), parents=[[-1, -1, 0], None])
+    assert step.logits is not None
+    torch.testing.assert_close(step.logits[0, 2], uncached(model, [5, 7])[0][-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(step.logits[1], uncached(model, [8, 9, 10])[0], rtol=1e-4, atol=1e-4)
+    runner.keep(1, [])  # it has no tree: nothing to forget
+    runner.keep(0, [0, 2])
+    assert runner.lengths == [2, 3]
+    step = runner.extend(torch.tensor([[11], [12]]))
+    assert step.logits is not None
+    torch.testing.assert_close(step.logits[0], uncached(model, [5, 7, 11])[0][-1:], rtol=1e-4, atol=1e-4)
+
+
+def test_a_chain_that_is_read_on_as_plain_text_is_plain_text() -> None:
+    runner = make_runner(tiny("llama"), max_len=30)
+    runner.extend(torch.tensor([[5, 6]]), parents=[[-1, 0]])
+    runner.extend(torch.tensor([[7]]))
+    runner.keep(0, [])
+    assert runner.lengths == [3]
+    runner.extend(torch.tensor([[8, 9]]), parents=[[2, 2]])
+    runner.keep(0, [4])
+    assert runner.lengths == [4]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_misuse_is_refused_and_changes_nothing(way: str) -> None:
+    runner = runner_of("llama", way, 2, 20)
+    tokens = torch.ones(2, 3, dtype=torch.long)
+    runner.extend(tokens, parents=[[-1, 0, 0], [-1, -1, -1]])
+    for parents, message in [
+        ([[2, 2, 6], None], "slot 5 cannot follow slot 6"),
+        ([[2, 2, 2], [-2, 2, 2]], "slot 3 cannot follow slot -2: use -1"),
+        ([[2, 2], [2, 2, 2]], "parents has 2 slots for row 0; wanted one for each of its 3 tokens"),
+        ([[2, 2, 2]], "parents has 1 lists"),
+        ([[2, 2, 2], None], "row 1 holds a tree with branches"),
+        (None, "row 0 holds a tree with branches: give parents, or keep a path"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            runner.extend(tokens, parents=parents)  # type: ignore[arg-type]
+    for row, path, message in [
+        (0, [1], "slot 1 follows slot 0, not -1"),
+        (0, [0, 2, 1], "slot 1 follows slot 0, not 2"),
+        (0, [0, 3], "slot 3 is not one of the tree's, 0 to 2"),
+        (2, [], "row 2 does not exist"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            runner.keep(row, path)
+    if isinstance(runner, CapturedRunner):
+        with pytest.raises(ValueError, match="row 0 holds a tree"):
+            runner.run(PASS, tokens, None)
+    assert runner.lengths == [3, 3]
+    runner.keep(0, [0, 2])
+    runner.keep(1, [1])
+    runner.extend(tokens)
+    with pytest.raises(ValueError, match="slot 5 cannot follow slot 3: use 4"):
+        runner.extend(tokens[:1, :2], rows=[0], parents=[[3, 5]])
+    with pytest.raises(ValueError, match="the row has no tree"):
+        runner.keep(0, [4])
+
+
+def test_a_tree_is_read_in_one_prefill_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "CHUNK", 4)
+    runner, tokens = make_runner(tiny("llama"), max_len=30), torch.ones(1, 6, dtype=torch.long)
+    with pytest.raises(ValueError, match="in one pass of at most 4 tokens, not 6"):
+        runner.extend(tokens, parents=[[-1, -1, 0, 1, 2, 3]])
+    assert runner.lengths == [0]
+    step = runner.extend(tokens, parents=[range(-1, 5)], hidden_layers=[1])
+    assert step.layers[0].shape[:2] == (1, 6)
+    runner.keep(0, [0, 1, 2, 3, 4])
+    assert runner.lengths == [5]
+
+
+@pytest.mark.parametrize(("kind", "max_len"), [("gpt_neo", 30), ("phi3", SWITCH + 10)])
+def test_runners_without_branches_take_chains(kind: str, max_len: int) -> None:
+    runner = make_runner(tiny(kind), max_len=max_len)
+    assert not runner.branches and make_runner(tiny("llama"), max_len=8).branches
+    runner.extend(torch.tensor([[5, 6]]))
+    with pytest.raises(ValueError, match="reads no branches"):
+        runner.extend(torch.tensor([[7, 8]]), parents=[[1, 1]])
+    runner.extend(torch.tensor([[7, 8]]), parents=[[1, 2]])
+    runner.keep(0, [2])
+    assert runner.lengths == [3]
+    logits = runner.extend(torch.tensor([[9]])).logits
+    assert logits is not None
+    torch.testing.assert_close(logits[0], uncached(tiny(kind), [5, 6, 7, 9])[0][-1:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(NotImplementedError, match="does not hand out keys and values: use the row runner"):
+        runner.keys_values([0])
+
+
+# --- hidden states of layers, keys and values ------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[list[Tensor], DynamicCache]:
+    """What comes out of each decoder layer of a plain pass, and its cache. transformers gives the last one normed."""
+    cache, last = DynamicCache(), []
+    handle = forward.decoder_layers(model)[-1].register_forward_hook(lambda _m, _a, out: last.append(out))
+    output: Any = model(
+        input_ids=torch.tensor([list(text)]), past_key_values=cache, use_cache=True, output_hidden_states=True
+    )
+    handle.remove()
+    return [*output.hidden_states[1:-1], last[0] if isinstance(last[0], Tensor) else last[0][0]], cache
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "gpt_neox", "gemma2"])
+def test_hidden_states_of_layers_and_keys_and_values(kind: str, way: str) -> None:
+    runner, model = runner_of(kind, way, 2), tiny(kind)
+    texts = [[7, 3, 60, 12, 5, 9], [1, 2, 3, 4]]
+    tokens = torch.tensor([texts[0][:4], [*texts[1][:3], 0]])
+    prompt = runner.extend(tokens, [4, 3], logits=False, hidden_layers=[1, 0])
+    step = runner.extend(torch.tensor([[5, 9], [4, 0]]), [2, 1], hidden_layers=[-2, -1, 0])
+    assert prompt.logits is None and len(prompt.layers) == 2 and len(step.layers) == 3
+    for row, (text, first) in enumerate(zip(texts, (4, 3), strict=True)):
+        states, cache = states_of(model, text)
+        for given, layer in zip(prompt.layers, (1, 0), strict=True):
+            torch.testing.assert_close(given[row, :first], states[layer][0, :first], rtol=1e-4, atol=1e-4)
+        for given, layer in zip(step.layers, (0, 1, 0), strict=True):
+            new = len(text) - first
+            torch.testing.assert_close(given[row, :new], states[layer][0, first:], rtol=1e-4, atol=1e-4)
+        for (keys, values), layer in zip(runner.keys_values([0, -1], row), (0, 1), strict=True):
+            torch.testing.assert_close(keys, cache.layers[layer].keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(values, cache.layers[layer].values, rtol=1e-4, atol=1e-4)
+    hooks = [hook for part in forward.decoder_layers(model) for hook in part._forward_hooks.values()]
+    assert not [
+        hook for hook in hooks if hook.__module__ == forward.__name__
+    ]  # transformers leaves some of its own
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_hidden_states_of_layers_in_a_tree(way: str) -> None:
+    runner, model = runner_of("llama", way, 2), tiny("llama")
+    runner.extend(torch.tensor([[7, 3], [1, 2]]))
+    step = runner.extend(torch.tensor([[5, 6, 7]]), rows=[1], parents=[[1, 1, 2]], hidden_layers=[0, 1])
+    for given, wanted in zip(step.layers, states_of(model, [1, 2, 5, 7])[0], strict=True):
+        torch.testing.assert_close(given[0, 2], wanted[0, -1], rtol=1e-4, atol=1e-4)
+
+
+def test_hidden_states_of_layers_over_the_other_runners() -> None:
+    for kind, length in (("gpt_neo", 20), ("phi3", SWITCH + 6), ("phi3", SWITCH - 4)):
+        runner, text = make_runner(tiny(kind), max_len=SWITCH + 10), [(7 * i + 3) % 61 for i in range(length)]
+        step = runner.extend(torch.tensor([text]), logits=False, hidden_layers=[0])
+        wanted = states_of(tiny(kind), text)[0][0]
+        assert step.layers[0].shape == wanted.shape
+        torch.testing.assert_close(step.layers[0][0, -1], wanted[0, -1], rtol=1e-4, atol=1e-4)
+    crop = make_runner(tiny("gpt_neo"), max_len=20)
+    assert crop.extend(torch.ones(1, 4, dtype=torch.long), [0], hidden_layers=[0]).layers[0].shape == (
+        1,
+        4,
+        32,
+    )
+    assert crop.extend(torch.ones(1, 4, dtype=torch.long), [3], hidden_layers=[0]).layers[0].shape == (
+        1,
+        4,
+        32,
+    )
+
+
+def test_layers_and_rows_that_do_not_exist() -> None:
+    runner = make_runner(tiny("llama"), max_len=20)
+    with pytest.raises(ValueError, match="row 0 holds no token yet"):
+        runner.keys_values([0])
+    runner.extend(torch.ones(1, 2, dtype=torch.long))
+    for layer in (2, -3):
+        with pytest.raises(ValueError, match="this model has layers 0 to 1, or -2 to -1"):
+            runner.extend(torch.ones(1, 2, dtype=torch.long), hidden_layers=[layer])
+        with pytest.raises(ValueError, match="this model has layers 0 to 1"):
+            runner.keys_values([layer])
+    with pytest.raises(ValueError, match="row 1 does not exist"):
+        runner.keys_values([0], 1)
+    assert runner.lengths == [2]
+
+
+def test_keys_and_values_are_views() -> None:
+    runner = make_runner(tiny("llama"), max_len=20)
+    runner.extend(torch.ones(1, 5, dtype=torch.long))
+    ((keys, values),) = runner.keys_values([1])
+    assert [x.data_ptr() for x in (keys, values)] == [
+        x.data_ptr()
+        for x in runner._cache.buffers()[2:]  # type: ignore[attr-defined]
+    ]
+    with pytest.raises(RuntimeError, match="inference"):
+        keys.zero_()  # they can only be read
+
+
+def test_captured_runners_capture_trees() -> None:
+    rows = forest("llama", "captured", 2)
+    rows.read([3, 3], tree=False)
+    rows.read([4, 2])
+    units: Any = rows.runner._units  # type: ignore[attr-defined]
+    assert units.calls == {"pass": 2}
+    graphs = forest("llama", "graphs", 2)
+    graphs.read([3, 3], tree=False)
+    graphs.read([4, 2])
+    keys = list(graphs.runner._units._graphs)  # type: ignore[attr-defined]
+    assert len(keys) == 2 and keys[1][0].endswith(" tree")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_compiled_code_reads_trees(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """All rows, some rows, and states of layers: a compilation each."""
+    cache = tmp_path_factory.mktemp("compiled")
+    monkeypatch.setenv("SPRINTER_CACHE", str(cache))
+    rows = Forest(make_runner(tiny(kind), batch=3, max_len=60, compile=True), tiny(kind), 3)
+    rows.read([4, 2, 3])
+    rows.read([1, 5], rows=[2, 0])
+    rows.keep(0, rows.random_path(0))
+    rows.read([3, 3, 3])
+    assert {path.name.rsplit("-", 2)[0] for path in cache.glob("*.pt2")} == {"pass-tree", "pass-some-tree"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_cuda_graphs_read_trees_as_the_row_runner(kind: str) -> None:
+    model = fresh(kind).to("cuda")  # type: ignore[arg-type]
+    eager, graphs = (make_runner(model, batch=3, max_len=90, compile=compile) for compile in (False, True))
+    draw, generator = random.Random(1), torch.Generator().manual_seed(1)
+    for n, rows in ((5, None), (7, [2, 0]), (3, [1]), (16, None), (2, [0, 1])):
+        numbers = [0, 1, 2] if rows is None else rows
+        tokens = torch.randint(0, 61, (len(numbers), n), generator=generator).cuda()
+        counts = [draw.randint(1, n) for _ in numbers]
+        parents = [
+            [draw.randint(-1, slot - 1) for slot in range(eager.lengths[row], eager.lengths[row] + count)]
+            for row, count in zip(numbers, counts, strict=True)
+        ]
+        one, other = (
+            each.extend(tokens, counts, rows=rows, parents=parents, hidden_layers=[0])
+            for each in (eager, graphs)
+        )
+        assert one.logits is not None and other.logits is not None
+        for i, count in enumerate(counts):
+            torch.testing.assert_close(other.logits[i, :count], one.logits[i, :count], rtol=0, atol=1e-3)
+            torch.testing.assert_close(
+                other.layers[0][i, :count], one.layers[0][i, :count], rtol=0, atol=1e-3
+            )
+    for row in range(3):
+        for runner in (eager, graphs):
+            runner.keep(row, [0])
+    one, other = (
+        runner.extend(torch.ones(3, 2, dtype=torch.long, device="cuda")) for runner in (eager, graphs)
+    )
+    assert one.logits is not None and other.logits is not None
+    torch.testing.assert_close(other.logits, one.logits, rtol=0, atol=1e-3)
