@@ -33,7 +33,7 @@ from common import cells, command, environment, interval, write_results
 import sprinter
 from sprinter.training.label_step import Labeller, LabelSettings, LabelStep, steps
 from sprinter.training.prefixes import PrefixRow
-from sprinter.training.prompts import Cut, PromptRule, read_texts
+from sprinter.training.prompts import PromptRule, PromptSplitter, read_texts
 from sprinter.training.records import shard_name
 
 TEXTS = {
@@ -67,18 +67,18 @@ def speed(pair: sprinter.Pair, data: Path, files: list[str], count: int, folder:
     """Seconds of each arm on each step, interleaved, and the ratios."""
     settings = LabelSettings()
     rule = PromptRule(settings.prompt_share, settings.prompt_tokens, settings.new_tokens, pair.models.context)
-    cut = Cut(rule, pair.tokenizer, pair.models.vocab_size)
+    splitter = PromptSplitter(rule, pair.tokenizer, pair.models.vocab_size)
     sources = [str(data / name) for name in files]
-    work = list(islice(steps(cut(read_texts(sources)), settings), count + 1))
+    work = list(islice(steps(splitter(read_texts(sources)), settings), count + 1))
     if len(work) < count + 1:
         sys.exit(f"error: {', '.join(files)} give only {len(work)} steps, {count + 1} are needed")
-    raw = list(islice(read_texts(sources), cut.texts))
+    raw = list(islice(read_texts(sources), splitter.texts))
     labeller = Labeller(pair.models, settings, "0" * 64)
 
     def label(step: LabelStep, original: bool) -> None:
         texts = [raw[row.prompt] for row in step.rows]
         kinds = [0 if original else row.kind for row in step.rows]
-        prompts = Cut(rule, pair.tokenizer, pair.models.vocab_size)(texts)
+        prompts = PromptSplitter(rule, pair.tokenizer, pair.models.vocab_size)(texts)
         rows = (
             PrefixRow(row.prompt, kind, prompt.ids, prompt.original)
             for row, kind, prompt in zip(step.rows, kinds, prompts, strict=True)

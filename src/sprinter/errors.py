@@ -3,9 +3,9 @@
 ``Exception``
 └── ``SprinterError``: everything that this package raises on purpose
     ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to fix it
-    │   ├── ``OptionError`` (also a ``TypeError``): a keyword that no option has
-    │   └── ``RowsError``: so many rows at a time cannot be had, or are too few for a method
-    └── ``BatchError``: some of many requests failed; it holds what came of all of them
+    │   ├── ``OptionError`` (also a ``TypeError``): a keyword that is not an option
+    │   └── ``RowsError``: a batch size that the models cannot run, or too small for a method
+    └── ``BatchError``: some of many requests failed; it holds the results and errors of all of them
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ class UserError(SprinterError, ValueError):
 
 
 class OptionError(UserError, TypeError):
-    """A keyword that no option has; names the nearest option."""
+    """A keyword that is not an option; names the nearest option."""
 
 
 class RowsError(UserError):
-    """More rows at a time than can be had, or fewer than a method needs: no one request's mistake."""
+    """More rows per batch than the models can run, or fewer than a method needs; not the fault of a single request."""
 
 
 class BatchError(SprinterError):
-    """Some of many requests failed, each by an error of its own; the others were served to their end.
+    """Some of many requests failed, each with its own error; the others were completed.
 
     Attributes:
-        errors: what was raised, by the number of the request; of ``generate_batch`` by the index of the prompt.
-        done: the results of the others, likewise.
-        partial: what the failed ones had written, ``finish_reason`` "error".
+        errors: exception of each failed request, by request number (``generate_batch``: by index of the prompt).
+        done: results of the completed requests, by the same numbers.
+        partial: results of the failed requests up to the error, with ``finish_reason`` "error".
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writing of files, and reading of JSON lines whose last line may be incomplete."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["read_json_lines", "write_atomic"]
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """The values of a file of JSON lines, none if there is no file. A last line that was cut is dropped.
+    """Read the values of a JSON lines file; a missing file has none, and an incomplete last line is dropped.
 
     Raises:
-        ValueError: a whole line is not JSON.
+        ValueError: a complete line is not JSON.
         OSError: the file cannot be read.
     """
     if not path.is_file():
@@ -24,10 +24,17 @@ def read_json_lines(path: Path) -> list[Any]:
 
 
 def write_atomic(path: Path, content: bytes | str) -> Path:
-    """Write beside ``path``, then rename: a killed program leaves the old file or the new one. Text goes as UTF-8.
+    """Write a temporary file next to ``path``, then rename it: a killed program leaves the old or the new file.
+
+    Args:
+        path: the file.
+        content: its bytes; text is encoded as UTF-8.
+
+    Returns:
+        ``path``.
 
     Raises:
-        OSError: it could not be written; no half file is left.
+        OSError: it could not be written; no partial file is left.
     """
     part = path.with_name(path.name + ".part")
     try:

@@ -14,8 +14,9 @@ __all__ = ["weights_fingerprint"]
 def weights_fingerprint(model: Any) -> str:
     """SHA-256 over names, shapes and the first 64 values (as bfloat16) of every parameter.
 
-    The same for one checkpoint wherever it lies and whichever dtype it is loaded in; cheap for any size. A model that
-    is no ``nn.Module`` tells its own as ``fingerprint``: a GGUF file that of the checkpoint that it was made from.
+    It depends neither on the checkpoint's path nor on the dtype that it is loaded in, and is cheap for any size. A
+    model that is not an ``nn.Module`` has it as an attribute ``fingerprint``; that of a GGUF file is the fingerprint
+    of the checkpoint that the file was converted from.
     """
     if not isinstance(model, nn.Module):
         return str(model.fingerprint)

@@ -1,4 +1,4 @@
-"""Laws: distributions over the vocabulary, and the arithmetic that every rule is made of.
+"""Laws: distributions over the vocabulary, and the operations on them that the rules use.
 
 Notation: p = target's law, q = draft's law, V = vocabulary size, entropies in nats. Every function works on the
 last axis, on tensors of shape ``[..., V]``, and keeps the dtype of its input (tests use float64).
@@ -33,14 +33,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How logits become the law that is drawn from; applied to target and draft alike.
+    """Sampling parameters: how logits become the law that tokens are drawn from, for target and draft alike.
 
     Order, as in transformers: temperature, top-k, top-p, min-p, then renormalise.
 
-    Ties: tokens are ranked by their logits, the larger first, of equal ones (+0 and −0 are equal) the smaller id; so
-    top-k and top-p keep the first tokens of one ranking. A set reaches ``top_p``, in the law's precision, if its
-    probability does up to rounding, 1e-6 (1e-9 in float64): 0.6 of ten equal tokens are six. Sums are exact, so that
-    neither their order nor the way that a step is run decides.
+    Ties: tokens are ranked by falling logit, equal logits (+0 and −0 are equal) by rising id, and top-k and top-p keep
+    the first tokens of this ranking. A set reaches ``top_p`` if its probability does up to a rounding error of 1e-6
+    (1e-9 in float64): a top_p of 0.6 keeps six of ten equal tokens. Sums are exact, so the result depends neither on
+    their order nor on whether a step is eager or captured.
 
     Attributes:
         temperature: divides the logits; 0 means greedy (a one-hot law at the first largest logit).
@@ -60,7 +60,7 @@ class Sampling:
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise UserError(f"{name}={value!r} is not a number: give a number such as 1.0")
             kind: type = type(value)
-            if kind not in (int, float):  # torch takes no fraction
+            if kind not in (int, float):  # torch does not accept a fraction
                 object.__setattr__(self, name, float(value))
         if not 0.0 <= self.temperature < float("inf"):
             raise UserError(f"temperature={self.temperature} is out of range: give 0 (greedy) or more")
@@ -94,15 +94,15 @@ class Sampling:
 
 
 def raw_law(logits: Tensor) -> Tensor:
-    """Softmax at temperature 1: the law that control signals are computed on. ``[..., V]`` -> ``[..., V]``.
+    """Softmax at temperature 1: the law that the rules' signals are computed from. ``[..., V]`` -> ``[..., V]``.
 
-    Half-precision logits are raised to float32 first: a law in half precision does not sum to one.
+    Half-precision logits are converted to float32 first: a law in half precision does not sum to one.
     """
     return torch.softmax(_full(logits), -1)
 
 
 def process(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The law that is drawn from. ``[..., V]`` -> ``[..., V]``, float32 (float64 stays float64)."""
+    """The law that tokens are drawn from. ``[..., V]`` -> ``[..., V]``, float32 (float64 stays float64)."""
     full = _full(logits)
     if sampling.greedy:
         return one_hot(full)
@@ -118,7 +118,7 @@ def process(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def wide(law: Tensor) -> Tensor:
-    """In float64; on the CPU where its device has none. ``x.to(law)`` brings what comes of it back."""
+    """Convert to float64, on the CPU if the device does not support it. ``x.to(law)`` converts a result back."""
     return law.cpu().double() if law.device.type == "mps" else law.double()
 
 
@@ -127,20 +127,20 @@ def _full(logits: Tensor) -> Tensor:
 
 
 _FEW = 256
-"""Most laws hold top_p in fewer tokens: these are ranked first, and all only where that does not do."""
+"""Number of tokens that are ranked first; all are ranked only if these do not reach top_p."""
 
 _WHOLE = 2.0**50
 _SLACK = {torch.float32: 1e-6, torch.float64: 1e-9}
-"""What rounding may take from a sum of probabilities: see ``Sampling``."""
+"""Tolerance of a sum of probabilities for rounding errors, see ``Sampling``."""
 
 
 def _parts(law: Tensor) -> Tensor:
-    """Probabilities in whole parts of 2^-50, as float64: sums of them are exact, in any order."""
+    """Probabilities in integer multiples of 2^-50, as float64: their sums are exact in any order."""
     return (law.double() * _WHOLE).floor()
 
 
 def _goal(top_p: Tensor, law: Tensor) -> Tensor:
-    """How many parts reach ``top_p``; one at least, which the first token has."""
+    """Number of parts that reach ``top_p``, at least one."""
     return ((top_p.double() - _SLACK[law.dtype]) * _WHOLE).clamp(min=1.0)
 
 
@@ -162,56 +162,61 @@ def _keep_top_p(full: Tensor, sampling: Sampling) -> Tensor:
     if ranked.shape[-1] < full.shape[-1] and not bool((parts.sum(-1) >= goal).all()):
         ranked, ids = full.sort(dim=-1, descending=True)
         parts = _parts(law.gather(-1, ids))
-    kept = (parts.cumsum(-1) - parts < goal).sum(-1, keepdim=True)  # the mass before a token is too little
+    kept = (parts.cumsum(-1) - parts < goal).sum(
+        -1, keepdim=True
+    )  # keep a token if the mass before it is below top_p
     return full.masked_fill(~_largest(full, kept, ranked.gather(-1, kept - 1)), -torch.inf)
 
 
 def _largest(values: Tensor, n: int | Tensor, least: Tensor) -> Tensor:
-    """Whether a value is among the n largest, the n-th being ``least``: of tied ones the first. ``[..., V]``."""
+    """Mask of the n largest values, ``[..., V]``; ``least`` is the n-th, and ties with it are taken in order of id."""
     tied = values == least
     places = n - (values > least).sum(-1, keepdim=True)
     return (values > least) | (tied & (tied.cumsum(-1) <= places))
 
 
-def process_rows(logits: Tensor, temperature: Tensor, cuts: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-    """``process`` for rows that have each their own settings, which are tensors: part of captured steps.
+def process_rows(
+    logits: Tensor, temperature: Tensor, truncation: tuple[Tensor, Tensor, Tensor] | None
+) -> Tensor:
+    """``process`` with parameters per row, as tensors: used in captured steps.
 
-    Nothing is sorted: the smallest value that is kept is found bit by bit, by counting (or weighing) what exceeds it.
+    Nothing is sorted: a binary search finds the smallest value that is kept, bit by bit, by counting (or summing the
+    mass of) the values above it.
 
     Args:
         logits: ``[rows, V]``.
         temperature: ``[rows]``; 0 means greedy.
-        cuts: top_k, top_p and min_p, each ``[rows]``; like the temperature best in float64, from which they are
-            rounded as ``process`` rounds them; with the meaning of ``Sampling``; None where nobody cuts.
+        truncation: top_k, top_p and min_p as in ``Sampling``, each ``[rows]``; None: no row truncates. Like the
+            temperature they should be float64, which is rounded as ``process`` rounds.
     """
     kept = full = _full(logits)
     greedy = temperature[:, None] == 0
     divisor = torch.where(greedy, 1.0, temperature[:, None].to(full.dtype))
-    if cuts is not None:
-        top_k, top_p = cuts[0][:, None], cuts[1][:, None].to(full.dtype)
+    if truncation is not None:
+        top_k, top_p = truncation[0][:, None], truncation[1][:, None].to(full.dtype)
         top_k = torch.where((top_k > 0) & (top_k < full.shape[-1]), top_k, full.shape[-1])
         kept = torch.where(_first_k(full, top_k), full, -torch.inf)
         law = torch.softmax(kept / divisor, -1)
         kept = torch.where((top_p >= 1) | _first_p(kept, law, top_p), kept, -torch.inf)
     law = torch.softmax(kept / divisor, -1)
-    if cuts is not None:
-        min_p = cuts[2][:, None].to(full.dtype)
-        cut = torch.where(law < min_p * law.amax(-1, keepdim=True), 0.0, law)
-        law = torch.where(min_p > 0, cut / cut.sum(-1, keepdim=True), law)
+    if truncation is not None:
+        min_p = truncation[2][:, None].to(full.dtype)
+        truncated = torch.where(law < min_p * law.amax(-1, keepdim=True), 0.0, law)
+        law = torch.where(min_p > 0, truncated / truncated.sum(-1, keepdim=True), law)
     ids = torch.arange(full.shape[-1], device=full.device)
     return torch.where(greedy, (ids == full.argmax(-1, keepdim=True)).to(law.dtype), law)
 
 
 def _first_k(full: Tensor, k: Tensor) -> Tensor:
     order = _ordered(full)
-    # Counted in floating point, which compilers make into vectors; exact up to 2^24 tokens.
-    least = _cut(order, lambda above: torch.where(above, 1.0, 0.0).sum(-1, keepdim=True) >= k)
+    # Counted in floating point, which compilers vectorise; exact up to 2^24 tokens.
+    least = _least_kept(order, lambda above: torch.where(above, 1.0, 0.0).sum(-1, keepdim=True) >= k)
     return _largest(order, k, least)
 
 
 def _first_p(full: Tensor, law: Tensor, top_p: Tensor) -> Tensor:
     order, parts, goal = _ordered(full), _parts(law), _goal(top_p, law)
-    least = _cut(order, lambda above: torch.where(above, parts, 0.0).sum(-1, keepdim=True) >= goal)
+    least = _least_kept(order, lambda above: torch.where(above, parts, 0.0).sum(-1, keepdim=True) >= goal)
     above, tied = order > least, order == least
     mass = torch.where(above, parts, 0.0).sum(-1, keepdim=True)
     each = torch.where(tied, parts, 0.0).amax(-1, keepdim=True)
@@ -219,17 +224,17 @@ def _first_p(full: Tensor, law: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _ordered(values: Tensor) -> Tensor:
-    """Integers in the same order as floating-point values: +0 and −0 are one."""
+    """Map floating-point values to integers in the same order; +0 and −0 are equal."""
     kind = torch.int32 if values.dtype == torch.float32 else torch.int64
     bits, last = values.view(kind), torch.iinfo(kind)
     bits = torch.where(bits == last.min, 0, bits)
     return torch.where(bits < 0, bits ^ last.max, bits)
 
 
-def _cut(order: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
-    """The largest integer such that what is at least as large is enough: ``[rows, 1]``."""
+def _least_kept(order: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
+    """The largest integer x for which the values >= x are ``enough``, ``[rows, 1]``."""
     info = torch.iinfo(order.dtype)
-    # The lowest integers do not occur: they would be NaN. So the first bit may be decided by the sign alone.
+    # The lowest integers do not occur (they would be NaN), so the sign alone decides the first bit.
     zero = torch.zeros_like(order[:, :1])
     found = torch.where(enough(order >= zero), zero, info.min)
     for bit in range(info.bits - 2, -1, -1):
@@ -255,14 +260,14 @@ def tv_distance(p: Tensor, q: Tensor) -> Tensor:
 
 
 def overlap(p: Tensor, q: Tensor) -> Tensor:
-    """β = Σ min(p, q) = 1 − TV(p, q): the chance that exact acceptance keeps a draft token."""
+    """β = Σ min(p, q) = 1 − TV(p, q): the acceptance rate of exact acceptance. ``[..., V]`` -> ``[...]``."""
     return torch.minimum(p, q).sum(-1)
 
 
 def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
     """KL(p‖q) = Σ p ln(p/q) in nats; inf where p has mass and q has none. ``[..., V]`` -> ``[...]``.
 
-    Never below 0, where rounding would take it if the laws are nearly equal.
+    Clamped at 0, because rounding errors could make it negative for nearly equal laws.
     """
     terms = torch.where(p > 0, p * (p.log() - q.log()), torch.zeros_like(p))
     return terms.sum(-1).clamp(min=0)
@@ -275,9 +280,9 @@ def js_divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """[p − q]₊, normalised: the law of the replacement after an exact refusal (Leviathan et al. 2023, Alg. 1).
+    """[p − q]₊, normalised: the law of the replacement after an exact rejection (Leviathan et al. 2023, Alg. 1).
 
-    Where p = q nothing is left (and a refusal has probability 0); p is returned so that the result is a law.
+    If p = q nothing is left (and a rejection has probability 0); p is returned so that the result is a law.
     """
     excess = (p - q).clamp_(min=0)
     total = excess.sum(-1, keepdim=True)

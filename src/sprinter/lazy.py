@@ -1,4 +1,4 @@
-"""Public names of a package that are imported when they are first used, so that importing the package stays cheap."""
+"""Lazy imports: public names of a package are imported at first use, so that importing the package stays cheap."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["lazy_names"]
 def lazy_names(
     package: str, homes: Mapping[str, Iterable[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Make ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
-        package: its ``__name__``.
-        homes: module -> names that live there.
+        package: the package's ``__name__``.
+        homes: module -> names that it defines.
     """
     home = {name: module for module, names in homes.items() for name in names}
 

@@ -1,13 +1,13 @@
 """Addressed random numbers: u = f(seed, request, round, position, row, purpose, token id).
 
-Nothing is consumed, so the same seed gives the same text whatever was drafted ahead and thrown away, alone or in a
-batch. A token is drawn by an exponential race (Gumbel-max): token i arrives at time E_i / law_i, the first wins. Small
-numeric noise in the law rarely changes the winner, which an inverse-CDF draw cannot offer.
+No stream is consumed, so the same seed gives the same text alone or in a batch, whatever was drafted ahead and
+discarded. A token is drawn by an exponential race (the Gumbel-max trick): token i arrives at time E_i / law_i, and the
+first one wins. Small numerical noise in the law rarely changes the winner, unlike with an inverse-CDF draw.
 
-The address is folded into a 64-bit key by splitmix64. Per token the key meets a fixed 64-bit word of that token id,
-half by half, in a murmur-style 32-bit finaliser that is keyed twice. 32-bit words would collide in vocabularies of
-50,000 and up, and of two tokens that always tie the less likely one would never be drawn. The integers are the same on
-every device; on the CPU they come from numpy, whose calls cost a fraction of torch's on a few thousand elements.
+splitmix64 folds the address into a 64-bit key. Per token a murmur-style 32-bit finaliser mixes the key with a fixed
+64-bit word of the token id, half by half. 32-bit words would collide in vocabularies of 50,000 and more, and of two
+tokens that always tie the less likely one would never be drawn. The integers are the same on every device; on the CPU
+numpy computes them, because its calls cost a fraction of torch's on a few thousand elements.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _C1, _C2 = 0x7FEB352D, 0x846CA68B
 
 
 class Purpose(IntEnum):
-    """What a number is for; a part of its address."""
+    """Use of a random number; part of its address."""
 
     DRAFT = 1
     TRUST = 2
     ACCEPT = 3
-    TARGET = 4  # replacement, bonus or plain target token: at most one of them a position and round
-    ALLOCATE = 5  # who writes a text, once a text
+    TARGET = 4  # replacement, bonus or plain target token: at most one of them per position and round
+    ALLOCATE = 5  # which model writes a text, once per text
 
 
 class Draws(Protocol):
-    """The source of chance of one decoding. The loop and the drivers draw through this and nothing else."""
+    """Random numbers of one decoding. The loop and the drivers use no other source."""
 
     def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
         """One token id from ``law [V]``."""
@@ -54,16 +54,18 @@ class Draws(Protocol):
 
 
 class AddressedDraws:
-    """Counter-based numbers for one request.
+    """Counter-based random numbers of one request.
 
     Args:
         seed: any integer; the same seed gives the same text.
-        request: number of the request within a seed (rows of one batch differ by it).
+        request: number of the request within a seed; rows of one batch have different numbers.
     """
 
     def __init__(self, seed: int = 0, request: int = 0) -> None:
         key = 0
-        for word in range(seed.bit_length() // 64 + 1):  # two's complement, all of it: no two seeds are one
+        for word in range(
+            seed.bit_length() // 64 + 1
+        ):  # all words of the two's complement: no two seeds share a key
             key = _mix64(key ^ (seed >> 64 * word & _MASK))
         self._key = _mix64(key ^ (request & _MASK))
 
@@ -85,7 +87,7 @@ class AddressedDraws:
         return [self.uniform(round, position + i, Purpose.ACCEPT, row) < b for i, b in enumerate(chances)]
 
     def address(self, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
-        """The 64-bit key of one draw; ``race`` draws with it where the numbers are made on a device."""
+        """The 64-bit key of one draw; ``race`` uses it to draw on a device."""
         return _mix64(_mix64(self._key ^ (round << 32 | position)) ^ (row << 8 | purpose))
 
 
@@ -99,7 +101,7 @@ def _mix64(x: int) -> int:
 
 @lru_cache(maxsize=8)
 def _words(vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """A fixed 64-bit word a token id, as its high and low 32 bits: splitmix64 of the id, so no two are alike."""
+    """A fixed 64-bit word per token id, as its high and low 32 bits: splitmix64 of the id, so all words differ."""
     with np.errstate(over="ignore"):
         x = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -138,14 +140,20 @@ def _race_times_numpy(key: int, vocab: int) -> np.ndarray:
 
 
 def race_words(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """High and low halves of the words of all token ids, each ``[vocab]`` int64: what ``race`` needs."""
+    """High and low halves of the words of all token ids, each ``[vocab]`` int64, for ``race``."""
     return _words_torch(vocab, device)
 
 
 def race(law: Tensor, key_low: Tensor, key_high: Tensor, words: tuple[Tensor, Tensor]) -> Tensor:
-    """One token a row: ``law [rows, V]``, halves of the rows' addresses ``[rows]`` int64 -> ``[rows]``.
+    """Draw one token per row; the tokens are those of ``AddressedDraws.token``.
 
-    The same tokens as ``AddressedDraws.token`` gives.
+    Args:
+        law: ``[rows, V]``.
+        key_low, key_high: halves of the rows' addresses, ``[rows]`` int64.
+        words: the result of ``race_words``.
+
+    Returns:
+        Token ids ``[rows]``.
     """
     return (law / _race_times(key_low[:, None], key_high[:, None], words)).argmax(-1)
 
@@ -155,7 +163,7 @@ def _race_times_torch(key: int, vocab: int, device: torch.device) -> Tensor:
 
 
 def _race_times(key_low: int | Tensor, key_high: int | Tensor, words: tuple[Tensor, Tensor]) -> Tensor:
-    """The same integers as ``_race_times_numpy`` in int64 arithmetic (torch lacks uint32 shifts)."""
+    """``_race_times_numpy`` in int64 arithmetic (torch lacks uint32 shifts), with the same integers."""
     mask = 0xFFFFFFFF
     high, low = words
     x = high ^ key_low

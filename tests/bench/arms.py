@@ -1,4 +1,4 @@
-"""Arms that answer from thin air, with a clock of their own."""
+"""Fake arms with a clock of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sprinter.laws import Sampling
 
 
 class FakeArm:
-    """Answers with the prompt's own ids, in ``pace_s`` a token; notes what happens to it."""
+    """Answers with the prompt's own ids, in ``pace_s`` per token; records the calls."""
 
     engine = "fake"
 

@@ -220,7 +220,7 @@ def _turn(
 
 
 def fake_analysis(temperature: float = 1.0) -> dict[str, Any]:
-    """Laws as ``sprinter.bench.analysis.analyse`` tells them."""
+    """The result of ``sprinter.bench.analysis.analyse``."""
     centres = [0.125 + 0.25 * i for i in range(24)]
     means = [1 - 0.16 * math.sqrt(h) for h in centres]
 

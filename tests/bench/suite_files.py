@@ -1,4 +1,4 @@
-"""Small files in the very formats of the named suites."""
+"""Small files in the formats of the named suites."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def put_tar(path: Path, members: dict[str, str]) -> Path:
 
 
 def numbered(count: int, word: str = "word") -> str:
-    """A text of so many different words."""
+    """A text of ``count`` different words."""
     return " ".join(f"{word}{n}" for n in range(count))
 
 

@@ -1,4 +1,4 @@
-"""The laws of a pair reduced to what pictures show, against sums by hand on recorded laws."""
+"""Statistics of a pair's laws, against sums by hand on recorded laws."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_measured_acceptance_by_position() -> None:
     assert acceptance_by_position([0, 0, 0, 4])["kept"] == [1.0, 1.0]
 
 
-def test_a_pair_is_read_and_progress_is_told() -> None:
+def test_a_pair_is_read_and_progress_is_reported() -> None:
     pair = sprinter.load_pair()
     prompts = [pair.tokenizer.encode(text) for text in ("The river rose and", "In 1912 the company")]
     seen: list[tuple[int, int]] = []

@@ -97,7 +97,7 @@ def test_a_spec_gives_an_arm_that_can_be_made_again(
         ("", "is not SPEC or SPEC as NAME"),
     ],
 )
-def test_mistakes_are_told(text: str, message: str) -> None:
+def test_mistakes_are_reported(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_arm(text)
     assert message in str(caught.value)
@@ -351,6 +351,6 @@ def test_an_arm_answers_only_between_start_and_close(pair: sprinter.Pair, spec: 
         arm.answer(ask(pair))
 
 
-def test_versions_are_told(pair: sprinter.Pair) -> None:
+def test_versions_are_reported(pair: sprinter.Pair) -> None:
     assert set(started("transformers:plain", pair).versions()) == {"transformers", "torch"}
     assert "scikit-learn" in started("transformers:assisted(schedule=dynamic)", pair).versions()

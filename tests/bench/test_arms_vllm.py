@@ -1,4 +1,4 @@
-"""The vLLM arm and its worker, against a package that looks like vllm; against the real one where there is one."""
+"""The vLLM arm and its worker, with a fake vllm package, and with the real one if it is installed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_requests_together(pair: sprinter.Pair, fake: None) -> None:
          {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, 0.5),
     ],
 )  # fmt: skip
-def test_speculation_is_set_up_mended_and_told(
+def test_speculation_is_set_up_fixed_and_reported(
     pair: sprinter.Pair, tmp_path: Path, fake: None, spec: str, config: dict[str, Any], error: float
 ) -> None:
     (tmp_path / "torch.py").unlink()
@@ -116,16 +116,16 @@ def test_speculation_is_set_up_mended_and_told(
     assert answer.draft_steps == (7 if config["method"] == "draft_model" else 0)
 
 
-def test_the_mended_sampler_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fixed_sampler_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = types.ModuleType("sampler")
     sampler.expand_batch_to_tokens = lambda x, *_: x.new_zeros(5)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.sample.rejection_sampler", sampler)
-    assert vllm_worker._mend()
+    assert vllm_worker._fix_draft_sampling()
     given, ends = torch.tensor([0.7, 0.0, 0.3]), torch.tensor([2, 2, 5], dtype=torch.int32)
     assert sampler.expand_batch_to_tokens(given, ends, 5, 0, 1).tolist() == given[[0, 0, 2, 2, 2]].tolist()
     given[0] = 0.0
     assert sampler.expand_batch_to_tokens(given, ends, 5, 0, 1)[:2].tolist() == [1.0, 1.0]
-    assert vllm_worker._mend() == {}, "what is right is left alone"
+    assert vllm_worker._fix_draft_sampling() == {}, "what is right is left alone"
 
 
 def test_trouble_with_one_request_leaves_the_worker_alive(pair: sprinter.Pair, fake: None) -> None:
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_leaves_its_last_words(pair: sprinter.Pair, fake: Non
     arm.close()
 
 
-def test_an_engine_that_refuses_the_pair_is_told(pair: sprinter.Pair, fake: None) -> None:
+def test_an_engine_that_rejects_the_pair_is_reported(pair: sprinter.Pair, fake: None) -> None:
     models = pair.models
     short = LoadedModel(models.target.model, models.target.id, None, 13, models.vocab_size, 128, (0,))
     arm = parse_arm("vllm:plain")
@@ -166,7 +166,7 @@ def test_models_must_be_on_disk(pair: sprinter.Pair, fake: None) -> None:
         parse_arm("vllm:plain").start(sprinter.Pair(LoadedPair(memory, models.draft, None)))
 
 
-def test_an_interpreter_without_vllm_is_told(
+def test_an_interpreter_without_vllm_is_reported(
     pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPRINTER_VLLM_PYTHON", str(tmp_path / "python"))

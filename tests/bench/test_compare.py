@@ -177,7 +177,7 @@ def test_what_only_one_run_has_and_other_machines_do_not_stop_a_comparison() -> 
     assert compare(before, after)
 
 
-def test_a_single_prompt_in_common_is_told_and_not_judged() -> None:
+def test_a_single_prompt_in_common_has_no_verdict() -> None:
     before, after = (
         results_of([*rows_of("plain", np.array([0.1])), *rows_of("fast", np.array([seconds]))])
         for seconds in (0.05, 0.2)

@@ -206,7 +206,7 @@ def test_prompts_beyond_the_context_are_skipped_and_counted(harness: Run, pair: 
 def test_later_turns_beyond_the_context_are_counted_once_a_row(
     harness: Run, pair: sprinter.Pair, tmp_path: Path
 ) -> None:
-    """Two arms, one prompt of two turns: two turns missing, however often the run is gone on with."""
+    """Two arms, one prompt of two turns: two turns missing, however often the run is resumed."""
     talk = Sample("talk", "c", ("The river", "river " * 2 * pair.models.context))
     for _ in range(2):
         done = harness([FakeArm("a"), FakeArm("b")], [Suite("toy", (talk,), 5)])

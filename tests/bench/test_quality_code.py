@@ -1,4 +1,4 @@
-"""Generated code: what is run, what passes, and what holds what does not."""
+"""Generated code: what is run, what passes, and what the sandbox stops."""
 
 from __future__ import annotations
 
@@ -215,13 +215,13 @@ def test_an_odd_program_is_only_wrong() -> None:
     )
 
 
-def test_other_systems_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     with pytest.raises(UserError, match="on Linux alone"):
         run("pass")
 
 
-def test_limits_that_cannot_be_set_are_told() -> None:
+def test_limits_that_cannot_be_set_are_an_error() -> None:
     with pytest.raises(UserError, match=r"^generated code cannot be run here \(root may not"):
         sandbox._outcome({"refused": "root may not become the user nobody here"}, 1, False)
 

@@ -232,7 +232,7 @@ def test_a_connection_that_breaks_is_tried_again(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 302])
-def test_a_closed_door_is_told_at_once(serve: Any, status: int) -> None:
+def test_denied_access_is_reported_at_once(serve: Any, status: int) -> None:
     server = serve(lambda number, body: error(status, "bad key", Location="http://127.0.0.1:9/else"))
     asked, waits = endpoint(server.url)
     with pytest.raises(JudgeError, match=f"says HTTP {status}: bad key: check address, model and key"):
@@ -301,13 +301,13 @@ def judge(url: str, path: Path, **more: Any) -> LlmJudge:
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """A base arm, an arm that is always better, one that is as good."""
+    """A base arm, an arm that is always better, and an equal one."""
     ids = [str(i) for i in range(count)]
     return [row(arm, f"{arm} {id}", id) for id in ids for arm in ("base", "better", "alike")]
 
 
 def by_merit(number: int, body: dict[str, Any]) -> Answer:
-    """Finds "better" wherever it stands; likes the first of two that are alike."""
+    """Prefers an answer that contains "better"; of two equal ones the first."""
     second = body["messages"][1]["content"].partition("<answer B>")[2]
     return said("[[B]]" if "better" in second else "[[A]]")
 

@@ -1,4 +1,4 @@
-"""Log-likelihoods in batches and chunks against the uncached pass, text by text."""
+"""Log-likelihoods in batches and chunks against an uncached forward pass per text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sprinter.models.pair import LoadedModel, LoadedPair
 
 
 def plain(model: PreTrainedModel, prompt: list[int], new: list[int], vocab: int) -> list[float]:
-    """One uncached pass over one text, laws in float64."""
+    """One uncached forward pass over one text, laws in float64."""
     logs = torch.log_softmax(uncached(model, [*prompt, *new])[0][:, :vocab].double(), -1)
     return [float(logs[len(prompt) + i - 1, id]) for i, id in enumerate(new)]
 
@@ -108,7 +108,7 @@ def test_impossible_tokens_stay_finite(tiny: sprinter.Pair) -> None:
     assert math.isfinite(perplexity(-1e6, 1))
 
 
-def test_broken_logits_are_told(tiny: sprinter.Pair) -> None:
+def test_broken_logits_are_an_error(tiny: sprinter.Pair) -> None:
     model = tiny_llama(6).model
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)

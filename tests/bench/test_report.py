@@ -263,7 +263,7 @@ def test_texts_of_others_stay_texts(changed: dict[str, Any], tmp_path: Path) -> 
     ("gone", "said"),
     [
         ("rows", "no answers of 64 tokens or more"),
-        ("analysis", "the laws were not read in this run"),
+        ("analysis", "the laws were not analysed in this run"),
         ("summary", "the run has no answer of any arm"),
         ("settings", ""),
         ("environment", ""),
@@ -298,7 +298,7 @@ def test_summaries_without_values_are_shown_as_such(changed: dict[str, Any], tmp
     page = page_of(changed, tmp_path)
     assert not re.search(r"\b(nan|inf|None)\b", page.words)
     for reason in ("no arm knows both its speed and its drift", "no speed is known", "no quality was measured",
-                   "no arm told how many tokens its rounds added"):  # fmt: skip
+                   "no arm reported how many tokens its rounds added"):  # fmt: skip
         assert reason in page.words
     assert all(row["speed_up"] is None for row in headline(changed))
 

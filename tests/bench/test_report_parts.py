@@ -1,4 +1,4 @@
-"""What the page is made of: axes, labels, looks, dials, curves along texts."""
+"""Parts of the page: axes, labels, looks, dials, curves along texts."""
 
 from __future__ import annotations
 

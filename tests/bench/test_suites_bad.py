@@ -1,4 +1,4 @@
-"""What is wrong with a suite is told in one line; data sets by name, with and without their package."""
+"""Errors of suites are one line; data sets by name, with and without their package."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_prompt_and_rest_are_the_text(text: str, share: float, words: int) -> No
 
 @pytest.mark.parametrize("tokens", range(1, 30))
 def test_tokens_are_counted_at_ends_of_words(tokens: int) -> None:
-    text, count = "ab cde f ghij klmno", tiny_tokenizer()  # a token a byte
+    text, count = "ab cde f ghij klmno", tiny_tokenizer()  # one token per byte
     prompt, _ = TextRule.long_form(tokens).cut(text, count)
     fitting = [text[:end] for end in (2, 6, 8, 13) if end <= tokens < len(text)]
     assert prompt == (fitting[-1] if fitting else "")

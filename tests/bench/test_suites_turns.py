@@ -1,4 +1,4 @@
-"""From samples to token ids: talks as text, talks through a chat template."""
+"""From samples to token ids: conversations as text and through a chat template."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chatting(template: str) -> sprinter.Pair:
 
 
 class Recording:
-    """A tokenizer that keeps what it is asked."""
+    """A tokenizer that records its calls."""
 
     chat_template = None
 
@@ -63,7 +63,7 @@ def test_a_chat_template_is_used() -> None:
     assert turn_ids(pair, TALK, 1, ["w30"], chat=False) == ids("w20 w21 w30 w22")
 
 
-def test_a_chat_template_that_fails_is_told_in_one_line() -> None:
+def test_a_chat_template_that_fails_is_a_one_line_error() -> None:
     with pytest.raises(UserError, match="chat template of the tokenizer fails") as caught:
         turn_ids(chatting("{{ raise_exception('no system\nat all') }}"), TALK, 0, [])
     assert "\n" not in str(caught.value)

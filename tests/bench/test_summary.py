@@ -50,7 +50,7 @@ def test_what_a_summary_says() -> None:
     assert fast["lossless"] is False and plain["lossless"] is True
 
 
-def test_arms_are_told_over_the_prompts_that_all_answered() -> None:
+def test_arms_are_summarised_over_the_prompts_that_all_answered() -> None:
     rows = rows_of("a", np.full(6, 0.4)) + rows_of("b", np.full(6, 0.2))[:4]
     rows += rows_of("c", np.full(6, 0.1))
     found = groups(rows)
@@ -89,7 +89,7 @@ def test_what_an_engine_does_not_know_is_none() -> None:
 
 
 def test_what_few_prompts_have_gives_an_interval_that_can_be_written() -> None:
-    """In a third of the draws none of 20 prompts is the one that was metered: those draws tell nothing."""
+    """In a third of the draws none of 20 prompts is the one that was metered: those draws are left out."""
     rows = rows_of("a", np.full(20, 0.1), drift=0.2)
     for one in rows[1:]:
         one |= {"drift_sum": 0.0, "drift_tokens": 0}
@@ -99,7 +99,7 @@ def test_what_few_prompts_have_gives_an_interval_that_can_be_written() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_answers_without_a_token_are_told_without_a_rate() -> None:
+def test_answers_without_a_token_have_no_rate() -> None:
     rows = rows_of("silent", np.full(3, 0.1)) + rows_of("plain", np.full(3, 0.1))
     for one in rows[:3]:
         one |= {"drift_sum": 0.0, "drift_tokens": 0, "origins": {}, "ttft_s": [None], "arrivals_ms": [[]]}

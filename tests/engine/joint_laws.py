@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
+from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import EnumeratedDraws
@@ -32,11 +35,36 @@ SPECS = {
 
 
 def head(kind: str) -> Head:
-    """A linear head that tells prefixes apart."""
+    """A linear head with different scores for different prefixes."""
     network = Linear(WIDTH)
     with torch.no_grad():
         network.weight.normal_(std=0.3, generator=torch.Generator().manual_seed(len(kind)))
     return Head(HeadConfig(WIDTH, "draft", "target", kind=kind, features=(FEATURES[kind],)), network)
+
+
+class LawsOfModels(ABC):
+    """Base of pairs with the interface of ``MarkovPair``: laws and head scores from uncached forward passes."""
+
+    def __init__(self, vocab: int) -> None:
+        self.vocab, self.heads = vocab, {kind: head(kind) for kind in FEATURES}
+        self._read = cache(self._read_once)
+
+    def p(self, prefix: Text) -> Tensor:
+        """The target's law, ``[V]`` float64."""
+        return self._read(0, prefix)[0]
+
+    def q(self, prefix: Text) -> Tensor:
+        """The draft's law, ``[V]`` float64."""
+        return self._read(1, prefix)[0]
+
+    def score(self, kind: str, text: Text) -> float:
+        """A head's score from the draft's hidden state after the text."""
+        with torch.inference_mode():
+            return float(self.heads[kind](self._read(1, text)[1]))
+
+    @abstractmethod
+    def _read_once(self, which: int, text: Text) -> tuple[Tensor, Tensor]:
+        """Law ``[V]`` and hidden state ``[d]`` after the text, of the target (0) or the draft (1)."""
 
 
 def law_of_texts(

@@ -81,9 +81,7 @@ def test_a_drafts_laws_go_to_the_targets_device(tiny_pair: sprinter.Pair, method
     target = copy.copy(make_runner(tiny_pair.models.target.model, max_len=32))
     target.device = torch.device("meta")
     models = Models(target, draft, tiny_pair.models.vocab_size)
-    driver = RowDriver(
-        models, 0, {}, [2, 2, 2], parse_method(method), Sampling(), AddressedDraws(1), Stats()
-    )
+    driver = RowDriver(models, 0, {}, [2, 2, 2], parse_method(method), Sampling(), AddressedDraws(1), Stats())
     jobs, answer = driver.answer(AskDraft(3, (), 1, 2)), None
     try:
         job = next(jobs)

@@ -93,7 +93,9 @@ def test_greedy_speculation_gives_the_targets_own_text(files: Path, dtype: str, 
 
 
 def test_trees_are_refused(files: Path) -> None:
-    with pytest.raises(UserError, match=r"specinfer\(drafts=2, gamma=5\) drafts a tree, .*llamacpp.*give drafts=1"):
+    with pytest.raises(
+        UserError, match=r"specinfer\(drafts=2, gamma=5\) drafts a tree, .*llamacpp.*give drafts=1"
+    ):
         load(files, "f32").generate(PROMPT, method="specinfer(drafts=2)")
 
 

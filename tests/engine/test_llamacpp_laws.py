@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.joint_laws import FEATURES, PROMPT, SPECS, WIDTH, Text, distance, head, law_of_texts
+from tests.engine.joint_laws import PROMPT, SPECS, WIDTH, LawsOfModels, Text, distance, law_of_texts
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, tiny_llama
 from tests.models.tiny import uncached
 from torch import Tensor
@@ -31,27 +31,14 @@ pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 LENGTH, CLOSE = 3, 1e-5
 
 
-class Pair:
+class Pair(LawsOfModels):
     """A target and a draft, as transformers models and as files; the laws of the first as a ``MarkovPair`` has them."""
 
     def __init__(self, root: Path, vocab: int) -> None:
-        self.vocab, self.heads = vocab, {kind: head(kind) for kind in FEATURES}
+        super().__init__(vocab)
         sizes = {"vocab_size": vocab, "hidden_size": WIDTH, "intermediate_size": 48, "eos_token_id": None}
         self._models = [tiny_llama(seed, **sizes, num_hidden_layers=2 - i) for i, seed in enumerate((5, 6))]
         self.files = [bare_file(root / f"{vocab}-{i}.gguf", model) for i, model in enumerate(self._models)]
-        self._read = cache(self._read_once)
-
-    def p(self, prefix: Text) -> Tensor:
-        """Target's law."""
-        return self._read(0, prefix)[0]
-
-    def q(self, prefix: Text) -> Tensor:
-        """Draft's law."""
-        return self._read(1, prefix)[0]
-
-    def score(self, kind: str, text: Text) -> float:
-        """A head's score of the state after the text."""
-        return float(self.heads[kind](self._read(1, text)[1]))
 
     def _read_once(self, which: int, text: Text) -> tuple[Tensor, Tensor]:
         logits, hidden = uncached(self._models[which], list(text))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.disturbed import runner_maker
-from tests.engine.joint_laws import FEATURES, PROMPT, SPECS, WIDTH, Text, distance, head, law_of_texts
+from tests.engine.joint_laws import PROMPT, SPECS, WIDTH, LawsOfModels, Text, distance, law_of_texts
 from tests.models.tiny import uncached
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -45,26 +45,12 @@ class Draws(EnumeratedDraws, AddressedDraws):
         return torch.tensor([self.token(one, 0, 0, Purpose.DRAFT) for one in law])
 
 
-class Pair:
+class Pair(LawsOfModels):
     """A target and a draft in float64; their laws as a ``MarkovPair`` has them."""
 
     def __init__(self, vocab: int) -> None:
-        self.vocab, self.heads = vocab, {kind: head(kind) for kind in FEATURES}
+        super().__init__(vocab)
         self.models = [self._model(seed, layers) for seed, layers in ((5, 2), (6, 1))]
-        self._read = cache(self._read_once)
-
-    def p(self, prefix: Text) -> Tensor:
-        """Target's law."""
-        return self._read(0, prefix)[0]
-
-    def q(self, prefix: Text) -> Tensor:
-        """Draft's law."""
-        return self._read(1, prefix)[0]
-
-    def score(self, kind: str, text: Text) -> float:
-        """A head's score of the state after the text."""
-        with torch.inference_mode():
-            return float(self.heads[kind](self._read(1, text)[1]))
 
     def _model(self, seed: int, layers: int) -> LlamaForCausalLM:
         with torch.random.fork_rng():

@@ -1,4 +1,4 @@
-"""Features, networks, calibrations, and every head's way to disk and back."""
+"""Features, networks, calibrations, and saving and loading every head."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def test_more_drafts_help_but_never_to_zero() -> None:
 
 
 def test_the_limit_keeps_what_the_draft_can_never_say() -> None:
-    """A draft that cannot say token 2: the limit is that of the recursion, not the paper's with a product of 0."""
+    """A draft that never draws token 2: the limit is that of the recursion, not the paper's with a product of 0."""
     chain = MarkovChain.random(3, 5, seed=3)
     q = chain.q.clone()
     q[..., 2] = 0

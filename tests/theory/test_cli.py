@@ -1,4 +1,4 @@
-"""``sprinter theory``: simulate, pareto, flops, predict, as JSON and as text; mistakes are one line and status 2."""
+"""``sprinter theory``: simulate, pareto, flops, predict, as JSON and as text; errors are one line and status 2."""
 
 from __future__ import annotations
 

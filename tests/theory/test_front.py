@@ -182,7 +182,7 @@ def test_closed_forms_of_the_paper() -> None:
 
 
 def test_the_limit_of_many_drafts() -> None:
-    """What the draft can never say is still refused; without such tokens nothing is."""
+    """Tokens that the draft never draws are still missed; without such tokens nothing is."""
     p, q = laws(60, 5, seed=1)
     refused, law = batch_laws(p, q, None)
     many, nearly = batch_laws(p, q, 4000)

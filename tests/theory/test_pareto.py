@@ -1,4 +1,4 @@
-"""The front and the methods beside it, and every figure."""
+"""The front, the methods' points, and every figure."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_probes_that_cannot_be_are_refused(pair: Pair) -> None:
 
 # --- labels ----------------------------------------------------------------------------------------------------------
 def columns(whole: Recording, kind: int, texts: int = 2) -> dict[str, torch.Tensor]:
-    """A recording as the gate laboratory's columns (its raw laws, the union of both top 64)."""
+    """A recording as columns of labels from ``sprinter.training`` (its raw laws, the union of both top 64)."""
     rows: dict[str, list[torch.Tensor]] = {"top_ids": [], "top_p": [], "top_q": []}
     for p, q in zip(whole.raw_p, whole.raw_q, strict=True):
         union = torch.cat([p.topk(64).indices, q.topk(64).indices]).unique()

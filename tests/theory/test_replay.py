@@ -115,9 +115,9 @@ def test_a_gate_at_either_end() -> None:
 
 @pytest.mark.statistical
 def test_coins_on_both_texts_near_the_real_loop() -> None:
-    """A coin trusts without looking, so Theorem 3.1 holds with both rates equal; 400 texts against the exact counts.
+    """A coin ignores the token, so Theorem 3.1 holds with equal rates; 400 texts against the exact counts.
 
-    What is left of chance (five standard errors of means over 400 texts) is below 6 %.
+    The remaining noise (five standard errors of means over 400 texts) is below 6 %.
     """
     chain = MarkovChain.random(4, 10, seed=3)
     exact = sequential_counts(chain, 0.5, 0.5)

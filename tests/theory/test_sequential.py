@@ -204,11 +204,11 @@ def test_speed_up_by_monte_carlo() -> None:
 
 # --- from labels -----------------------------------------------------------------------------------------------------
 def test_run_lengths_of_one_text_by_hand() -> None:
-    """1 1 0: runs of 2, 1 and 0, none cut; then 1 1 at the end, cut at 2 and 1."""
+    """1 1 0: runs of 2, 1 and 0, none censored; then 1 1 at the end, censored at 2 and 1."""
     labels = torch.tensor([[1, 1, 0]]).bool()
     assert run_lengths(labels).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3])
     law = run_lengths(torch.tensor([[1, 1, 0, 1, 1]]).bool())
-    # five runs: 2, 1, 0 end, 2+ and 1+ are cut; 1 of 5 ends at 0, then 1 of 3 that are seen to try a second token
+    # five runs: 2, 1, 0 end, 2+ and 1+ are censored; 1 of 5 ends at 0, then 1 of 3 that are seen to try a second token
     assert law.tolist() == pytest.approx([1 / 5, 4 / 5 / 3, 8 / 15])
 
 
@@ -220,7 +220,7 @@ def test_run_lengths_stop_at_the_texts_end() -> None:
 
 @pytest.mark.statistical
 def test_run_lengths_of_independent_labels_are_geometric() -> None:
-    """40,000 labels of rate 0.7: mean r is 0.7/0.3; the mean of so many is off by 0.1 with probability below 1e-5."""
+    """40,000 labels of rate 0.7: mean r is 0.7/0.3; it is off by 0.1 with probability below 1e-5."""
     labels = torch.rand(400, 100, generator=torch.Generator().manual_seed(0)) < 0.7
     law = run_lengths(labels)
     assert float(law.sum()) == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""What the tests of labelling share: a tiny pair in memory, texts of its words, a data set of them."""
+"""Shared by the tests of labelling: a tiny pair in memory, texts of its words, a data set of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sprinter
 from sprinter.training.records import Records
 
 NEW = 6
-"""New tokens a text, unless a test says otherwise."""
+"""New tokens per text by default."""
 
 
 @cache
@@ -25,7 +25,7 @@ def tiny_pair(target: str = "llama", draft: str = "gpt2") -> sprinter.Pair:
 
 
 def words(count: int, seed: int = 0) -> str:
-    """A text of so many words, one token each (the tokenizer finds w0 and w1, which are special, within others)."""
+    """A text of ``n`` words, one token each (the tokenizer finds w0 and w1, which are special, within others)."""
     chance = random.Random(seed)
     return " ".join(f"w{chance.randrange(20, VOCAB)}" for _ in range(count))
 
@@ -37,7 +37,7 @@ def write_texts(file: Path, lengths: Sequence[int]) -> Path:
 
 
 def laws_of(pair: sprinter.Pair, text: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Reference, one plain pass a model: q and p logits ``[n, V]`` float64 at each token, draft's states ``[n, d]``."""
+    """Reference, one forward pass per model: q and p logits ``[n, V]`` at each token, hidden states ``[n, d]``."""
     assert pair.models.draft is not None
     q, hidden = uncached(pair.models.draft.model, list(text))
     p, _ = uncached(pair.models.target.model, list(text))

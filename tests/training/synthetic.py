@@ -49,7 +49,7 @@ def make_records(
     kind = torch.tensor([KINDS.index(kind) for kind in kinds]).repeat_interleave(per_prompt).repeat(prompts)
     own = torch.randn(prompts, HIDDEN, generator=chance, dtype=torch.float64)[
         prompt
-    ]  # positions of a text are alike
+    ]  # positions of a text are correlated
     hidden = 0.5 * own + 0.87 * torch.randn(n, HIDDEN, generator=chance, dtype=torch.float64)
     p, q = make_laws(hidden, chance)
     if noise == 0:
@@ -68,7 +68,7 @@ def records_of(
     step: Tensor,
     chance: torch.Generator,
 ) -> Records:
-    """All columns from the laws; the text's token is drawn from whoever the class says."""
+    """All columns from the laws; the text's token is drawn by the model of its class."""
     by_kind = torch.stack([p, q, p, (p + q) / 2])[kind, torch.arange(len(p))]
     token = torch.multinomial(by_kind, 1, generator=chance).squeeze(1)
     refused = 1 - torch.minimum(torch.ones(()), _at(p, token) / _at(q, token))
@@ -101,7 +101,7 @@ def _padded(values: Tensor, filler: float = 0) -> Tensor:
 
 
 def make_info(records: Records, hashes: list[str], **fields: Any) -> LabelInfo:
-    """As labelling would have written it."""
+    """The description that labelling would have written."""
     texts = int(records.prompt.max()) + 1 if len(records) else 0
     known: dict[str, Any] = {
         "target_id": "org/target", "target_revision": None, "target_fingerprint": "t" * 64,

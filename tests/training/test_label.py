@@ -1,4 +1,4 @@
-"""Labelling from files to a data set: what is recorded, going on after a stop, and what is refused."""
+"""Labelling from files to a data set: what is recorded, resuming after an interruption, and errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_classes_take_turns(data: Path, tmp_path: Path) -> None:
 
 
 def test_records_are_those_of_a_plain_pass_over_each_text(data: Path, tmp_path: Path) -> None:
-    """The text is put together from the file and the records alone."""
+    """The text can be rebuilt from the file and the records."""
     pair = tiny_pair()
     _, records = run(data, tmp_path / "out")
     lines = [line for line in data.read_text().splitlines() if line]

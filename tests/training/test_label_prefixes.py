@@ -1,4 +1,4 @@
-"""Prefixes: who writes what, and that both models' readings are those of one plain pass over the finished text."""
+"""Prefixes: which model writes which token; readings equal those of one plain forward pass over the text."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_completion_is_drawn_from_its_writers_law_at_its_own_address(tempe
 
 
 def test_the_answer_does_not_depend_on_the_company() -> None:
-    """Alone or among others, whichever batch: the same tokens, the same readings up to float noise."""
+    """Alone or in any batch a row has the same tokens, and the same readings up to rounding."""
     pair = tiny_pair()
     rows = make_rows([5, 1, 17, 9, 5, 30, 2, 8], [0, 1, 2, 3, 3, 2, 1, 0])
     writer = PrefixWriter(pair.models, 0, 1.0)

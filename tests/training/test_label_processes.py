@@ -1,4 +1,4 @@
-"""What only a real process shows: kill -9, the command line, its lines for mistakes, its bar."""
+"""Labelling in real processes: kill -9, the command line, its error messages, its progress bar."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ target, draft, data, out = sys.argv[1:]
 pair = load_pair(target, draft=draft)
 settings = LabelSettings(new_tokens=6, prompt_tokens=20, batch_size=4)
 for _ in sys.stdin:
-    child = os.fork()  # one thread so far; loading the libraries anew each time would take minutes
+    child = os.fork()  # one thread so far; loading the libraries each time would take minutes
     if child == 0:
         label(pair, [data], out, settings)
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Areas, curves and intervals, against sums done by hand."""
+"""Areas, curves and intervals, against sums computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of(*values: float) -> Tensor:
 
 
 def alone(n: int, repeats: int = 50) -> Bootstrap:
-    """Every position a prompt of its own."""
+    """Every position is a separate prompt."""
     return Bootstrap.make(torch.arange(n), repeats)
 
 
@@ -168,7 +168,7 @@ def test_intervals_by_prompt_cover_the_truth_and_intervals_by_position_do_not() 
 
 
 def test_a_single_prompt_has_no_intervals() -> None:
-    """However many positions it has."""
+    """One prompt, with any number of positions, has no interval."""
     bootstrap = Bootstrap.make(torch.zeros(40, dtype=torch.int64), 50)
     scores = torch.linspace(0, 1, 40)
     labels = (torch.arange(40) % 3 > 0).float()

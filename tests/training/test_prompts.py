@@ -1,4 +1,4 @@
-"""Prompts: the rule that cuts them, the sources they come from, and what is refused."""
+"""Prompts: the rule that splits texts, the sources, and errors."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.models.tiny import VOCAB, word_tokenizer
 from tests.training.labelling import tiny_pair, words
 
 from sprinter.errors import UserError
-from sprinter.training.prompts import SPLITS, Cut, Prompt, PromptRule, read_texts, survey
+from sprinter.training.prompts import SPLITS, Prompt, PromptRule, PromptSplitter, read_texts, survey
 
 
 def cut(texts: list[str], **changes: int | float) -> tuple[list[Prompt], dict[str, int]]:
     rule = {"share": 0.3, "prompt_tokens": 8, "new_tokens": 4, "context": 96} | changes
-    cutter = Cut(PromptRule(**rule), word_tokenizer(), VOCAB)  # type: ignore[arg-type]
+    cutter = PromptSplitter(PromptRule(**rule), word_tokenizer(), VOCAB)  # type: ignore[arg-type]
     return list(cutter(texts)), cutter.skipped
 
 
@@ -55,9 +55,9 @@ def test_without_a_cut_long_prompts_are_skipped() -> None:
 
 def test_a_word_of_many_tokens() -> None:
     """The share is of words, the bounds are in tokens."""
-    from tests.cli.tiny import tiny_tokenizer  # a token a byte
+    from tests.cli.tiny import tiny_tokenizer  # one token per byte
 
-    cutter = Cut(PromptRule(0.5, 5, 4, 96), tiny_tokenizer(), 256)
+    cutter = PromptSplitter(PromptRule(0.5, 5, 4, 96), tiny_tokenizer(), 256)
     long, spaced, short = cutter(["abcdefghij klmnop", "  ab  cd\tef gh", "ab cdef"])
     assert (len(long.ids), len(long.original)) == (5, 4)
     assert (len(spaced.ids), len(short.ids)) == (5, 2)
@@ -73,12 +73,12 @@ def test_only_the_beginning_of_a_long_text_is_encoded() -> None:
 
     counting: Any = Counting()
     texts = ["word " * 50_000, "x" * 1_000_000, "x" * 500_000 + " y" * 1000]
-    list(Cut(PromptRule(0.3, 128, 20, 1024), counting, VOCAB)(texts))
+    list(PromptSplitter(PromptRule(0.3, 128, 20, 1024), counting, VOCAB)(texts))
     assert counting.seen < 20_000
 
 
 def test_a_tokenizer_of_another_model_is_refused() -> None:
-    cutter = Cut(PromptRule(0.3, 8, 4, 96), word_tokenizer(), 10)
+    cutter = PromptSplitter(PromptRule(0.3, 8, 4, 96), word_tokenizer(), 10)
     with pytest.raises(UserError, match="common vocabulary has 10 tokens"):
         list(cutter(["w59 " * 20]))
 
@@ -104,7 +104,7 @@ def test_lines_and_blocks(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-def test_wrapped_text_is_split_as_told(tmp_path: Path, name: str) -> None:
+def test_wrapped_text_is_split_as_requested(tmp_path: Path, name: str) -> None:
     file = put(tmp_path / name, "\n one\ntwo\n\n \nthree\nfour\n\n")
     assert list(read_texts([file])) == [" one", "two", "three", "four"]
     assert list(read_texts([file], split="blank-lines")) == [" one\ntwo", "three\nfour"]
@@ -229,5 +229,5 @@ def test_packages_that_are_not_installed(
 
 def test_one_line_is_enough_for_the_pair(tmp_path: Path) -> None:
     file = put(tmp_path / "one.txt", words(40))
-    cutter = Cut(PromptRule(0.3, 8, 4, tiny_pair().models.context), word_tokenizer(), VOCAB)
+    cutter = PromptSplitter(PromptRule(0.3, 8, 4, tiny_pair().models.context), word_tokenizer(), VOCAB)
     assert len(list(cutter(read_texts([file])))) == 1

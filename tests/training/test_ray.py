@@ -1,4 +1,4 @@
-"""The ray engine: the local engine's records, also when a worker dies; and its lines for mistakes."""
+"""The Ray engine: the local engine's records, also if a worker dies, and its error messages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> Path:
 
 
 class FakeData:
-    """Ray Data's side: blocks of items, one actor, results in another order than asked for."""
+    """Stands in for Ray Data: blocks of items, one actor, results out of order."""
 
     def __init__(self, items: list[dict[str, Any]]) -> None:
         self.items = items
@@ -61,7 +61,7 @@ class FakeData:
 
 
 def fake_ray(initialized: bool = False, fails: Exception | None = None) -> Any:
-    """A module that answers what the engine asks."""
+    """A module with the functions that the engine calls."""
     calls: list[str] = []
 
     def init(**options: Any) -> None:
@@ -139,8 +139,8 @@ def test_our_own_error_is_dug_out_of_rays() -> None:
         return ray_engine._plain(error)
 
     assert (
-        str(raised(RuntimeError("task failed"), [KeyError(1), UserError("mend this\n at line 3")]))
-        == "mend this"
+        str(raised(RuntimeError("task failed"), [KeyError(1), UserError("fix this\n at line 3")]))
+        == "fix this"
     )
     wrapped = RuntimeError("ray::task()")
     wrapped.cause = SprinterError("NaN")  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Judging heads: what is judged on what, baselines, pictures, and mistakes."""
+"""Evaluating heads: positions, labels, baselines, figures, and errors."""
 
 from __future__ import annotations
 

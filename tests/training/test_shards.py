@@ -1,4 +1,4 @@
-"""Shards: whole or not there, of one data set only, and read back only as they were written."""
+"""Shards: written atomically, of one data set only, and verified when they are read."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 @pytest.mark.parametrize(
     ("tau", "words"), [("0", "trusts every token at its tau=0"), ("1", "trusts no token at its tau=1")]
 )
-def test_a_threshold_that_decides_nothing_is_told(
+def test_a_threshold_that_decides_nothing_gives_a_warning(
     labels: Path, tmp_path: Path, tau: str, words: str, capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -138,7 +138,7 @@ def test_a_threshold_that_decides_nothing_is_told(
 
 
 def test_sprinter_without_tau_takes_what_the_gate_records(tmp_path: Path) -> None:
-    """Every way in: one text, a batch, an engine, a composed spec; a tau in the spec wins."""
+    """All entry points: one text, a batch, an engine, a composed spec; a tau in the spec has precedence."""
     paths = sprinter.builtin_paths()
     own = load_gate(paths["gate"])
     own.config = replace(own.config, tau=0.83)
@@ -183,7 +183,7 @@ def test_predictions_and_bench_arms_take_it_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tau", [0.94, 0.8, 0.7, 0.6, 0.9, 0.3, 0.55, 0.65, 0.85])
 def test_reports_and_decoding_agree_about_scores_that_lie_on_the_threshold(tau: float) -> None:
-    """A calibration's level stretches give many tokens one score: float32 in a head, float64 in what drivers tell."""
+    """Plateaus of a calibration give many tokens one score: float32 in a head, float64 in drivers' signals."""
     scores, overlap = torch.tensor([tau]), torch.tensor([0.5])
     told = torch.tensor(scores.tolist(), dtype=torch.float64)
     decided = bool(Gate(tau).trust({"gate": told}, ())[0])

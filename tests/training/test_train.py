@@ -1,4 +1,4 @@
-"""Training: it learns what can be learnt, stops in time, keeps its promises about weights, mixing and seeds."""
+"""Training: what it learns, early stopping, weights, mixing and seeds."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_scores_of_a_soft_label_are_its_mean(positions: Positions) -> None:
     assert calibration_error(scores, truth) < 0.05
 
 
-def test_calibration_mends_what_a_weight_on_rejections_bends(positions: Positions) -> None:
+def test_calibration_undoes_the_bias_of_a_weight_on_rejections(positions: Positions) -> None:
     bent, mended = (
         train(positions, TrainSettings(weight=6.0, calibration=kind, **QUICK)) for kind in ("none", "temperature")
     )  # fmt: skip
     test = part(positions, 2)
     truth = test.columns["overlap"][:, 0]
-    assert float(bent.head(test.inputs).mean()) < float(truth.mean()) - 0.2  # six times too careful
+    assert float(bent.head(test.inputs).mean()) < float(truth.mean()) - 0.2  # biased by the weight of 6
     assert calibration_error(mended.head(test.inputs), truth) < 0.05
 
 
@@ -116,7 +116,7 @@ def test_a_constant_feature_does_no_harm(positions: Positions) -> None:
 
 # --- when it stops ----------------------------------------------------------------------------------------------------
 def test_it_stops_after_patience_and_keeps_the_best_epoch(labels: Path) -> None:
-    """A wide network on few prompts and pure noise learns by heart: the validation loss soon rises."""
+    """A wide network overfits few prompts and pure noise: the validation loss soon rises."""
     records = make_records(40, 6, seed=3)
     chance = torch.Generator().manual_seed(4)
     noise = changed(records, overlap=torch.rand(len(records), 3, generator=chance).round())
@@ -132,7 +132,7 @@ def test_it_stops_after_patience_and_keeps_the_best_epoch(labels: Path) -> None:
     assert float(found) == pytest.approx(min(epoch.validation_loss for epoch in trained.history), abs=1e-4)
 
 
-def test_progress_is_told_after_every_epoch(positions: Positions) -> None:
+def test_progress_is_reported_after_every_epoch(positions: Positions) -> None:
     told: list[Epoch] = []
     trained = train(positions, TrainSettings(**QUICK), told.append)
     assert tuple(told) == trained.history and [epoch.number for epoch in told] == list(

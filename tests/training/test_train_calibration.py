@@ -67,7 +67,7 @@ def test_the_calibration_error_falls_on_other_data(kind: str) -> None:
     assert abs(auc(after, labels) - auc(before, labels)) < 0.01  # the order stays
 
 
-def test_isotonic_mends_what_no_line_can() -> None:
+def test_isotonic_fits_what_no_line_can() -> None:
     chance = torch.Generator().manual_seed(2)
     logits = 3 * torch.randn(20_000, generator=chance)
     truth = 0.2 + 0.6 * (logits > 0.5).float()  # a step

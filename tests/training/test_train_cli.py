@@ -1,4 +1,4 @@
-"""``sprinter gate train`` and ``sprinter gate roc``: output, JSON, mistakes."""
+"""``sprinter gate train`` and ``sprinter gate roc``: output, JSON, errors."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ def test_training_again_takes_the_place_of_a_head(
         ),
         (
             ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--mix", "0.3"],
-            ["--mix 0.3 is of no use to a linear head which looks at no"],
+            ["--mix 0.3 is of no use to a linear head which reads no"],
         ),
         (
             ["train", "--labels", "{labels}", "--out", "{tmp}/g", "--head", "mlp", "--mix", "0.3"],
-            ["--mix 0.3 is of no use to a mlp head"],
+            ["--mix 0.3 is of no use to an mlp head"],
         ),
         (
             [

@@ -1,4 +1,4 @@
-"""The whole laboratory with the built-in pair: label, train, judge, generate."""
+"""The whole workflow with the built-in pair: label, train, evaluate, generate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of a pair along texts, reduced to what the report's pictures show.
+"""Statistics of a pair's laws along texts, for the figures of the report.
 
 SVIP's Figures 2 to 4: the draft's entropy against acceptance and accepted length, the ratio H_{q,p}/H_q, bounds on the
 acceptance rate against the truth; and acceptance by position in the draft.
@@ -23,11 +23,11 @@ from sprinter.theory.recording import Recording, probe
 __all__ = ["acceptance_by_position", "analyse"]
 
 CAP = 40
-"""Longest accepted run that is looked at (SVIP's cap); at most half of a text."""
+"""Maximum length of the accepted runs that are analysed (SVIP's cap); at most half of a text."""
 ENTROPY_STEP, ENTROPY_MOST = 0.25, 7.0
 RATIO_STEP, RATIO_MOST = 0.05, 3.0
 LEAST_ENTROPY = 1e-2
-"""Below so many nats the ratio H_{q,p}/H_q is a quotient of rounding errors and is left out."""
+"""Minimum entropy in nats; below it the ratio H_{q,p}/H_q is dominated by rounding errors and left out."""
 GROUPS = 100
 C = 0.15
 LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -42,28 +42,28 @@ def analyse(
     *,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Write one text a prompt with the target and reduce both models' laws along it to JSON values.
+    """Generate one text per prompt with the target and summarise both models' laws along it as JSON values.
 
-    A token x of such a text would have come from the draft with chance min(1, q(x)/p(x)): under exact acceptance the
-    text has the same law, and given the token that is the chance that it was an accepted draft token. Products of these
-    chances give accepted lengths without a single decoding.
+    Under exact acceptance a text has the same law, and given a token x the probability that it was an accepted draft
+    token is min(1, q(x)/p(x)). Products of these probabilities give accepted lengths without running the methods.
 
     Args:
+        pair: target and draft.
         prompts: token ids.
-        sampling: that texts are written and draft tokens judged under. The draft's entropy, the ratio and the bounds
-            are those of the temperature-1 laws, as in SVIP. (Vocabularies over 4,096 tokens are looked at on fewer
-            outcomes, which keeps overlaps and entropies and lowers KL a little; see ``sprinter.theory.outcomes``.)
-        progress: called with (texts done, texts).
+        sampling: sampling parameters of the texts and of acceptance. The draft's entropy, the ratio and the bounds are
+            those of the temperature-1 laws, as in SVIP. (Vocabularies over 4,096 tokens are reduced to fewer outcomes,
+            which keeps overlaps and entropies and lowers KL slightly; see ``sprinter.theory.outcomes``.)
+        progress: called with (texts done, texts in total).
 
     Returns:
         {"sampling", "new_tokens", "texts", "positions", "overlap": mean β, "entropy_overlap_correlation",
         "entropy": {"edges" in nats, "count", "overlap": {"mean", "p10", ..., "p90"}, "tv": means, "length": of accepted
-        runs up to "cap" tokens, likewise},
+        runs up to "cap" tokens, with the same keys as "overlap"},
         "ratio": {"edges", "count", "above" the last edge, "left_out", "p10", ..., "p90", "share_to_1_3"},
         "bounds": {"share": place in the order of the truth, "truth", "pinsker", "bretagnolle_huber", "entropy": means
         of each hundredth, "c", "violations": {bound: share of positions where it is above the truth}},
-        "position": {"reached", "kept"}: drafts begun anywhere that get to token 1, 2, ... and the share kept there}.
-        Lists by bin hold None where a bin is empty.
+        "position": {"reached", "kept"}: drafts begun anywhere that reach token 1, 2, ... and the share kept there}.
+        Lists by bin hold None for an empty bin.
 
     Raises:
         UserError: no draft, no prompt, a prompt that does not fit.
@@ -99,11 +99,11 @@ def analyse(
 def acceptance_by_position(histogram: Sequence[int]) -> dict[str, list[float]]:
     """Measured counterpart of ``analyse``'s "position", from the number of rounds that added 0, 1, 2, ... tokens.
 
-    A round that adds k tokens kept k − 1 of its draft. Drafts that ended before a place (a stop rule, the end of the
-    text) count as not kept there. The place after the longest draft is left out.
+    A round that adds k tokens kept k − 1 of its draft. Drafts that ended before a position (by a stop rule or the end
+    of the text) count as not kept there. The position after the longest draft is left out.
 
     Returns:
-        {"reached": rounds whose draft got to place 1, 2, ..., "kept": share of them that kept the token there}.
+        {"reached": rounds whose draft reached position 1, 2, ..., "kept": share of them that kept the token there}.
     """
     rounds = [sum(histogram[k:]) for k in range(1, len(histogram) + 1)]
     places = [i for i in range(len(rounds) - 1) if rounds[i + 1] > 0]
@@ -111,7 +111,7 @@ def acceptance_by_position(histogram: Sequence[int]) -> dict[str, list[float]]:
 
 
 def _read(recording: Recording) -> dict[str, Tensor]:
-    """What is wanted of each position, ``[N]`` float64 each."""
+    """Columns of the analysis, one entry per position, ``[N]`` float64 each."""
     p, q, raw_p, raw_q = (
         law.double() for law in (recording.p, recording.q, recording.raw_p, recording.raw_q)
     )
@@ -128,9 +128,9 @@ def _read(recording: Recording) -> dict[str, Tensor]:
 
 
 def _survival(kept: Tensor, cap: int) -> Tensor:
-    """Chance that a draft begun at a place is kept for at least 1 ... cap tokens, ``[N]`` -> ``[N − cap + 1, cap]``.
+    """Probability that a draft begun at a position is kept for 1 ... cap tokens, ``[N]`` -> ``[N − cap + 1, cap]``.
 
-    Places nearer to the end of the text than ``cap`` are dropped: their runs could not get there.
+    Positions closer to the end of the text than ``cap`` are dropped, because their runs are too short.
     """
     starts = max(0, len(kept) - cap + 1)
     return (
@@ -141,7 +141,7 @@ def _survival(kept: Tensor, cap: int) -> Tensor:
 
 
 def _by_entropy(h: Tensor, beta: Tensor, starts: Tensor, lengths: Tensor) -> dict[str, Any]:
-    """Acceptance by the draft's entropy h, and accepted lengths by the entropy at the places that drafts begin at."""
+    """Acceptance by the draft's entropy h, and accepted lengths by the entropy at the draft's first position."""
     bins = int(ENTROPY_MOST / ENTROPY_STEP)
 
     def bin_of(values: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def _by_entropy(h: Tensor, beta: Tensor, starts: Tensor, lengths: Tensor) -> dic
 
 
 def _spread(parts: Sequence[Tensor]) -> dict[str, list[float | None]]:
-    """Mean and quantiles of each part; None of an empty one."""
+    """Mean and quantiles of each part; None for an empty part."""
     spread = {"mean": [_number(part.mean()) if len(part) else None for part in parts]}
     for level in LEVELS:
         spread[f"p{round(100 * level)}"] = [
@@ -190,7 +190,7 @@ def _ratio(h: Tensor, kl: Tensor) -> dict[str, Any]:
 
 
 def _bounds(columns: dict[str, Tensor]) -> dict[str, Any]:
-    """Means of the truth and of what bounds it, over positions in the order of the truth."""
+    """Means of the true acceptance rate and of its bounds, over positions sorted by the true rate."""
     truth = columns["raw_overlap"]
     order = truth.argsort()
     lines = {
@@ -227,6 +227,6 @@ def _correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def _number(value: Tensor) -> float | None:
-    """A JSON number; None where there is none."""
+    """A JSON number; None if the value is not finite."""
     found = float(value)
     return found if math.isfinite(found) else None

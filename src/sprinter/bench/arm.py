@@ -1,4 +1,4 @@
-"""An arm: one way to answer. Our methods and other engines answer the same ``Ask`` and are timed by the same clock."""
+"""Interface of arms. Methods of this package and other engines answer the same ``Ask``, timed by the same clock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Ask:
     """One request. All arms get the same token ids.
 
     Attributes:
-        ids: the prompt.
-        new_tokens: exact limit; a text also ends at an end-of-sequence token of the target.
+        ids: token ids of the prompt.
+        new_tokens: maximum number of new tokens; a text also ends at an end-of-sequence token of the target.
         sampling: temperature and truncation.
-        seed: for arms that draw.
+        seed: seed for arms that sample.
         meter: "complete": an arm that can meter drift scores every trusted token, outside ``ArmAnswer.wall_s``.
     """
 
@@ -32,17 +32,17 @@ class Ask:
 
 @dataclass(slots=True)
 class ArmAnswer:
-    """What an arm gave. What it cannot know is None.
+    """An arm's answer. Values that the arm does not know are None.
 
     Attributes:
-        ids: new tokens, an end-of-sequence token included.
-        wall_s: from the request to the last token, prompt's own pass included, passes that only meter not.
-        arrivals_s: for each new token the time since the request at which the caller had it; empty: unknown.
-        accept_lengths: tokens that each round (target call) added.
-        target_calls, draft_steps: passes, the prompt's own apart.
-        origins: new tokens by origin (trusted, accepted, replacement, bonus, target).
-        drifts: TV(π, p) of each token that was metered.
-        extra: anything else worth keeping, JSON values.
+        ids: token ids of the new tokens, an end-of-sequence token included.
+        wall_s: time from the request to the last token, with prefill, without forward passes that only meter drift.
+        arrivals_s: for each new token the time from the request until the caller had it; empty: unknown.
+        accept_lengths: number of tokens that each round (target call) added.
+        target_calls, draft_steps: number of forward passes, without prefill.
+        origins: number of new tokens by origin (trusted, accepted, replacement, bonus, target).
+        drifts: TV(π, p) of each metered token.
+        extra: additional facts, JSON values.
     """
 
     ids: list[int]
@@ -58,11 +58,11 @@ class ArmAnswer:
 
 @runtime_checkable
 class Arm(Protocol):
-    """One way to answer; see ``sprinter.bench.arms`` for those that come with the bench and for plug-ins.
+    """One way to answer; ``sprinter.bench.arms`` has the built-in ones and describes plug-ins.
 
     Attributes:
-        name: unique in a run; what tables show.
-        spec: what it was made from, so that the run can be repeated.
+        name: name in tables, unique in a run.
+        spec: spec that the arm was made from, with which the run can be repeated.
         engine: "sprinter", "transformers", "vllm", ...
     """
 
@@ -71,7 +71,7 @@ class Arm(Protocol):
     engine: str
 
     def start(self, pair: Pair) -> None:
-        """Get ready to answer for this pair (load, compile, start a process).
+        """Prepare to answer for this pair (load, compile, start a process).
 
         Raises:
             UserError: the arm cannot serve this pair or its software is not installed.
@@ -79,11 +79,11 @@ class Arm(Protocol):
         ...
 
     def lossless(self, sampling: Sampling) -> bool | None:
-        """Whether its texts follow the target's law; None: not known."""
+        """Whether the arm's texts follow the target's law; None: not known."""
         ...
 
     def versions(self) -> dict[str, str]:
-        """Of the software that it runs on, beyond our own."""
+        """Versions of the software that it runs on, except this package."""
         ...
 
     def answer(self, ask: Ask) -> ArmAnswer:
@@ -91,5 +91,5 @@ class Arm(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back; may be called twice."""
+        """Release all resources; may be called twice."""
         ...

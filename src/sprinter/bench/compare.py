@@ -1,4 +1,4 @@
-"""Two runs side by side: what became slower, or further from the target, by more than chance and noise explain."""
+"""Compare two runs: find what became slower, or further from the target, by more than chance and noise explain."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ class Change:
         measure: "speed over BASE", "tokens/s", "target calls/token", "draft steps/token", "mean drift", or "answers" of
             an arm that failed in the later run.
         before, after: its values.
-        ratio: after / before with its 95 % interval ("mean drift": the difference); no ends where a single prompt is
-            compared, or answers are counted.
-        verdict: "worse", "better" or "same"; "told" where it is not judged: a single prompt says nothing of others.
+        ratio: after / before with its 95 % interval ("mean drift": the difference); without an interval if a single
+            prompt is compared, or answers are counted.
+        verdict: "worse", "better" or "same"; "told" if it is reported without a verdict (a single prompt has no
+            interval).
     """
 
     arm: str
@@ -57,17 +58,17 @@ def compare(
 ) -> list[Change]:
     """Compare two results files, over the prompts that both have.
 
-    Speed is judged relative to a base arm that ran beside it in its own run: so another machine, or a busy one, does
-    not count. Where no base arm took part in both, tokens/s are told and judged as they are.
+    Speed is compared relative to a base arm of the same run, so a different or busy machine has no effect. Without a
+    base arm in both runs, tokens/s are compared directly.
 
     Args:
         before, after: contents of two ``results.json``.
         base: name of the base arm; None: the first of the settings' bases that took part in both.
-        tolerance: relative change that is let pass (absolute for drift), beyond chance.
-        across: compare runs of other models, prompts or settings all the same.
+        tolerance: relative change (absolute for drift) that is tolerated in addition to chance.
+        across: compare runs even if models, prompts or settings differ.
 
     Raises:
-        UserError: other schemas, runs that asked other things (unless ``across``), no arm in common, an unknown base.
+        UserError: other schemas, runs of different things (unless ``across``), no arm in common, an unknown base.
     """
     for results in (before, after):
         if results.get("schema") != "sprinter-bench/1":
@@ -90,10 +91,10 @@ def compare(
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """In what two runs did not measure the same thing, in words; empty: in nothing that both tell.
+    """Describe in what two runs did not measure the same thing; empty if no recorded fact differs.
 
-    The same thing is the same weights, tokenizer, prompts, limits and sampling, and arms of one name with one spec.
-    Machine, versions, dtype, repeats and seed may differ: whether these matter is what a comparison is made for.
+    Runs of the same thing have the same weights, tokenizer, prompts, limits and sampling, and the same spec for each
+    arm name. Machine, versions, dtype, repeats and seed may differ, because comparisons measure their effect.
     """
     found = []
     for kind, one, other in _both(before.get("pair"), after.get("pair")):
@@ -117,12 +118,12 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 def _both(
     one: Mapping[str, Any] | None, other: Mapping[str, Any] | None
 ) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
-    """Name and both values of what both have."""
+    """(name, value before, value after) of the entries in both mappings."""
     return [(name, value, other[name]) for name, value in (one or {}).items() if other and name in other]
 
 
 def _lost(rows: Sequence[Mapping[str, Any]], after: Mapping[str, Any]) -> list[Change]:
-    """Of arms that failed in the later run: how many answers they gave before and then."""
+    """Number of answers in both runs of the arms that failed in the later run."""
     failed = {arm["name"] for arm in after.get("arms", ()) if arm["status"] == "failed"}
     then, now = (
         Counter((row["model_id"], row["suite"], row["temperature"]) for row in those)
@@ -157,7 +158,7 @@ def _changes(
     arm, suite, temperature = key
     prompts, other = _common(old[key], new[key]), (base or "", suite, temperature)
     beside: list[PromptKey] = []
-    if base != arm and other in old and other in new:  # a base arm that failed half-way has not all prompts
+    if base != arm and other in old and other in new:  # a base arm that failed part-way lacks some prompts
         beside = sorted({*prompts} & old[other].prompts & new[other].prompts)
     a, b = old[key].restrict(prompts), new[key].restrict(prompts)
     found: list[Change] = []
@@ -197,7 +198,7 @@ def _speed(group: Group) -> float:
 
 
 def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> BootstrapInterval:
-    """(speed of b / speed of d) / (speed of a / speed of c), prompts drawn together."""
+    """(speed of b / speed of d) / (speed of a / speed of c), paired by prompt."""
 
     def speed(group: Group | None, rows: NDArray[np.int64]) -> Vector:
         if group is None:
@@ -212,9 +213,7 @@ def _ratio(b: Group, d: Group | None, a: Group, c: Group | None) -> BootstrapInt
 def _quotient(top: Vector, under: Vector, old_top: Vector, old_under: Vector) -> BootstrapInterval:
     def statistic(rows: NDArray[np.int64]) -> Vector:
         sums = [values[rows].sum(-1) for values in (top, under, old_top, old_under)]
-        with np.errstate(
-            invalid="ignore", divide="ignore"
-        ):  # draws without any are left out by the bootstrap
+        with np.errstate(invalid="ignore", divide="ignore"):  # the bootstrap leaves out draws without any
             return np.asarray(sums[0] * sums[3] / (sums[1] * sums[2]))
 
     return bootstrap(statistic, len(top))

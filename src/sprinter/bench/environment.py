@@ -1,4 +1,4 @@
-"""Where and with what numbers were made: machine, versions, commit."""
+"""Environment of a run: machine, versions, commit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def environment(repository: Path | None = None) -> dict[str, Any]:
     """Machine, threads, versions and commit.
 
     Args:
-        repository: whose commit is told, "+" after it if tracked files differ; None: the one that this package was
-            imported from, if it lies in one.
+        repository: git repository whose commit is recorded, with "+" appended if tracked files differ; None: the one
+            that contains this package, if there is one.
     """
     gpu = torch.cuda.is_available()
     return {
@@ -46,7 +46,7 @@ def environment(repository: Path | None = None) -> dict[str, Any]:
 
 
 def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
-    """Name, hash of the weights, parameters and dtype of each model, and the heads."""
+    """Name, hash of the weights, number of parameters and dtype of each model and head of the pair."""
     facts = {"target": _model_facts(pair.models.target)}
     if pair.models.draft is not None:
         facts["draft"] = _model_facts(pair.models.draft)
@@ -58,14 +58,14 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
             "tau": head.config.tau,
         }
     if pair.tokenizer is not None:
-        told = [sorted(pair.tokenizer.get_vocab().items()), pair.tokenizer.chat_template]
-        facts["tokenizer"] = {"sha256": hashlib.sha256(json.dumps(told).encode()).hexdigest()}
+        contents = [sorted(pair.tokenizer.get_vocab().items()), pair.tokenizer.chat_template]
+        facts["tokenizer"] = {"sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest()}
     return facts
 
 
 def _model_facts(model: LoadedModel) -> dict[str, Any]:
     return {
-        "name": Path(model.id).name if Path(model.id).exists() else model.id,  # no paths of this machine
+        "name": Path(model.id).name if Path(model.id).exists() else model.id,  # no local paths
         "revision": model.revision,
         **({} if model.compile is None else {"compile": model.compile}),
         "sha256": weights_fingerprint(model.model),
@@ -100,7 +100,7 @@ def _commit(folder: Path) -> str | None:
 
 
 def _line(*command: str) -> str | None:
-    """First line that a command prints; None if there is none."""
+    """First line that a command prints; None if it fails or prints nothing."""
     try:
         out = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

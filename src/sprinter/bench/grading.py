@@ -1,4 +1,4 @@
-"""After the timed part: every answer is measured, and a judge compares arms with a base arm."""
+"""Grading after the timed part: measure every answer, and let a judge compare arms with a base arm."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from sprinter.errors import UserError
 
 __all__ = ["Grading", "JudgeSettings"]
 
-_TOGETHER = 256  # answers measured between two writes
+_TOGETHER = 256  # answers that are measured between two writes
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSettings:
-    """Who judges.
+    """Settings of the judge.
 
     Attributes:
-        url: of an OpenAI-compatible endpoint; None: the target's log-likelihood decides, offline.
-        model: its name there.
-        band: offline: difference in nats a token up to which two answers tie.
-        price_in, price_out: of a million tokens, to tell the cost.
+        url: base URL of an OpenAI-compatible endpoint; None: the offline judge (log-likelihood under the target).
+        model: name of the model at the endpoint.
+        band: for the offline judge, the difference in nats per token up to which two answers tie.
+        price_in, price_out: prices per million tokens, to compute the cost.
 
     Raises:
-        UserError: an endpoint without a model, or the reverse; prices that are none, or without an endpoint.
+        UserError: an endpoint without a model, or the reverse; an invalid price, or a price without an endpoint.
     """
 
     url: str | None = None
@@ -51,7 +51,7 @@ class JudgeSettings:
                 "a judge needs both an address and a model: give --judge URL and --judge-model NAME"
             )
         if self.url is not None:
-            Endpoint(self.url, str(self.model), key_from_environment())  # checked now, not after an hour
+            Endpoint(self.url, str(self.model), key_from_environment())  # check before the run, not after it
         prices = [price for price in (self.price_in, self.price_out) if price is not None]
         if prices and self.url is None:
             raise UserError("the offline judge costs nothing: leave --judge-price away, or give --judge URL")
@@ -60,7 +60,7 @@ class JudgeSettings:
         LikelihoodJudge(self.band)
 
     def open(self, directory: Path) -> DuelJudge:
-        """The judge; what an endpoint is asked and says is kept in ``directory``."""
+        """Make the judge; an endpoint's replies are stored in ``directory``."""
         if self.url is None or self.model is None:
             return LikelihoodJudge(self.band)
         endpoint = Endpoint(self.url, self.model, key_from_environment())
@@ -68,12 +68,12 @@ class JudgeSettings:
 
 
 class Grading:
-    """Measures rows. What was measured is kept in ``quality.jsonl`` and not measured again.
+    """Measures rows. Measurements are stored in ``quality.jsonl`` and not repeated.
 
     Args:
-        suites: what was asked.
-        measures: which measures; the checks that they need are made here, before anything is asked.
-        judge: who compares arms with the base arm.
+        suites: suites that were asked.
+        measures: what to measure; its requirements are checked here, before anything is asked.
+        judge: settings of the judge that compares arms with the base arm.
 
     Raises:
         UserError: see ``quality.measure.prepare``.
@@ -93,10 +93,10 @@ class Grading:
         """Add "quality" to every row.
 
         Args:
-            bases: the first that took part is the one that the others are judged against; without one nobody judges.
+            bases: the other arms are compared with the first of these that took part; without one there is no judge.
 
         Returns:
-            facts of the judge for the results file.
+            Facts about the judge for the results file.
         """
         self._measure(rows, directory, progress)
         arms = {row["model_id"] for row in rows}

@@ -1,4 +1,4 @@
-"""One run: all arms on all prompts, in turn, so that whatever else the machine does meets all of them alike."""
+"""Run all arms on all prompts, interleaved, so that other load on the machine affects all arms equally."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from sprinter.errors import SprinterError, UserError
 __all__ = ["Harness", "OnBenchProgress", "Talk"]
 
 OnBenchProgress = Callable[[int, int, str], None]
-"""(answers done, answers wanted, what is at work)."""
+"""Progress callback: (answers done, answers in total, description of the current answer)."""
 
 
 @dataclass(slots=True)
 class Talk:
-    """What one arm made of one sample: for each turn the prompt's ids, the answer and its text."""
+    """One arm's conversation about one sample: for each turn the prompt's token ids, the answer and its text."""
 
     prompts: list[list[int]] = field(default_factory=list)
     answers: list[ArmAnswer] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Talk:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """One question: suite, temperature, repeat and sample, and the seed that belongs to it."""
+    """One question: suite, temperature, repeat, sample and seed."""
 
     suite: Suite
     temperature: float
@@ -48,25 +48,26 @@ class _Slot:
 
 
 class Harness:
-    """Asks every arm every prompt, the arms in another order for each prompt.
+    """Asks every arm every prompt, with the arms in a different order for each prompt.
 
-    Each arm is warmed up at each temperature. Python's garbage collector rests while the clock runs. An arm that
-    raises an error is marked as failed and asked no more; the others go on.
+    Each arm is warmed up at each temperature. Python's garbage collector is disabled while the clock runs. An arm that
+    raises an error is marked as failed and not asked again; the others continue.
 
     Args:
-        pair: whom the arms serve.
-        arms: with different names; started here, closed by ``close``.
-        suites: with different names.
-        settings: of the run.
-        journal: rows are kept there; what it has already is not asked again.
-        progress: told after each answer.
+        pair: pair that the arms run.
+        arms: arms with unique names; started here, closed by ``close``.
+        suites: suites with unique names.
+        settings: settings of the run.
+        journal: where rows are stored; questions whose rows it has are not asked again.
+        progress: called after each answer.
 
     Attributes:
         failed: arm name -> error, one line.
-        skipped: suite name -> {reason: prompts that were not asked}; "turn too long": later turns, in all rows.
+        skipped: suite name -> {reason: number of prompts that were not asked}; "turn too long" counts later turns in
+            all rows.
 
     Raises:
-        UserError: no arm, no sample, two arms or suites of one name.
+        UserError: no arm, no sample, or two arms or suites with the same name.
     """
 
     def __init__(
@@ -90,17 +91,17 @@ class Harness:
 
     @property
     def asked(self) -> dict[str, int]:
-        """Suite name -> prompts that fit the context."""
+        """Suite name -> number of prompts that fit the context."""
         return {name: len(samples) for name, samples in self._kept.items()}
 
     @property
     def wanted(self) -> int:
-        """Answers that a whole run has."""
+        """Number of answers of a complete run."""
         samples = sum(map(len, self._kept.values()))
         return samples * len(self.arms) * self._settings.repeats * len(self._settings.temperatures)
 
     def run(self) -> None:
-        """Ask what the journal does not have yet."""
+        """Ask the questions that the journal has no row for."""
         working = [arm for arm in self.arms if self._left(arm)]
         for arm in working:
             self._guarded(arm, lambda arm=arm: arm.start(self._pair))  # type: ignore[misc]
@@ -118,7 +119,7 @@ class Harness:
         self._count_turns()
 
     def _left(self, arm: Arm, temperature: float | None = None) -> bool:
-        """Whether there is something left to ask an arm, at a temperature (None: at any)."""
+        """Whether an arm has unanswered questions at a temperature (None: at any)."""
         places = (place for place in self._places() if temperature in (None, place.temperature))
         return any(place_key(arm, place) not in self._journal.done for place in places)
 
@@ -143,7 +144,7 @@ class Harness:
         for turn in range(len(place.sample.turns)):
             ids = turn_ids(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
             limit = self._limit(place.suite, len(ids))
-            if limit is None:  # a later turn: the first was looked at before the run
+            if limit is None:  # a later turn: ``_usable`` has checked the first
                 break
             sampling = self._settings.sampling(place.temperature)
             with _quiet():
@@ -159,7 +160,7 @@ class Harness:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if tokenizer else ""
 
     def _limit(self, suite: Suite, prompt: int) -> int | None:
-        """New tokens for a prompt of so many; None if it does not fit."""
+        """Maximum number of new tokens for a prompt of this length; None if it does not fit."""
         asked, context = self._settings.new_tokens, self._pair.models.context
         limit = suite.new_tokens if asked is None else asked
         limit = limit or context - prompt
@@ -175,7 +176,7 @@ class Harness:
         return kept
 
     def _count_turns(self) -> None:
-        """Turns that a row does not have; told from the rows, so that a run in parts tells the same."""
+        """Count the turns missing in rows; counted from the rows, so that a resumed run gives the same number."""
         turns = {
             (suite.name, sample.id): len(sample.turns) for suite in self._suites for sample in suite.samples
         }
@@ -199,7 +200,7 @@ class Harness:
                     self._guarded(arm, lambda arm=arm, warm=warm: self._talk(arm, warm, warm.seed))  # type: ignore[misc]
 
     def _shuffled(self, i: int) -> list[Arm]:
-        """Another order for each prompt, the same in every run: no arm always follows the same neighbour."""
+        """A different order for each prompt, the same in every run: no arm always follows the same other arm."""
         return Random(i).sample(self.arms, len(self.arms))
 
     def _places(self) -> Iterator[_Slot]:
@@ -211,10 +212,10 @@ class Harness:
                         yield _Slot(suite, temperature, repeat, sample, seed)
 
     def _guarded(self, arm: Arm, work: Callable[[], Any]) -> Any:
-        """The result of ``work``; an error marks the arm as failed."""
+        """Return the result of ``work``; on an error mark the arm as failed and return None."""
         try:
             return work()
-        except Exception as error:  # whatever another engine may raise
+        except Exception as error:  # other engines may raise anything
             lines = str(error).strip().splitlines()
             message = lines[0] if lines else "no message"
             self.failed[arm.name] = (
@@ -225,12 +226,12 @@ class Harness:
 
 
 def place_key(arm: Arm, place: _Slot) -> tuple[str, str, float, str, int]:
-    """The key of the row that an arm's answer at a place makes (``journal.key_of``)."""
+    """Key of the row of an arm's answer to a question (``journal.key_of``)."""
     return arm.name, place.suite.name, place.temperature, place.sample.id, place.repeat
 
 
 def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[str, Any]:
-    """One row; see ``sprinter.bench.results``."""
+    """Make a row; ``sprinter.bench.results`` describes its format."""
     answers = talk.answers
     drifts = [drift for answer in answers for drift in answer.drifts or ()]
     origins: dict[str, int] = {}
@@ -269,23 +270,23 @@ def row_of(arm: Arm, place: _Slot, talk: Talk, lossless: bool | None) -> dict[st
 
 
 def _check(answer: ArmAnswer, limit: int) -> None:
-    """An answer that no number can be made of, or a longer one than was asked for, is the arm's failure."""
+    """Raise a SprinterError if the answer has impossible numbers or is too long: the arm has then failed."""
     times = [answer.wall_s, *answer.arrivals_s, *(answer.drifts or ())]
     if answer.wall_s <= 0 or not all(map(math.isfinite, times)):
-        raise SprinterError(f"the arm told impossible numbers (a time of {answer.wall_s} s, ...)")
+        raise SprinterError(f"the arm reported impossible numbers (a time of {answer.wall_s} s, ...)")
     if len(answer.ids) > limit:
         raise SprinterError(f"the arm gave {len(answer.ids)} tokens, asked for {limit} at most")
 
 
 def _close(arm: Arm) -> None:
-    """What an arm says against being closed changes no result."""
+    """Close an arm; errors are ignored, because they cannot change a result."""
     with suppress(Exception):
         arm.close()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The garbage collector runs before the clock starts, not while it runs; the device is idle at both ends."""
+    """Run the garbage collector before the timed part and not during it; synchronise the device at both ends."""
     gc.collect(0)
     gc.disable()
     try:
@@ -304,9 +305,7 @@ def _synchronise() -> None:
 def _different(what: str, names: Sequence[str]) -> None:
     if not names:
         raise UserError(f"no {what} was given: give at least one")
-    mend = (
-        "name one of them anew (SPEC as NAME)" if what == "arm" else "give it once, files under other names"
-    )
+    fix = "rename one of them (SPEC as NAME)" if what == "arm" else "give it once, files under other names"
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two of the {what}s are called '{name}': {mend}")
+            raise UserError(f"two of the {what}s are called '{name}': {fix}")

@@ -1,4 +1,4 @@
-"""The journal of a run: one line an answer, written at once, so that a run goes on where it was ended."""
+"""Journal of a run: one line per answer, written immediately, so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ RUN, ROWS, QUALITY = "run.json", "rows.jsonl", "quality.jsonl"
 
 
 class Memory:
-    """Rows of a run that is kept in memory alone."""
+    """Rows of a run, kept in memory only."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.done: set[Key] = set()
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row."""
+        """Store a row."""
         self.rows.append(row)
         self.done.add(key_of(row))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,17 +38,16 @@ class Memory:
 
 
 class Journal(Memory):
-    """The directory of one run: ``run.json`` says what it is, ``rows.jsonl`` holds the rows so far.
+    """Directory of one run: ``run.json`` describes the run, ``rows.jsonl`` holds the rows so far.
 
     Args:
-        directory: made if it is not there.
+        directory: created if it does not exist.
         run: what the rows depend on (pair, suites, settings, machine), JSON values.
-        arms: name -> spec. A later call may have others, and with more arms asks only those; one name cannot stand for
-            two specs.
-        restart: throw away what is there.
+        arms: name -> spec. A later call may add arms, and only those are asked then; a name cannot have two specs.
+        restart: delete the rows in the directory.
 
     Raises:
-        UserError: it cannot be written, or holds another run.
+        UserError: the directory cannot be written, or holds another run.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Journal(Memory):
                     ROWS,
                     RUN,
                     QUALITY,
-                ):  # a judge's replies are kept: they cost money and know their question
+                ):  # not a judge's replies: they cost money and are stored by question
                     (directory / name).unlink(missing_ok=True)
             known = self._check(run)
             self._same_specs(known, arms or {})
@@ -78,7 +77,7 @@ class Journal(Memory):
             write_atomic(
                 directory / RUN, json.dumps({**run, "arms": {**known, **(arms or {})}}, indent=1) + "\n"
             )
-            # A line that was cut when the run was killed is dropped for good.
+            # This drops a last line that was truncated when the run was killed.
             write_atomic(directory / ROWS, "".join(map(_line, self.rows)))
             self._file = open(directory / ROWS, "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
@@ -87,10 +86,10 @@ class Journal(Memory):
             ) from None
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row.
+        """Store a row and flush it.
 
         Raises:
-            UserError: the disk is full, or will not be written.
+            UserError: the disk is full or cannot be written.
         """
         try:
             self._file.write(_line(row))
@@ -111,13 +110,13 @@ class Journal(Memory):
             rows = read_json_lines(self.directory / ROWS)
             self.done.update(map(key_of, rows))
             return rows
-        except (ValueError, LookupError, TypeError):  # TypeError: a line that is no object
+        except (ValueError, LookupError, TypeError):  # TypeError: a line is not an object
             raise UserError(
-                f"'{self.directory / ROWS}' is damaged: give another directory, or --restart to begin anew"
+                f"'{self.directory / ROWS}' is damaged: give another directory, or --restart to start over"
             ) from None
 
     def _check(self, run: dict[str, Any]) -> dict[str, str]:
-        """Refuse another run; the arms of the one that is there."""
+        """Return the arms of the run in the directory; raise a UserError if it is another run."""
         path = self.directory / RUN
         if not path.is_file():
             if (self.directory / ROWS).exists():
@@ -132,7 +131,7 @@ class Journal(Memory):
             if there.get(name) != value:
                 raise UserError(
                     f"'{self.directory}' holds a run with another {name}: give another directory, or --restart to "
-                    "delete it and begin anew"
+                    "delete it and start over"
                 )
         return arms
 
@@ -149,7 +148,7 @@ Key = tuple[str, str, float, str, int]
 
 
 def key_of(row: dict[str, Any]) -> Key:
-    """(arm, suite, temperature, sample, repeat): what makes a row one of its kind."""
+    """(arm, suite, temperature, sample, repeat), which identifies a row."""
     return row["model_id"], row["suite"], row["temperature"], row["question_id"], row["repeat"]
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: one row an answer (Spec-Bench's format), summaries, and where it was made.
+"""Results of a run: one row per answer (Spec-Bench's format), summaries, and the environment.
 
 ``results.json`` is one object:
 
@@ -7,23 +7,23 @@
     environment  machine, versions, commit (``sprinter.bench.environment``)
     pair         {"target" | "draft" | "gate" ...: {"name", "sha256", "parameters", "dtype"}}
     settings     temperatures, new_tokens, repeats, seed, top_k, top_p, min_p, meter, limit, judge, ...
-    suites       one entry a suite: ``Suite.facts()``, "asked" (prompts that fit) and "left_out" (those that did not;
+    suites       one entry per suite: ``Suite.facts()``, "asked" (prompts that fit) and "left_out" (those that did not;
                  later turns that did not, counted in every answer)
     arms         {"name", "spec", "engine", "versions", "status": "ok" | "failed", "error": line or null} in order
-    rows         one an arm, suite, temperature, sample and repeat, as ``rows.jsonl`` has them line by line:
+    rows         one per arm, suite, temperature, sample and repeat, as in the lines of ``rows.jsonl``:
                  {"question_id", "category", "model_id": arm, "choices": [{"index": 0, "turns": [text],
                  "decoding_steps": [n], "new_tokens": [n], "wall_time": [s], "accept_lengths": [n, ...]}], "tstamp",
                  "suite", "temperature", "repeat", "lossless", "prompt_tokens": [n], "ttft_s": [s],
                  "arrivals_ms": [[...]], "target_calls": [n], "draft_steps": [n], "origins": {origin: n},
                  "drift_sum": x, "drift_tokens": n, "token_ids": [[...]], "quality": {...}}
-    summary      one an arm, suite ("all" over all) and temperature; ``Interval``s are [value, low, high], low and high
-                 null where one prompt tells nothing of others:
+    summary      one per arm, suite ("all": over all) and temperature; ``Interval``s are [value, low, high], with low
+                 and high null for a single prompt:
                  {"arm", "engine", "suite", "temperature", "lossless", "prompts", "new_tokens", "tokens_per_s",
                  "speed_over": {base arm: Interval}, "ttft_ms": {"p50", "p95"}, "gap_ms": {"p50", "p95"},
                  "target_calls_per_token": Interval, "draft_steps_per_token", "mean_drift": Interval, "drift_coverage",
                  "drafted_share", "trusted_share", "tokens_per_round": Interval, "round_histogram": [n of 0, 1, ...],
                  "accepted_of_checked", "quality": {name: Interval}}
-    analysis     laws of the pair along texts for the report's pictures, or null (``sprinter.bench.analysis``)
+    analysis     statistics of the pair's laws along texts for the report, or null (``sprinter.bench.analysis``)
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ __all__ = ["RESULTS", "SCHEMA", "read_results", "write_results", "write_spec_ben
 
 SCHEMA = "sprinter-bench/1"
 RESULTS = "results.json"
-_LONGEST = 100  # characters of a suite's or an arm's name in a file's name
+_LONGEST = 100  # maximum number of characters of a suite's or an arm's name in a file name
 _SPEC_BENCH = ("question_id", "category", "answer_id", "model_id", "choices", "tstamp")
 
 
 def write_results(directory: Path, results: Mapping[str, Any]) -> Path:
-    """``results.json``, atomically.
+    """Write ``results.json`` atomically and return its path.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     path = directory / RESULTS
     try:
@@ -61,10 +61,10 @@ def write_results(directory: Path, results: Mapping[str, Any]) -> Path:
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """A results file, or the one in a directory.
+    """Read a results file, or the one in a directory.
 
     Raises:
-        UserError: missing, damaged, or of another schema.
+        UserError: the file is missing, damaged, or has another schema.
     """
     file = path / RESULTS if path.is_dir() else path
     try:
@@ -77,24 +77,24 @@ def read_results(path: Path) -> dict[str, Any]:
         raise UserError(f"'{file}' is not JSON: give a results.json of 'sprinter bench'") from None
     schema = results.get("schema") if isinstance(results, dict) else None
     if schema != SCHEMA:
-        raise UserError(f"'{file}' has schema {schema!r}, this version reads {SCHEMA!r}: make it anew")
+        raise UserError(f"'{file}' has schema {schema!r}, this version reads {SCHEMA!r}: run it again")
     return dict(results)
 
 
 def write_spec_bench(directory: Path, results: Mapping[str, Any]) -> list[Path]:
-    """One file an arm, suite and temperature in Spec-Bench's own format, for its ``evaluation/speed.py``.
+    """Write a file per arm, suite and temperature in Spec-Bench's own format, for its ``evaluation/speed.py``.
 
-    A repeat is told as one more question. Files that an earlier run left in the directory are deleted.
+    A repeat becomes an additional question. Files of an earlier run in the directory are deleted.
 
     Raises:
-        UserError: they cannot be written.
+        UserError: the files cannot be written.
     """
     lines: dict[tuple[str, str, float], list[str]] = {}
     for row in results["rows"]:
-        told = {key: row[key] for key in _SPEC_BENCH if key in row}
-        told["answer_id"] = "-".join(str(row[key]) for key in ("model_id", "question_id", "repeat"))
+        record = {key: row[key] for key in _SPEC_BENCH if key in row}
+        record["answer_id"] = "-".join(str(row[key]) for key in ("model_id", "question_id", "repeat"))
         lines.setdefault((row["suite"], row["model_id"], row["temperature"]), []).append(
-            json.dumps(told, ensure_ascii=False) + "\n"
+            json.dumps(record, ensure_ascii=False) + "\n"
         )
     files: dict[str, str] = {}
     for (suite, arm, temperature), rows in lines.items():
@@ -112,7 +112,7 @@ def write_spec_bench(directory: Path, results: Mapping[str, Any]) -> list[Path]:
 
 
 def _file_name(suite: str, arm: str, temperature: float, taken: Iterable[str]) -> str:
-    """Of letters that any disk takes, and not longer; names that then are the same are numbered."""
+    """A file name that every file system accepts; names that become equal are numbered."""
     plain = "-".join(re.sub(r"[^A-Za-z0-9_.=-]+", "_", part)[:_LONGEST] for part in (suite, arm))
     used = {name.casefold() for name in taken}
     numbers = ("", *(f"-{i + 2}" for i in range(len(used) + 1)))

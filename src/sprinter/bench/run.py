@@ -1,4 +1,4 @@
-"""A whole run: ask, judge, look at the laws, write everything down."""
+"""A whole run: ask, grade, analyse the laws, write results and report."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from sprinter.errors import UserError
 
 __all__ = ["Extras", "run_bench"]
 
-_ANALYSED = 40  # prompts whose laws are read
+_ANALYSED = 40  # number of prompts for the analysis of the laws
 _MAY_CHANGE = (
     "bases",
     "warmup",
     "temperatures",
     "repeats",
-)  # an answer does not depend on them, or its row tells
+)  # an answer does not depend on these settings, or its row records them
 
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What is done beside asking and timing.
+    """Optional parts of a run besides timing.
 
     Attributes:
-        quality: what is measured of the answers; None: nothing, and nobody judges.
-        judge: who compares arms.
-        analysis: read both models' laws along texts, for the report's pictures.
-        command: the command line, for the record.
+        quality: what to measure of the answers; None: nothing, and no judge.
+        judge: settings of the judge that compares arms.
+        analysis: analyse both models' laws along texts, for figures of the report.
+        command: command line, stored in the results.
     """
 
     quality: QualitySettings | None = QualitySettings()
@@ -68,11 +68,11 @@ def run_bench(
 ) -> dict[str, Any]:
     """Run arms on suites and write ``results.json``, ``report.html`` and Spec-Bench's files into ``out``.
 
-    A run that was ended is gone on with, one with other arms, temperatures or repeats too; what is there already is not
-    asked again. Other suites, models or settings are refused.
+    A run in ``out`` is resumed, also with other arms, temperatures or repeats: questions that have an answer are not
+    asked again. Other suites, models or settings are an error.
 
     Returns:
-        the content of ``results.json``; see ``sprinter.bench.results``.
+        The content of ``results.json``; see ``sprinter.bench.results``.
 
     Raises:
         UserError: nothing to ask, every arm failed, ``out`` holds another run or cannot be written, ...
@@ -97,7 +97,7 @@ def run_bench(
         harness = Harness(pair, arms, suites, settings, journal, progress)
         try:
             harness.run()
-            told = [_arm_facts(arm, harness.failed) for arm in arms]
+            arm_facts = [_arm_facts(arm, harness.failed) for arm in arms]
         finally:
             harness.close()
     names = [arm.name for arm in arms]
@@ -122,14 +122,14 @@ def run_bench(
             suite.facts() | {"asked": harness.asked[suite.name], "left_out": harness.skipped[suite.name]}
             for suite in suites
         ],
-        "arms": told,
+        "arms": arm_facts,
         "summary": summarise(rows, {arm.name: arm.engine for arm in arms}, settings.bases),
         "judge": judged,
         "analysis": None,
         "seconds": 0.0,
         "rows": rows,
     }
-    write_results(out, results)  # now: whatever happens to the pictures, the numbers are there
+    write_results(out, results)  # before the report, so that the numbers are stored even if drawing fails
     if extras.analysis:
         results["analysis"] = _analysis(pair, suites, settings, progress)
     results["seconds"] = round(time.perf_counter() - began, 1)
@@ -148,7 +148,7 @@ def _arm_facts(arm: Arm, failed: dict[str, str]) -> dict[str, Any]:
     error = failed.get(arm.name)
     status = "failed" if error else "ok"
     versions: dict[str, str] = {}
-    with suppress(Exception):  # of another engine; the run is done
+    with suppress(Exception):  # another engine may raise; the run is complete
         versions = {} if error else arm.versions()
     return {"name": arm.name, "spec": arm.spec, "engine": arm.engine, "versions": versions, "status": status,
             "error": error}  # fmt: skip
@@ -157,7 +157,7 @@ def _arm_facts(arm: Arm, failed: dict[str, str]) -> dict[str, Any]:
 def _analysis(
     pair: Pair, suites: Sequence[Suite], settings: BenchSettings, progress: Callable[[int, int, str], None]
 ) -> dict[str, Any] | None:
-    """Laws along texts that go on from the suites' first prompts, evenly from all suites."""
+    """Analyse texts that continue the suites' first prompts, evenly from all suites."""
     if pair.models.draft is None:
         return None
     share, new = max(1, _ANALYSED // len(suites)), 64

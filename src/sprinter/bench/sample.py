@@ -1,4 +1,4 @@
-"""What is asked: samples of a suite, and how an answer to one may be checked."""
+"""Samples of a suite, and how an answer is checked."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CheckKind = Literal["number", "choice", "code"]
 
 @dataclass(frozen=True, slots=True)
 class SampleCheck:
-    """How an answer is judged right or wrong.
+    """How an answer is checked.
 
     Attributes:
         kind: "number": the last number of the text equals ``answer`` (GSM8K). "choice": the first choice letter of the
             text is ``answer`` (MMLU, CommonsenseQA). "code": prompt + text + ``answer`` (a test) runs (HumanEval).
-        answer: the right number or letter, or the test's source.
-        entry_point: of "code": the function that the test calls.
+        answer: the right number or letter, or the test's source code.
+        entry_point: for "code", the function that the test calls.
     """
 
     kind: CheckKind
@@ -28,14 +28,14 @@ class SampleCheck:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One prompt, or the prompts of one talk.
+    """One prompt, or the prompts of one conversation.
 
     Attributes:
-        id: unique within the suite, stable from run to run.
+        id: unique within the suite, and the same in every run.
         category: group within the suite ("qa"), for tables by group.
-        turns: what the user says, in order; at least one. Each turn after the first follows the answer before it.
-        references: reference answers, one a turn, or none.
-        check: how the last answer is judged; None: it is not.
+        turns: the user's messages, in order, at least one. Each after the first follows the answer to the one before.
+        references: reference answers, one per turn, or none.
+        check: how the last answer is checked; None: it is not.
     """
 
     id: str
@@ -51,12 +51,12 @@ class Suite:
 
     Attributes:
         name: "spec-bench", "wiki-summary", ..., or a file's stem.
-        samples: in the order in which they are asked.
-        new_tokens: the suite's usual limit of new tokens a turn.
-        sources: of each file or data set: {"name": file name or hub id, "sha256": of what was read}.
-        skipped: texts that gave no sample, by reason ("too_short", "empty", ...).
-        rule: in a few words, how a text became a prompt.
-        chat: whether a pair's chat template is put around the turns; without one they are text to go on from.
+        samples: samples in the order in which they are asked.
+        new_tokens: the suite's default limit of new tokens per turn.
+        sources: {"name": file name or hub id, "sha256": hash of what was read} of each file or data set.
+        skipped: number of texts that gave no sample, by reason ("too_short", "empty", ...).
+        rule: short description of how a text becomes a prompt.
+        chat: whether the pair's chat template is applied to the turns; otherwise they are text to be continued.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Suite:
     chat: bool = False
 
     def facts(self) -> dict[str, Any]:
-        """What a results file says of the suite."""
+        """The suite's entry in a results file."""
         return {
             "name": self.name,
             "samples": len(self.samples),

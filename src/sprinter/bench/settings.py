@@ -1,4 +1,4 @@
-"""What a run is asked to do."""
+"""Settings of a run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ class BenchSettings:
     """Settings of a run, the same for all arms.
 
     Attributes:
-        temperatures: each suite is run once at each.
-        new_tokens: limit a turn; None: the suite's own; 0: up to the context limit.
-        repeats: how often each prompt is asked, with another seed each time.
-        seed: of the draws; prompt and repeat are added to it.
+        temperatures: each suite is run at each of them.
+        new_tokens: maximum number of new tokens per turn; None: the suite's own; 0: up to the context limit.
+        repeats: how often each prompt is asked, with a different seed each time.
+        seed: base seed; prompt and repeat are added to it.
         top_k, top_p, min_p: truncation, as in ``Sampling``.
-        warmup: prompts that each arm answers first, at each temperature, and that are thrown away.
-        bases: arms that speeds are told relative to, where they take part.
-        meter: "complete" scores every trusted token, in passes that are not timed; "running" at the next target call.
+        warmup: number of prompts that each arm answers first, at each temperature, without being timed.
+        bases: arms that speeds are reported relative to, if they take part.
+        meter: "complete" scores every trusted token, in forward passes that are not timed; "running" does so at the
+            next target call.
 
     Raises:
         UserError: a value out of range.
@@ -47,13 +48,13 @@ class BenchSettings:
         if self.new_tokens is not None:
             at_least("new_tokens", self.new_tokens, 0)
         if not self.temperatures or len(set(self.temperatures)) < len(self.temperatures):
-            told = ", ".join(f"{temperature:g}" for temperature in self.temperatures) or "none"
-            raise UserError(f"temperature={told} is out of range: give at least one, and each once")
+            given = ", ".join(f"{temperature:g}" for temperature in self.temperatures) or "none"
+            raise UserError(f"temperature={given} is out of range: give at least one, and each once")
         for temperature in self.temperatures:
             self.sampling(temperature)
 
     def sampling(self, temperature: float) -> Sampling:
-        """The sampling of one part of the run."""
+        """Sampling parameters at a temperature of the run."""
         return Sampling(temperature=temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)
 
     def facts(self) -> dict[str, Any]:

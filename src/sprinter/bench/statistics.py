@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 __all__ = ["BootstrapInterval", "bootstrap", "bounds", "ratio_of_ratios", "ratio_of_sums"]
 
 BootstrapInterval = tuple[float, float | None, float | None]
-"""(value, low, high) of a 95 % interval; None where a single prompt tells nothing of how far others lie."""
+"""(value, low, high) of a 95 % interval; low and high are None for a single prompt, which shows no variance."""
 
 Array = NDArray[np.float64]
 LEVEL = 0.95
@@ -22,12 +22,13 @@ def bootstrap(
 ) -> BootstrapInterval:
     """Percentile interval of a statistic of prompts.
 
-    Draws in which nothing is divided by (not finite: none of the few prompts that count was drawn) tell nothing and
-    are left out.
+    Draws whose statistic is not finite (a division by zero, because the few prompts that count were not drawn) are left
+    out.
 
     Args:
         statistic: indices ``[..., prompts]`` → values ``[...]``.
-        prompts: how many there are; they are the unit that is drawn, repeats of one stay together. One has no ends.
+        prompts: number of prompts, which are the units that are drawn; repeats of a prompt stay together. With one
+            prompt there is no interval.
     """
     value = float(statistic(np.arange(prompts)))
     if prompts < 2:
@@ -35,20 +36,20 @@ def bootstrap(
     picks = np.random.default_rng(seed).integers(prompts, size=(repeats, prompts))
     found = statistic(picks)
     values = np.sort(found[np.isfinite(found)])
-    count, cut = len(values), (1 - LEVEL) / 2
+    count, tail = len(values), (1 - LEVEL) / 2
     if not count:
         return value, None, None
-    return value, float(values[int(cut * count)]), float(values[min(count - 1, int((1 - cut) * count))])
+    return value, float(values[int(tail * count)]), float(values[min(count - 1, int((1 - tail) * count))])
 
 
 def bounds(of: BootstrapInterval) -> tuple[float, float]:
-    """(low, high) for what is drawn: the value itself where there is no interval."""
+    """(low, high) for plotting: the value itself if there is no interval."""
     value, low, high = of
     return value if low is None else low, value if high is None else high
 
 
 def ratio_of_sums(top: Sequence[float] | Array, bottom: Sequence[float] | Array) -> BootstrapInterval:
-    """Σ top / Σ bottom over prompts, for example target calls a token. Both ``[prompts]``."""
+    """Σ top / Σ bottom over prompts, for example target calls per token. Both ``[prompts]``."""
     tops, bottoms = np.asarray(top, dtype=float), np.asarray(bottom, dtype=float)
     return bootstrap(lambda rows: _over(tops[rows].sum(-1), bottoms[rows].sum(-1)), len(tops))
 
@@ -71,5 +72,5 @@ def ratio_of_ratios(
 
 
 def _over(top: Array, bottom: Array) -> Array:
-    """Quotient; not a number where nothing is divided by."""
+    """Quotient; NaN for a division by zero."""
     return np.asarray(np.divide(top, bottom, out=np.full_like(bottom, np.nan), where=bottom != 0))

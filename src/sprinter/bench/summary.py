@@ -1,4 +1,4 @@
-"""From rows to tables: one summary an arm, suite and temperature, with 95 % bootstrap intervals over prompts."""
+"""Summarise rows: one summary per arm, suite and temperature, with 95 % bootstrap intervals over prompts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PromptKey = tuple[str, str]
 
 
 class Group:
-    """The rows of one arm at one temperature, gathered by prompt: repeats and turns of a prompt are summed.
+    """Rows of one arm at one temperature, grouped by prompt: repeats and turns of a prompt are summed.
 
     Args:
-        rows: of one arm and temperature.
-        prompts: those to look at, in order.
+        rows: rows of one arm and temperature.
+        prompts: prompts to include, in order.
     """
 
     def __init__(self, rows: SummaryRows, prompts: Sequence[PromptKey]) -> None:
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def prompts(self) -> set[PromptKey]:
-        """What was asked."""
+        """Suite and sample of each row."""
         return set(self._by_prompt)
 
     def restrict(self, prompts: Sequence[PromptKey]) -> Group:
@@ -56,11 +56,11 @@ class Group:
         return Group([row for prompt in prompts for row in self._by_prompt.get(prompt, ())], prompts)
 
     def sums(self, value: Callable[[Mapping[str, Any]], float]) -> NDArray[np.float64]:
-        """One number a prompt."""
+        """Sum of ``value`` over the rows of each prompt, ``[prompts]``."""
         return np.array([sum(map(value, rows)) for rows in self._by_prompt.values()], dtype=float)
 
     def counts(self, name: str) -> NDArray[np.float64] | None:
-        """Sums of a count that each turn has; None if an answer does not know it."""
+        """Sums of a count per turn, ``[prompts]``; None if an answer lacks the count."""
         if any(None in row[name] for row in self.rows):
             return None
         return self.sums(lambda row: sum(row[name]))
@@ -72,12 +72,12 @@ class Group:
 
     @property
     def answered(self) -> bool:
-        """Whether there is any new token; without one nothing can be told a token."""
+        """Whether there is any new token; without one no number per token exists."""
         return bool(self.tokens.sum() > 0)
 
     @property
     def speed(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Tokens and seconds a prompt, as ``ratio_of_ratios`` takes them."""
+        """Tokens and seconds per prompt, as ``ratio_of_ratios`` takes them."""
         return self.tokens, self.seconds
 
 
@@ -88,8 +88,8 @@ SummaryKey = tuple[str, str, float]
 def groups(rows: Iterable[Mapping[str, Any]]) -> dict[SummaryKey, Group]:
     """Groups of all arms, suites and temperatures.
 
-    All arms of a suite and temperature are told over the prompts and repeats that every one of them answered, so that
-    they can be compared; an arm that failed half-way is told over its own.
+    All arms of a suite and temperature are summarised over the prompts and repeats that every one of them answered, so
+    that they can be compared; an arm that failed part-way is summarised over its own.
     """
     rows = list(rows)
     wanted = Counter((row["suite"], row["temperature"], row["model_id"]) for row in rows)
@@ -128,8 +128,9 @@ def summarise(
     """The "summary" of a results file; see ``sprinter.bench.results``.
 
     Args:
-        engines: of each arm.
-        bases: arms that speeds are told relative to, where they took part.
+        rows: rows of all arms.
+        engines: engine of each arm.
+        bases: arms that speeds are reported relative to, if they took part.
     """
     found = groups(rows)
     summaries = []
@@ -152,7 +153,7 @@ def _summary(group: Group) -> dict[str, Any]:
     rounds = group.sums(lambda row: len(row["choices"][0]["accept_lengths"]))
     origins: Counter[str] = sum((Counter(row["origins"]) for row in rows), Counter())
     judged = origins["accepted"] + origins["replacement"]
-    told = sum(origins.values())
+    traced = sum(origins.values())
     drafted = origins["trusted"] + origins["accepted"]
     ttft = [1000 * t for row in rows for t in row["ttft_s"] if t is not None]
     arrivals = [times for row in rows for times in row["arrivals_ms"] if len(times) > 1]
@@ -170,8 +171,8 @@ def _summary(group: Group) -> dict[str, Any]:
         "draft_steps_per_token": float(steps.sum()) / new if steps is not None and new else None,
         "mean_drift": None if group.drifts is None else ratio_of_sums(group.drifts, group.scored),
         "drift_coverage": sum(row["drift_tokens"] for row in rows) / max(new, 1.0),
-        "drafted_share": drafted / told if told else None,
-        "trusted_share": origins["trusted"] / told if told else None,
+        "drafted_share": drafted / traced if traced else None,
+        "trusted_share": origins["trusted"] / traced if traced else None,
         "tokens_per_round": ratio_of_sums(tokens, rounds) if lengths else None,
         "round_histogram": np.bincount(lengths).tolist() if lengths else [],
         "accepted_of_checked": origins["accepted"] / judged if judged else None,

@@ -144,7 +144,9 @@ class ChainDriver:
         if any(signal.reads("state") for signal in SIGNALS.values()):
             states = self._states(text[: -len(tokens)], tokens)
         signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
-        signals |= read_signals(SIGNALS, q, q, torch.tensor(tokens), states)  # a chain's laws are raw and processed
+        signals |= read_signals(
+            SIGNALS, q, q, torch.tensor(tokens), states
+        )  # a chain's laws are raw and processed
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
 
     def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:

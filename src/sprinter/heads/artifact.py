@@ -1,7 +1,7 @@
 """Heads on disk: a Hugging Face-style directory, named ``<target>-speculator.sprinter``.
 
 * ``config.json`` with ``"speculators_model_type": "sprinter"``, every field of ``HeadConfig``, the calibration, and
-  what its maker adds (training facts);
+  facts about the training;
 * ``model.safetensors`` with the network's weights, float32, and the knots of an isotonic calibration;
 * ``README.md``, the model card.
 """
@@ -33,15 +33,23 @@ _OWN = ("speculators_model_type", "calibration")
 
 
 def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] | None = None) -> None:
-    """Write the artifact. ``extra`` (training facts) goes into config.json beside the head's own fields.
+    """Write the artifact.
 
-    config.json comes last: a directory without it is no head.
+    config.json is written last, so that an interrupted call leaves no directory that looks like a head.
+
+    Args:
+        head: the head.
+        directory: created if it does not exist.
+        card: text of the model card.
+        extra: further fields of config.json (training facts).
 
     Raises:
-        UserError: the directory cannot be written (a full disk, say); files half-written are taken away.
+        UserError: the directory cannot be written (a full disk, for example); partly written files are removed.
     """
-    told = ("width", "layers", "drift", "trusted")  # where they are known
-    own = {key: value for key, value in asdict(head.config).items() if key not in told or value is not None}
+    optional = ("width", "layers", "drift", "trusted")  # left out if None
+    own = {
+        key: value for key, value in asdict(head.config).items() if key not in optional or value is not None
+    }
     config = {
         "speculators_model_type": _TYPE,
         **own,
@@ -60,7 +68,7 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.json").unlink(missing_ok=True)  # an old one must never stand beside new weights
+        (directory / "config.json").unlink(missing_ok=True)  # an old config must never describe new weights
         for name, content in files.items():
             write_atomic(directory / name, content)
     except OSError as error:
@@ -73,7 +81,7 @@ def load_head(source: str | os.PathLike[str]) -> Head:
     """Load a head of any kind from a directory or a hub id.
 
     Raises:
-        UserError: missing or wrong directory, not a gate, damaged weights, hub out of reach.
+        UserError: the directory is missing or holds no head, the weights are damaged, or the hub cannot be reached.
     """
     directory = Path(source).expanduser()
     revision = None

@@ -1,4 +1,4 @@
-"""From a network's logit to a score that means a probability. The fitting is in ``sprinter.training.calibrate``."""
+"""Turn a network's logit into a score that is a probability. ``sprinter.training.calibrate`` fits the parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALIBRATIONS = ("none", "temperature", "isotonic")
 
 
 class Calibration(nn.Module):
-    """score = sigmoid(logit): nothing is mended."""
+    """No calibration: score = sigmoid(logit)."""
 
     kind = "none"
 
@@ -27,7 +27,7 @@ class Calibration(nn.Module):
         return torch.sigmoid(logits)
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json holds; tensors are saved with the weights."""
+        """Fields for config.json; tensors are saved with the weights."""
         return {"kind": self.kind}
 
 
@@ -35,7 +35,11 @@ class Temperature(Calibration):
     """score = sigmoid(logit / temperature + shift) (Guo et al. 2017, with Platt's shift: class weights move the logit).
 
     Args:
-        temperature: above 0. shift: in nats of the odds.
+        temperature: divides the logit, above 0.
+        shift: added to the logit, in nats.
+
+    Raises:
+        UserError: a number is out of range or not finite.
     """
 
     kind = "temperature"
@@ -49,19 +53,23 @@ class Temperature(Calibration):
         self.temperature, self.shift = float(temperature), float(shift)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """As above."""
+        """``[...]`` -> scores ``[...]`` in [0, 1]."""
         return torch.sigmoid(logits / self.temperature + self.shift)
 
     def to_dict(self) -> dict[str, Any]:
-        """Kind and both numbers."""
+        """Kind, temperature and shift."""
         return {"kind": self.kind, "temperature": self.temperature, "shift": self.shift}
 
 
 class Isotonic(Calibration):
-    """A rising curve through knots, straight in between and level outside (Zadrozny and Elkan 2002).
+    """A non-decreasing curve through knots, linear between them and constant outside (Zadrozny and Elkan 2002).
 
     Args:
-        logits: ``[k]`` rising, finite, k >= 2. scores: ``[k]`` not falling, in [0, 1].
+        logits: ``[k]``, finite and strictly increasing, k >= 2.
+        scores: ``[k]``, non-decreasing, in [0, 1].
+
+    Raises:
+        UserError: the knots do not have these properties.
     """
 
     kind = "isotonic"
@@ -70,7 +78,7 @@ class Isotonic(Calibration):
 
     def __init__(self, logits: Tensor, scores: Tensor) -> None:
         super().__init__()
-        logits, scores = logits.float(), scores.float()  # as the curve is read
+        logits, scores = logits.float(), scores.float()  # check the values that ``forward`` uses
         fits = logits.dim() == 1 and logits.shape == scores.shape and len(logits) >= 2
         if not (
             fits
@@ -86,7 +94,7 @@ class Isotonic(Calibration):
         self.register_buffer("scores", scores)
 
     def forward(self, logits: Tensor) -> Tensor:
-        """As above."""
+        """``[...]`` -> scores ``[...]`` in [0, 1]."""
         right = torch.searchsorted(self.logits, logits.detach().contiguous()).clamp(1, len(self.logits) - 1)
         low, high = self.logits[right - 1], self.logits[right]
         share = ((logits - low) / (high - low)).clamp(0, 1)
@@ -94,10 +102,11 @@ class Isotonic(Calibration):
 
 
 def read_calibration(fields: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> Calibration:
-    """The calibration that an artifact holds; none stands for ``none``.
+    """Read the calibration of an artifact; without ``fields`` there is none.
 
     Raises:
-        UserError: unknown kind, numbers that make no sense. KeyError: a number or a tensor is missing.
+        UserError: unknown kind, or numbers out of range.
+        KeyError: a number or a tensor is missing.
     """
     kind = "none" if fields is None else fields["kind"]
     if kind == "none":

@@ -1,4 +1,4 @@
-"""What a head may read: numbers that a driver has at hand when it drafts, each a pure function of one draft step.
+"""Features that a head can read: values that a driver has when it drafts, each a pure function of one draft step.
 
 =============  ===========================================================================  ===========
 name           value                                                                        shape
@@ -6,14 +6,14 @@ name           value                                                            
 hidden         the draft's last hidden state that produced q (of the token before x)        ``[..., d]``
 entropy        H(q) in nats                                                                 ``[...]``
 max_q          max q                                                                        ``[...]``
-top_q(k=10)    the k largest probabilities of q, falling                                    ``[..., k]``
-position       place of x in its draft run, from 1                                          ``[...]``
-temperature    of the sampling: one head then serves all temperatures                      ``[...]``
-hidden_x       the draft's last hidden state after x was fed: one draft step more           ``[..., d]``
+top_q(k=10)    the k largest probabilities of q, in falling order                           ``[..., k]``
+position       position of x in its draft run, from 1                                       ``[...]``
+temperature    sampling temperature: one head then serves all temperatures                  ``[...]``
+hidden_x       the draft's last hidden state after x was fed: needs one more draft step     ``[..., d]``
 log_q          ln q(x)                                                                      ``[...]``
 =============  ===========================================================================  ===========
 
-q is the raw law (softmax at temperature 1). ``hidden_x`` and ``log_q`` look at the token x, the others do not.
+q is the raw law (softmax at temperature 1). ``hidden_x`` and ``log_q`` depend on the token x, the others do not.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ __all__ = [
 ]  # fmt: skip
 
 LARGEST_K = 64
-"""Of top_q(k): the records of the laboratory keep so many of the draft's probabilities."""
+"""Maximum k of top_q(k): the number of the draft's probabilities that the records of ``sprinter.training`` keep."""
 _DEFAULT_K = 10
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """What a driver knows after drafting x. Any leading shape, the same for all.
+    """Values that a driver has after drafting x. The leading shape is arbitrary and common to all.
 
     Attributes:
-        hidden: ``[..., d]`` state that produced q.
-        law: ``[..., V]`` raw q.
-        position: ``[...]`` place of x in its draft run, from 1.
-        token: ``[...]`` x, for features that look at it.
-        hidden_x: ``[..., d]`` state after x was fed, likewise.
-        temperature: ``[...]`` of the sampling, 0 for greedy texts.
+        hidden: ``[..., d]``, hidden state that produced q.
+        law: ``[..., V]``, raw q.
+        position: ``[...]``, position of x in its draft run, from 1.
+        token: ``[...]``, x, for features that depend on it.
+        hidden_x: ``[..., d]``, hidden state after x was fed, for features that depend on x.
+        temperature: ``[...]``, sampling temperature, 0 for greedy decoding.
     """
 
     hidden: Tensor | None = None
@@ -111,17 +111,17 @@ FEATURES: Mapping[str, Callable[[DraftStep, int], Tensor]] = {
     "hidden_x": _hidden_x,
     "log_q": _log_q,
 }
-"""The pure function of each feature: (step, k) -> values; k counts for top_q alone."""
+"""Function of each feature: (step, k) -> values; only top_q uses k."""
 
 _SEES_TOKEN = frozenset({"hidden_x", "log_q"})
 _VECTORS = frozenset({"hidden", "hidden_x"})
 
 
 def parse_features(spec: str | Iterable[str]) -> tuple[str, ...]:
-    """Names in their one spelling: "hidden, top_q" -> ("hidden", "top_q(k=10)").
+    """Names of features in their canonical spelling: "hidden, top_q" -> ("hidden", "top_q(k=10)").
 
     Raises:
-        UserError: unknown names (with a did-you-mean), names that stand twice, none at all, k out of range.
+        UserError: unknown names (with a did-you-mean), duplicates, no name at all, k out of range.
     """
     words = re.split(r",(?![^(]*\))", spec) if isinstance(spec, str) else list(spec)
     names = tuple(_canonical(word.strip()) for word in words if word.strip())
@@ -134,16 +134,16 @@ def parse_features(spec: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def read_features(names: Iterable[str], step: DraftStep) -> dict[str, Tensor]:
-    """The named features of one draft step, as a head takes them.
+    """The named features of one draft step, as ``Head.score`` takes them.
 
     Raises:
-        UserError: the step lacks what a feature is made of.
+        UserError: the step lacks a value that a feature needs.
     """
     return {name: FEATURES[_base(name)](step, top_k_of(name)) for name in names}
 
 
 def stack_features(names: Iterable[str], values: Mapping[str, Tensor]) -> Tensor:
-    """Side by side in the order of ``names``: ``[..., n]`` float32, the input of a network.
+    """Concatenate the features in the order of ``names``: ``[..., n]`` float32, the input of a network.
 
     Raises:
         UserError: a feature is missing.
@@ -158,12 +158,12 @@ def stack_features(names: Iterable[str], values: Mapping[str, Tensor]) -> Tensor
 
 
 def feature_width(name: str, hidden_size: int) -> int:
-    """How many numbers a feature has: d, k or 1."""
+    """Number of values of a feature: d, k or 1."""
     return hidden_size if name in _VECTORS else top_k_of(name) if _base(name) == "top_q" else 1
 
 
 def sees_token(names: Iterable[str]) -> bool:
-    """Whether one of the features looks at x itself: it needs x drafted, and ``hidden_x`` a draft step more."""
+    """Whether a feature depends on x, so that x must be drafted first (and fed to the draft for ``hidden_x``)."""
     return not _SEES_TOKEN.isdisjoint(names)
 
 
@@ -174,7 +174,7 @@ def top_k_of(name: str) -> int:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """The error for an unknown name, with the nearest known one."""
+    """Error for an unknown name that suggests the nearest known one."""
     names = list(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"

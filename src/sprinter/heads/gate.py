@@ -1,8 +1,8 @@
-"""Gates: the public names. A gate is a head of kind ``gate``.
+"""Public names for gates. A gate is a head of kind ``gate``.
 
-The paper's (SPRINTER, section 3) is one linear layer and a sigmoid on the hidden state that produced q: d + 1
-parameters for hidden size d. It sees the prefix, not the token that is judged. Other gates read more or have other
-networks.
+The paper's gate (SPRINTER, section 3) is one linear layer and a sigmoid on the hidden state that produced q: d + 1
+parameters for hidden size d. It reads the prefix, not the token that it judges. Other gates read more features or have
+other networks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["GateConfig", "GateHead", "extreme", "load_gate", "save_gate"]
 _log = logging.getLogger("sprinter")
 
 GateConfig = HeadConfig
-"""What a gate was made for."""
+"""Configuration of a gate."""
 save_gate = save_head
-"""Write the artifact."""
+"""Write a gate's artifact; see ``save_head``."""
 
 
 def load_gate(source: str | os.PathLike[str]) -> Head:
     """Load a gate, linear or not, from a directory or a hub id.
 
     Raises:
-        UserError: as ``load_head``; and a head of another kind.
+        UserError: as ``load_head``, or the head is of another kind.
     """
     head = load_head(source)
     if head.config.kind != "gate":
@@ -42,10 +42,11 @@ def load_gate(source: str | os.PathLike[str]) -> Head:
 
 
 def extreme(tau: float, trusted: float | None) -> str | None:
-    """What a user should hear of a gate whose threshold decides nothing; None for any other.
+    """Warning about a gate whose threshold trusts every token or none; None for any other gate.
 
     Args:
-        tau: the threshold. trusted: share of draft tokens that score at least that, None: not measured.
+        tau: the threshold.
+        trusted: share of draft tokens that score at least ``tau``; None: not measured.
     """
     if trusted == 0:
         return f"trusts no token at its tau={tau:g}: every token is checked; lower it with sprinter(tau=...)"

@@ -1,7 +1,7 @@
 """A head: feature spec + network + calibration, on top of a frozen draft.
 
-Kinds: ``gate`` (SPRINTER's verifier: may this token be kept without asking the target?), and the stop rules
-``specdec++`` (the chance that the target accepts x, from the state at x) and ``disco`` (the same from the law alone).
+Kinds: ``gate`` (SPRINTER's verifier: may this token be kept without asking the target?), and the heads of stop rules,
+``specdec++`` (probability that the target accepts x, from the state at x) and ``disco`` (the same from the law alone).
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ KINDS = tuple(HEAD_KINDS)
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """What a head is and what it was made for.
+    """Configuration of a head: what it reads, and the pair that it was trained for.
 
     Attributes:
-        hidden_size: d of the draft.
+        hidden_size: the draft's hidden size d.
         draft_id, draft_revision, draft_fingerprint: the draft whose hidden states and laws it reads.
         target_id: the target that it predicts.
-        label: what the score estimates, e.g. "overlap" (β, the chance that exact acceptance keeps a draft token).
-        tau: threshold that its maker chose for it; a gate's is the τ of ``sprinter`` where none is given.
-        drift: of a gate, the mean drift expected at tau, at temperature 1 on texts that it was not trained on.
-        trusted: of a gate, the share of draft tokens that score at least tau there. Both None: not measured.
+        label: what the score estimates, e.g. "overlap" (β, the probability that exact acceptance keeps a draft token).
+        tau: threshold chosen in training; for a gate, the default τ of ``sprinter``.
+        drift: for a gate, the mean drift expected at tau and temperature 1 on held-out texts; None: not measured.
+        trusted: for a gate, the share of draft tokens that score at least tau on those texts; None: not measured.
         kind: one of ``KINDS``.
         architecture: "linear", "mlp", "ffn" or "resnet".
-        features: what it reads, in order; see ``sprinter.heads.features``.
-        width, layers: size of the network, where its architecture has one.
+        features: features in order; see ``sprinter.heads.features``.
+        width, layers: size of the network, for architectures that have one.
+
+    Raises:
+        UserError: a value is out of range, or a name is unknown.
     """
 
     hidden_size: int
@@ -82,11 +85,11 @@ class HeadConfig:
 
     @property
     def inputs(self) -> int:
-        """How many numbers the network reads."""
+        """Number of inputs of the network."""
         return sum(feature_width(name, self.hidden_size) for name in self.features)
 
     def network(self) -> Network:
-        """A fresh network of this kind."""
+        """Build a network of this configuration with initial weights."""
         sizes = {"width": self.width, "layers": self.layers}
         given = {name: value for name, value in sizes.items() if value is not None}
         return build_network(self.architecture, self.inputs, **given)
@@ -96,13 +99,16 @@ class Head(nn.Module):
     """Scores in [0, 1], computed in float32.
 
     Args:
-        config: what it is and what it was made for.
-        network: reads ``config.inputs`` numbers.
-        calibration: makes a probability of its logit.
+        config: what the head reads, and the pair that it was trained for.
+        network: network with ``config.inputs`` inputs.
+        calibration: turns the logit into a probability; None: a sigmoid.
 
     Attributes:
-        facts: what its maker wrote into the artifact beside the head's own fields (how it was trained).
-        id, revision: directory or hub id that it was read from, and the commit there; None of one made in memory.
+        facts: additional fields of the artifact's config.json (how the head was trained).
+        id, revision: directory or hub id that it was loaded from, and the commit; None if it was made in memory.
+
+    Raises:
+        UserError: the network has another number of inputs.
     """
 
     def __init__(self, config: HeadConfig, network: Network, calibration: Calibration | None = None) -> None:
@@ -122,9 +128,9 @@ class Head(nn.Module):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over config, calibration and all weights: another head has another."""
-        told = {**asdict(self.config), "calibration": self.calibration.to_dict()}
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        """SHA-256 over config, calibration and all weights."""
+        facts = {**asdict(self.config), "calibration": self.calibration.to_dict()}
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for name, values in sorted(self.state_dict().items()):
             digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
             digest.update(values.detach().cpu().contiguous().numpy().tobytes())
@@ -132,20 +138,20 @@ class Head(nn.Module):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What ``forward`` must be given; ``sprinter.heads.features.read_features`` makes it of a draft step."""
+        """Names of the features that ``forward`` takes; ``heads.features.read_features`` computes them."""
         return self.config.features
 
     @property
     def sees_token(self) -> bool:
-        """Whether it looks at x itself, not at its prefix alone."""
+        """Whether it reads the token x, not only its prefix."""
         return sees_token(self.features)
 
     def score(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """Scores ``[...]``, float32, from plain operations: what captured steps are made of.
+        """Scores ``[...]``, float32, by tensor operations that can be captured.
 
         Args:
-            features: by name, each ``[..., d]``, ``[..., k]`` or ``[...]``; of a head with a single feature also the
-                bare tensor (``[..., d]`` for the paper's gate).
+            features: features by name, each ``[..., d]``, ``[..., k]`` or ``[...]``; for a head with a single feature
+                also the bare tensor (``[..., d]`` for the paper's gate).
 
         Raises:
             UserError: a feature is missing.
@@ -167,12 +173,12 @@ class Head(nn.Module):
 
     @property
     def size(self) -> int:
-        """Parameters of the network."""
+        """Number of parameters of the network."""
         return self.network.size
 
     @property
     def flops(self) -> float:
-        """FLOPs of one score: a multiplication and an addition a weight."""
+        """FLOPs of one score: one multiplication and one addition per weight."""
         return self.network.flops
 
     def check_draft(self, *, id: str, revision: str | None, hidden_size: int, model: Any) -> None:
@@ -201,12 +207,14 @@ class Head(nn.Module):
 class GateHead(Head):
     """The gate of the SPRINTER paper: score = sigmoid(w · h + b), computed in float32.
 
-    A calibration may take the place of the sigmoid.
-
     Args:
-        config: what it was made for.
-        weight: ``[1, d]``; bias: ``[1]``.
-        calibration: makes a probability of the logit.
+        config: what the gate reads, and the pair that it was trained for.
+        weight: ``[1, d]``.
+        bias: ``[1]``.
+        calibration: turns the logit into a probability; None: a sigmoid.
+
+    Raises:
+        UserError: the config is not that of one linear layer, or the weights have other shapes.
     """
 
     def __init__(
@@ -229,7 +237,7 @@ class GateHead(Head):
 
     @staticmethod
     def fits(config: HeadConfig) -> bool:
-        """Whether this class is the one for it."""
+        """Whether a config describes the paper's gate: one linear layer on the hidden state."""
         return (config.kind, config.architecture, config.features) == ("gate", "linear", ("hidden",))
 
     @property
@@ -245,7 +253,7 @@ class GateHead(Head):
         return self.network.bias
 
     def score(self, features: Tensor | Mapping[str, Tensor]) -> Tensor:
-        """``[..., d]`` (bare, or by its name "hidden") -> scores ``[...]`` in [0, 1], float32."""
+        """``[..., d]`` (bare, or as {"hidden": ...}) -> scores ``[...]`` in [0, 1], float32."""
         hidden = features if isinstance(features, Tensor) else self._stacked(features)
         scores: Tensor = self.calibration(hidden.float() @ self.weight[0] + self.bias[0])
         return scores

@@ -2,9 +2,9 @@
 
 ============  ====================================================================================================
 linear        w · x + b: the gate of the SPRINTER paper, n + 1 parameters
-mlp           ``layers`` times (linear, SiLU) of ``width``, then linear
+mlp           ``layers`` hidden layers (linear, SiLU) of ``width`` units, then linear
 ffn           the same with ReLU: DISCO's feed-forward net (Mamou et al. 2024), two linear layers
-resnet        ``layers`` times x + SiLU(W x + b), each with weights of its own, then two logits (SpecDec++, Huang et
+resnet        ``layers`` blocks x + SiLU(W x + b), each with its own weights, then two logits (SpecDec++, Huang et
               al. 2024; its code repeats one block, so that all share their weights)
 ============  ====================================================================================================
 """
@@ -25,7 +25,7 @@ __all__ = ["ARCHITECTURES", "Linear", "Network", "Perceptron", "ResNet", "build_
 
 
 class Network(nn.Module, ABC):
-    """A network with one logit. ``inputs``: n, the numbers that it reads."""
+    """A network with one output, a logit. ``inputs``: number of inputs n."""
 
     inputs: int
 
@@ -35,16 +35,20 @@ class Network(nn.Module, ABC):
 
     @abstractmethod
     def fold(self, mean: Tensor, spread: Tensor) -> None:
-        """Take in the standardisation ``(x - mean) / spread`` that it was trained behind, so that it reads raw x."""
+        """Fold the standardisation ``(x - mean) / spread`` used in training into the weights, so that it reads raw x.
+
+        Args:
+            mean, spread: ``[n]``.
+        """
 
     @property
     def size(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return sum(weights.numel() for weights in self.parameters())
 
     @property
     def flops(self) -> float:
-        """FLOPs of one score: a multiplication and an addition a weight of every linear layer."""
+        """FLOPs of one score: one multiplication and one addition per weight of every linear layer."""
         return 2.0 * sum(weights.numel() for weights in self.parameters() if weights.dim() == 2)
 
 
@@ -55,7 +59,7 @@ def _absorb(weight: Tensor, bias: Tensor, mean: Tensor, spread: Tensor) -> None:
 
 
 class Linear(Network):
-    """w · x + b, with ``weight [1, n]`` and ``bias [1]``. It starts at zero: logistic regression is convex."""
+    """w · x + b, with ``weight [1, n]`` and ``bias [1]``, initialised to zero: logistic regression is convex."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()
@@ -64,20 +68,22 @@ class Linear(Network):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As above."""
+        """``[..., n]`` float32 -> logits ``[...]``."""
         return x @ self.weight[0] + self.bias[0]
 
     def fold(self, mean: Tensor, spread: Tensor) -> None:
-        """Exact: into the one layer."""
+        """Fold into the only layer, exactly."""
         _absorb(self.weight, self.bias, mean, spread)
 
 
 class Perceptron(Network):
-    """Hidden layers and one output.
+    """Multi-layer perceptron with one output.
 
     Args:
-        inputs: n. width: of each hidden layer. layers: hidden layers, at least one.
-        activation: between them.
+        inputs: number of inputs n.
+        width: units of each hidden layer.
+        layers: number of hidden layers, at least one.
+        activation: activation of the hidden layers.
     """
 
     def __init__(self, inputs: int, width: int, layers: int, activation: Callable[[Tensor], Tensor]) -> None:
@@ -89,24 +95,27 @@ class Perceptron(Network):
         self._activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """As above."""
+        """``[..., n]`` float32 -> logits ``[...]``."""
         for layer in self.layers:
             x = self._activation(layer(x))
         logit: Tensor = self.out(x)
         return logit.squeeze(-1)
 
     def fold(self, mean: Tensor, spread: Tensor) -> None:
-        """Exact: into the first layer."""
+        """Fold into the first layer, exactly."""
         first = self.layers[0]
         assert isinstance(first, nn.Linear)
         _absorb(first.weight, first.bias, mean, spread)
 
 
 class ResNet(Network):
-    """Residual blocks of the input's own size. The skip carries x itself, so the standardisation stays a first step.
+    """Residual blocks of the input's size.
+
+    The skip connection carries x itself, so the standardisation cannot be folded into weights: it is the first step.
 
     Args:
-        inputs: n. layers: residual blocks.
+        inputs: number of inputs n.
+        layers: number of residual blocks.
     """
 
     mean: Tensor
@@ -121,7 +130,7 @@ class ResNet(Network):
         self.register_buffer("spread", torch.ones(inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """softmax over (refused, kept) is a sigmoid of the difference."""
+        """``[..., n]`` float32 -> logits ``[...]``: softmax over (rejected, kept) is a sigmoid of the difference."""
         x = (x - self.mean) / self.spread
         for block in self.blocks:
             x = x + nn.functional.silu(block(x))
@@ -129,7 +138,7 @@ class ResNet(Network):
         return both[..., 1] - both[..., 0]
 
     def fold(self, mean: Tensor, spread: Tensor) -> None:
-        """Kept as the first step."""
+        """Store mean and spread; ``forward`` standardises with them."""
         self.mean.copy_(mean)
         self.spread.copy_(spread)
 
@@ -138,10 +147,10 @@ ARCHITECTURES = ("linear", "mlp", "ffn", "resnet")
 
 
 def build_network(architecture: str, inputs: int, width: int = 64, layers: int = 1) -> Network:
-    """A fresh network.
+    """Build a network with initial weights.
 
     Raises:
-        UserError: unknown architecture; width or layers out of range.
+        UserError: unknown architecture, or width or layers out of range.
     """
     if architecture not in ARCHITECTURES:
         raise unknown("architecture", architecture, ARCHITECTURES)

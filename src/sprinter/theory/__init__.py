@@ -7,15 +7,15 @@
 ``chains``         Yin et al., Theorems 1 and 3 on Markov chains; short drafts; lossy rules; SPRINTER
 ``bounds``         bounds of SVIP, of Fuzzy Speculative Decoding, and of the meter
 ``montecarlo``     the real decode loop answered by a Markov chain
-``simulation``     the papers' numerical figures, closed forms beside Monte Carlo
-``recording``      laws recorded along texts of a pair; ``labels``: the same from the gate laboratory's labels
-``outcomes``       laws over large vocabularies on fewer outcomes, TV(p, q) kept
+``simulation``     the papers' numerical figures: closed forms and Monte Carlo estimates
+``recording``      laws recorded along texts of a pair; ``from_labels``: the same from labels of ``sprinter.training``
+``outcomes``       laws over large vocabularies reduced to fewer outcomes with the same TV(p, q)
 ``replay``         the real decode loop answered by recorded laws
-``predict``        tokens a target call, drift and speed-up of a method; the best parameters
+``predict``        tokens per target call, drift and speed-up of a method; the best parameters
 ``pareto``         target use against drift: Theorem 5's front and every method
 ``flops``          forward FLOPs of models and methods
 ``figures``        PNG files of all these
 =================  =====================================================================================
 
-p = target's law, q = draft's law; laws and rates are float64 tensors, or plain numbers, and broadcast.
+p = target's law, q = draft's law. Laws and rates are float64 tensors or plain numbers; functions broadcast.
 """

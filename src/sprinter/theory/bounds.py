@@ -1,4 +1,4 @@
-"""Bounds: SVIP's on the acceptance rate, Fuzzy Speculative Decoding's and the meter's on the law of a whole text."""
+"""Bounds on the acceptance rate (SVIP) and on the law of a whole text (Fuzzy Speculative Decoding, the drift meter)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def cross_entropy(q: Tensor, p: Tensor) -> Tensor:
 
 
 def entropy_bound(h: Number, c: Number = 0.15) -> Tensor:
-    """SVIP's stand-in for Pinsker's bound, 1 − sqrt(c·H(q)): H_{q,p} is taken to be a multiple of H_q. No bound."""
+    """SVIP's estimate of Pinsker's bound, 1 − sqrt(c·H(q)), which assumes that H_{q,p} is a multiple of H_q.
+
+    It is not a bound.
+    """
     return 1 - (as_tensor(c) * non_negative("h", h)).sqrt()
 
 
@@ -37,14 +40,16 @@ def fuzzy_bound(
 ) -> Tensor:
     """Bound on the divergence between the laws of whole texts, target's and method's (FSD, section 4.2, Appendix B).
 
-    N·share·T, for sampled drafts and divergences of the processed laws. Whose text the share of tokens from the draft
-    is counted in matters: kl = KL(target‖method): in the target's; kl_reversed and tv: in the method's own. For js the
+    N·share·T, for sampled drafts and divergences of the processed laws. The share of tokens from the draft is counted
+    in the target's text for kl = KL(target‖method), and in the method's own text for kl_reversed and tv. For js the
     paper's derivation has a gap: the divergence of whole texts does not split into positions. Splitting it against the
-    product of the positions' mixtures gives N·T·(share + other share), the two counted in either text.
+    product of the positions' mixtures gives N·T·(share + other share), one share counted in each of the two texts.
 
     Args:
         divergence: "kl", "kl_reversed", "tv" or "js".
-        tokens: N. threshold: T. draft_share: in [0, 1], in the text named above (js: the target's).
+        tokens: number of tokens N.
+        threshold: threshold T of the divergence.
+        draft_share: share of tokens from the draft in [0, 1], in the text named above (js: the target's).
         other_share: for js, the share in the method's own text.
     """
     if divergence not in ("kl", "kl_reversed", "tv", "js"):
@@ -60,6 +65,8 @@ def fuzzy_bound(
 
 
 def text_tv_bound(drifts: Tensor) -> Tensor:
-    """TV between the laws of whole texts is at most the expected sum of drifts under the method's own text, and at
-    most 1. ``drifts [texts, positions]`` -> a number."""
+    """Bound on the TV between the laws of whole texts: the expected sum of drifts under the method's own text.
+
+    ``drifts [texts, positions]`` -> a scalar, at most 1.
+    """
     return drifts.sum(-1).mean().clamp(max=1)

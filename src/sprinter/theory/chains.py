@@ -1,7 +1,7 @@
-"""Expected rejections on Markov chains (Yin et al. 2024, Theorems 1 and 3), and what finite drafts and lossy rules do.
+"""Expected rejections on Markov chains (Yin et al. 2024, Theorems 1 and 3), also with finite drafts and lossy rules.
 
-The paper's setting: position n of the text, n = 1 ... T, has laws p_n(· | x_{n−1}) and q_n(· | x_{n−1}) that change
-with n; x_0 is the prompt. Drafts run to the horizon T, a call ends at its first rejection, and no bonus is drawn.
+The paper's setting: position n of the text, n = 1 ... T, has laws p_n(· | x_{n−1}) and q_n(· | x_{n−1}) that depend
+on n; x_0 is the prompt. Drafts extend to the horizon T, a call ends at its first rejection, and no bonus is drawn.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class MarkovChain:
     Attributes:
         p, q: ``[T, S, S]`` float64; p[n − 1, s] is the target's law of token n after token s.
         start: law of the prompt token, ``[S]``.
+
+    Raises:
+        UserError: shapes that do not fit, or a row that is not a law.
     """
 
     p: Tensor
@@ -60,9 +63,10 @@ class MarkovChain:
 
     @classmethod
     def random(cls, states: int = 7, horizon: int = 50, seed: int = 10) -> MarkovChain:
-        """The paper's instance (its Appendix F): rows are uniform numbers, normalised; a uniform prompt.
+        """The paper's instance (its Appendix F): rows are normalised uniform numbers, the prompt is uniform.
 
-        The paper's seed is 10; its 16.41 rejections depend on an unpublished order of draws, so ours differ a little.
+        The paper's seed is 10. Its 16.41 rejections depend on an unpublished order of draws, so this number differs
+        slightly.
         """
         at_least("states", states, 2)
         at_least("horizon", horizon, 1)
@@ -73,12 +77,12 @@ class MarkovChain:
 
     @property
     def horizon(self) -> int:
-        """T, tokens of a text."""
+        """T, the number of tokens of a text."""
         return len(self.p)
 
     @property
     def states(self) -> int:
-        """S, the vocabulary."""
+        """S, the size of the vocabulary."""
         return len(self.start)
 
 
@@ -97,15 +101,15 @@ def rejections_by_position(chain: MarkovChain) -> Tensor:
 
 
 def expected_rejections(chain: MarkovChain) -> float:
-    """Theorem 1: E[N_rej] = Σ_n E_{x<n ~ p} TV(q_n, p_n). By Theorem 2 no unbiased rule does better."""
+    """Theorem 1: E[N_rej] = Σ_n E_{x<n ~ p} TV(q_n, p_n). By Theorem 2 no unbiased rule has fewer rejections."""
     return float(rejections_by_position(chain).sum())
 
 
 def batch_rejections(chain: MarkovChain, drafts: int | None) -> float:
-    """Theorem 3: E[N_rej] with M independent drafts of which the accepted one is followed; None is M → ∞.
+    """Theorem 3: E[N_rej] with M independent drafts, of which the accepted one is continued; None is M → ∞.
 
     Σ_n E_p TV(p, q) − Σ_n Ē_f [TV(p, q) − Π_m TV(p^m, q)], with f(x_{1:n}) = P(x_{1:n}, the n-th token replaced) by the
-    recursion of equation 22 and f(prompt) = 1; Ē is a sum that f weighs without being a law.
+    recursion of equation 22 and f(prompt) = 1. Ē is a sum weighted by f, which is not a law.
     """
     refused, last = batch_laws(chain.p, chain.q, drafts)
     beyond = (chain.p - chain.q).clamp(min=0)
@@ -115,7 +119,7 @@ def batch_rejections(chain: MarkovChain, drafts: int | None) -> float:
         improvement += float((f * saved[n]).sum())
         first = (
             refused[n].unsqueeze(-1) * last[n]
-        )  # rejection where a batch begins; elsewhere a single draft is left
+        )  # rejection at the start of a batch; at other positions only one draft is left
         f = (before - f) @ beyond[n] + f @ first
         before = before @ chain.p[n]
     return expected_rejections(chain) - improvement
@@ -132,9 +136,9 @@ class Counts(NamedTuple):
 def speculative_counts(chain: MarkovChain, gamma: int, to_horizon: bool = False) -> Counts:
     """Exact counts of speculative decoding with drafts of γ tokens and a bonus, by dynamic programming.
 
-    The state is (token before the position, draft tokens since the last call). ``to_horizon`` as in a method: the
-    last token of the text is drafted too; γ >= T with it is Theorem 1, whose target calls are N_rej + 1 unless the last
-    token was rejected.
+    The state is (token before the position, draft tokens since the last call). ``to_horizon`` means, as in a method,
+    that the last token of the text is drafted too. With it γ >= T is Theorem 1, whose target calls are N_rej + 1 unless
+    the last token was rejected.
     """
     at_least("gamma", gamma, 1)
     both, rest = torch.minimum(chain.p, chain.q), tv_distance(chain.p, chain.q)
@@ -152,7 +156,7 @@ def speculative_counts(chain: MarkovChain, gamma: int, to_horizon: bool = False)
         rejections += float(refused.sum())
         calls += float(refused.sum() + plain.sum())
         if last:
-            calls += float(after[1:].sum())  # the call that checked a draft which ended the text
+            calls += float(after[1:].sum())  # the call that checks a draft at the end of the text
         state = after
     return Counts(rejections, calls)
 
@@ -166,10 +170,10 @@ class SequentialCounts(NamedTuple):
 
 
 def sequential_counts(chain: MarkovChain, eta_tp: float, eta_fp: float) -> SequentialCounts:
-    """Exact counts of SPRINTER with the gate of its theorems, no cap, on a chain.
+    """Exact counts of SPRINTER with the gate of its theorems, without a cap, on a chain.
 
-    Theorem 3.1 gives every *drafted* position the law p_S; a bonus token has the law p. So the mean drift of a text is
-    η_FP·TV(p, q) over the drafted positions alone, and less over all.
+    By Theorem 3.1 every *drafted* position has the law p_S; a bonus token has the law p. So the mean drift is
+    η_FP·TV(p, q) over the drafted positions, and smaller over all positions.
     """
     better = chain.q <= chain.p
     trust = torch.where(better, float(chance("eta_tp", eta_tp)), float(chance("eta_fp", eta_fp)))
@@ -190,11 +194,14 @@ def sequential_counts(chain: MarkovChain, eta_tp: float, eta_fp: float) -> Seque
 
 # --- lossy rules -----------------------------------------------------------------------------------------------------
 class RuleOnChain(NamedTuple):
-    """What an accept rule does to a chain when every token is drafted.
+    """Effect of an accept rule on a chain if every token is drafted.
 
-    rejections: expected a text. drift: expected sum of TV(π, p) under the method's own text, which bounds the TV of the
-    texts. kl, kl_reversed: KL(target‖method) and KL(method‖target) of whole texts. kept, kept_by_target: expected share
-    of positions where the rule keeps every token, counted in the method's own and in the target's text.
+    Attributes:
+        rejections: expected number per text.
+        drift: expected sum of TV(π, p) under the method's own text, which bounds the TV between texts.
+        kl, kl_reversed: KL(target‖method) and KL(method‖target) of whole texts.
+        kept, kept_by_target: expected share of positions where the rule keeps every token, in the method's own and in
+            the target's text.
     """
 
     rejections: float
@@ -206,7 +213,7 @@ class RuleOnChain(NamedTuple):
 
 
 def rule_on_chain(chain: MarkovChain, rule: AcceptRule) -> RuleOnChain:
-    """Exact sums over the text of an accept rule's own law π."""
+    """Exact sums over texts that follow an accept rule's own law π."""
     b, law = rule.keep(chain.p, chain.q), rule.law(chain.p, chain.q)
     own, target = positions(chain.start, law), positions(chain.start, chain.p)
     reject = 1 - (chain.q * b).sum(-1)
@@ -226,5 +233,5 @@ def rule_on_chain(chain: MarkovChain, rule: AcceptRule) -> RuleOnChain:
 
 
 def mean_overlap(chain: MarkovChain) -> float:
-    """α: the mean over positions of E_p[Σ min(p, q)]; Leviathan's formulas take every position to have it."""
+    """α: the mean over positions of E_p[Σ min(p, q)], which Leviathan's formulas assume at every position."""
     return float((positions(chain.start, chain.p) * overlap(chain.p, chain.q)).sum() / chain.horizon)

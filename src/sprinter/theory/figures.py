@@ -1,4 +1,4 @@
-"""Figures of the theory commands, drawn from their JSON data; matplotlib is asked for when one is drawn."""
+"""Figures of the theory commands, drawn from their JSON data. matplotlib is imported when a figure is drawn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SIMULATIONS", "check_matplotlib", "draw_pareto", "draw_prediction", "save"]
 
-# Okabe and Ito's palette, told apart by all common kinds of colour vision; markers and dashes say the same again
+# Okabe and Ito's palette, which is safe for colour-blind readers; markers and dashes encode the curve too
 BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
 INK, GREY, PALE = "#222222", "#767676", "#E8E8E8"
 _COLOURS = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
@@ -33,11 +33,11 @@ _STYLE = {
     "figure.facecolor": "white",
 }
 _WIDTH, _DPI = 8.3, 120
-"""Inches and dots an inch: about 1,000 pixels, still readable when shown 830 wide."""
+"""Inches, and dots per inch: about 1,000 pixels, readable when scaled to 830."""
 
 
 def check_matplotlib() -> None:
-    """Raise a UserError if figures cannot be drawn here."""
+    """Raise a UserError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -228,7 +228,7 @@ SIMULATIONS: dict[str, tuple[str, Callable[[dict[str, Any]], Figure]]] = {
     "yin-figure-5": ("longer", draw_rejections),
     "sprinter-figures-5-6": ("trusted", draw_trusted),
 }
-"""File name of each figure of ``theory simulate``: which part of the data it shows, and how."""
+"""File name of each figure of ``theory simulate`` -> (part of the data, function that draws it)."""
 
 
 # --- theory pareto and predict ---------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _exact(ax: Axes, curves: list[dict[str, Any]]) -> None:
 
 
 def draw_pareto(data: dict[str, Any]) -> Figure:
-    """Rejections or looks against drift at one position, and target calls against drift in the loop."""
+    """Rejections or target checks against drift at one position, and target calls against drift in the loop."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, 5.0), layout="constrained")
@@ -286,10 +286,10 @@ def draw_pareto(data: dict[str, Any]) -> Figure:
         _plot(left, curve)
     for curve in data["gates"]:
         oracle = curve["name"].startswith("best")
-        _plot(left, curve, line=":" if oracle else "--", label=f"{curve['name']} (looks)", marker=not oracle)
+        _plot(left, curve, line=":" if oracle else "--", label=f"{curve['name']} (checks)", marker=not oracle)
     for ax in (left, right):
         ax.text(0.008, 0.01 * tv, "out of reach\nof one draft", color=GREY, fontsize=7, va="bottom")
-    left.set(xlabel="share of tokens that needed the target:\nrefused (rules that see p), looked at (gates, dashed)",
+    left.set(xlabel="share of tokens that needed the target:\nrejected (rules that see p), checked (gates, dashed)",
              ylabel="mean drift TV(π, p)", title="(a) at one position", xlim=(0, 1.02))  # fmt: skip
     _front(right, tv)
     _exact(right, data["loop"])
@@ -306,7 +306,7 @@ def draw_pareto(data: dict[str, Any]) -> Figure:
 
 
 def draw_prediction(data: dict[str, Any]) -> Figure:
-    """Predicted against measured tokens a target call and drift, one point a method."""
+    """Predicted against measured tokens per target call and drift, one point per method."""
     figure, axes = _canvas(2, 3.9)
     names = (("tokens_per_call", "tokens a target call"), ("drift", "mean drift TV(π, p)"))
     for ax, (key, title) in zip(axes, names, strict=True):

@@ -1,9 +1,9 @@
-"""Forward FLOPs: of a model by its configuration, and of a method by the two honest counts.
+"""Forward FLOPs of a model from its configuration, and of a method by two counts.
 
 A model's count is ``sprinter.models.flops.forward_flops`` (Hoffmann et al. 2022, Appendix F). A method has two:
 
-* *passes*: every pass of a model counts as one token, the SPRINTER paper's count (equations 5 and 6 differ in it);
-* *tokens*: every token that goes through a model counts, whichever pass takes it; the target's cache needs them all.
+* *passes*: every forward pass of a model counts as one token, as in the SPRINTER paper's equation 6;
+* *tokens*: every token that a model processes counts. The target's KV cache needs all of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ARCHITECTURES: Mapping[str, Callable[[], PreTrainedConfig]] = {
     "gpt-neo-1.3b": _neo(2048, 24, 16),
     "gpt-neo-2.7b": _neo(2560, 32, 20),
 }
-"""Shapes known by name, without a network."""
+"""Architectures known by name, for use without network access."""
 
 PAPER_TABLE: Mapping[str, float] = {
     "gpt2": 7.25,
@@ -58,14 +58,14 @@ PAPER_TABLE: Mapping[str, float] = {
     "gpt-neo-125m": 8.01,
     "gpt-neo-1.3b": 64.66,
 }
-"""SPRINTER, Appendix A.8: billions of FLOPs for 20 tokens. The last is 64.65 by the rule that gives the rest."""
+"""SPRINTER, Appendix A.8: billions of FLOPs for 20 tokens. By the formula of the other rows the last would be 64.65."""
 
 
 def config_of(name: str) -> PreTrainedConfig:
-    """The configuration of a named architecture, a directory, a hub id or a GGUF file.
+    """Configuration of a named architecture, a directory, a hub id or a GGUF file.
 
     Raises:
-        UserError: none of these, or the hub is out of reach.
+        UserError: the name is none of these, or the hub cannot be reached.
     """
     if name.lower() in ARCHITECTURES:
         return ARCHITECTURES[name.lower()]()
@@ -92,7 +92,7 @@ def config_of(name: str) -> PreTrainedConfig:
 
 
 def paper_table(tokens: int = 20) -> list[dict[str, Any]]:
-    """The paper's table by derivation: model, billions of FLOPs for ``tokens`` tokens, what the paper prints for 20."""
+    """The paper's table, computed: model, billions of FLOPs for ``tokens`` tokens, and the paper's number for 20."""
     at_least("tokens", tokens, 1)
     return [
         {"model": name, "billions": tokens * forward_flops(config_of(name)) / 1e9, "paper": printed}
@@ -102,7 +102,7 @@ def paper_table(tokens: int = 20) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class MethodFlops:
-    """FLOPs a new token, by either count, and over those of plain decoding."""
+    """FLOPs per new token by both counts, absolute and relative to plain decoding with the target."""
 
     passes: float
     tokens: float
@@ -122,8 +122,8 @@ def method_flops(
     """The two counts of a method.
 
     Args:
-        calls, tokens_read, draft_steps, gate_scores: a new token (a ``Prediction`` has them).
-        target, draft, gate: FLOPs of one token through each.
+        calls, tokens_read, draft_steps, gate_scores: counts per new token (a ``Prediction`` has them).
+        target, draft, gate: FLOPs of one token in each model.
     """
     drafting = draft_steps * draft + gate_scores * gate
     passes, tokens = calls * target + drafting, tokens_read * target + drafting

@@ -1,7 +1,7 @@
-"""Rejection against bias at one position (Yin et al. 2024, Theorems 2, 4 and 5), and what a batch of drafts gains.
+"""Rejection against bias at one position (Yin et al. 2024, Theorems 2, 4 and 5), and the gain of several drafts.
 
-A rule keeps a draft token x ~ q with chance b(x) and draws from r after a refusal. Laws and b are ``[..., V]``.
-Paper's letters exchanged: here p is the target's law and q the draft's.
+A rule keeps a draft token x ~ q with probability b(x) and draws from r after a rejection. Laws and b are ``[..., V]``.
+The paper's letters are exchanged: here p is the target's law and q the draft's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def best_loss(p: Tensor, q: Tensor, b: Tensor) -> Tensor:
 
 
 def best_replacement(p: Tensor, q: Tensor, b: Tensor) -> Tensor:
-    """A replacement law that attains ``best_loss``: [p − q·b]₊ normalised (p where nothing is left)."""
+    """A replacement law that attains ``best_loss``: [p − q·b]₊ normalised (p if nothing is left)."""
     return residual(p, q * b)
 
 
@@ -41,7 +41,7 @@ def excess(p: Tensor, q: Tensor, b: Tensor) -> Tensor:
 
 
 def shortfall(p: Tensor, q: Tensor, b: Tensor) -> Tensor:
-    """Σ q·[min(1, p/q) − b]₊, by how much a rule keeps less than exact acceptance does.
+    """Σ q·[min(1, p/q) − b]₊, by how much a rule keeps less than exact acceptance.
 
     It equals ``excess`` for every b: a rule is on the front if and only if b >= min(1, p/q) wherever q > 0.
     """
@@ -52,8 +52,11 @@ def shortfall(p: Tensor, q: Tensor, b: Tensor) -> Tensor:
 def batch_laws(p: Tensor, q: Tensor, drafts: int | None) -> tuple[Tensor, Tensor]:
     """(Π_m TV(p^m, q), p^{M+1}), ``[...]`` and ``[..., V]``, with p^1 = p and p^{m+1} = [p^m − q]₊ normalised.
 
-    The first is the chance that all M first tokens are refused, the second the law that then replaces them. M = None is
-    the limit M → ∞: what the draft can never say, Σ p over q = 0, is still refused (the paper takes it to be nothing).
+    The first is the probability that all M first tokens are rejected, the second the law of their replacement. M = None
+    is the limit M → ∞: tokens that the draft never draws, Σ p over q = 0, are still missed (the paper assumes none).
+
+    Raises:
+        UserError: ``drafts`` is below 1.
     """
     if drafts is None:
         never = p * (q <= 0)
@@ -72,12 +75,15 @@ def batch_improvement(p: Tensor, q: Tensor, drafts: int | None) -> Tensor:
 
 
 def bernoulli_improvement(draft: Number, target: Number, drafts: Number) -> Tensor:
-    """The same for q = Ber(u), p = Ber(v): |u − v|·(1 − u^(M−1)) for u >= v, else |u − v|·(1 − (1 − u)^(M−1))."""
+    """``batch_improvement`` for q = Ber(u), p = Ber(v).
+
+    It is |u − v|·(1 − u^(M−1)) for u >= v, else |u − v|·(1 − (1 − u)^(M−1)).
+    """
     u, v, m = chance("draft", draft), chance("target", target), as_tensor(drafts)
     return (u - v).abs() * (1 - torch.where(u >= v, u, 1 - u) ** (m - 1))
 
 
 def uniform_improvement(ratio: Number, drafts: Number) -> Tensor:
-    """The same for q uniform on V tokens and p uniform on V/r of them: (1 − 1/r) − (1 − 1/r)^M."""
+    """``batch_improvement`` for q uniform on V tokens and p uniform on V/r of them: (1 − 1/r) − (1 − 1/r)^M."""
     missed = 1 - 1 / as_tensor(ratio)
     return missed - missed ** as_tensor(drafts)

@@ -1,4 +1,4 @@
-"""Arguments and small sums that the theorems share."""
+"""Arguments and sums that the theorems share."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ Number = float | int | Tensor
 
 
 def as_tensor(value: Number) -> Tensor:
-    """Float64."""
+    """Convert to a float64 tensor."""
     return torch.as_tensor(value, dtype=torch.float64)
 
 
 def chance(name: str, value: Number) -> Tensor:
-    """Float64, every entry in [0, 1] up to rounding, else a UserError that names it."""
+    """Convert to float64 and clamp rounding errors.
+
+    Raises:
+        UserError: an entry is not in [0, 1]; gives the name.
+    """
     tensor = as_tensor(value)
     if not bool(((tensor >= -1e-9) & (tensor <= 1 + 1e-9)).all()):
         raise UserError(f"{name} is out of range: give a number in [0, 1]")
@@ -27,7 +31,11 @@ def chance(name: str, value: Number) -> Tensor:
 
 
 def non_negative(name: str, value: Number) -> Tensor:
-    """Float64, every entry at least 0 (infinity allowed), else a UserError that names it."""
+    """Convert to float64.
+
+    Raises:
+        UserError: an entry is negative (infinity is allowed); gives the name.
+    """
     tensor = as_tensor(value)
     if not bool((tensor >= 0).all()):
         raise UserError(f"{name} is out of range: give a number of at least 0")
@@ -36,7 +44,7 @@ def non_negative(name: str, value: Number) -> Tensor:
 
 def geometric(ratio: Tensor, terms: Tensor) -> Tensor:
     """ratio + ratio² + ... + ratio^terms, for ratio in [0, 1] and terms in [0, ∞]; exact limits at ratio 0 and 1."""
-    below = ratio.clamp(min=1e-300, max=1 - 1e-16)  # stands in where the limit is taken instead
+    below = ratio.clamp(min=1e-300, max=1 - 1e-16)  # avoids NaN where the limit is taken below
     inner = below * -torch.expm1(terms * torch.log(below)) / (1 - below)
     inner = torch.where(terms == 0, torch.zeros_like(inner), inner)
     return torch.where(ratio == 1, terms, torch.where(ratio == 0, torch.zeros_like(inner), inner))

@@ -1,8 +1,8 @@
-"""Laws over a large vocabulary on fewer outcomes: the likeliest tokens alone, all others in groups.
+"""Reduce laws over a large vocabulary to fewer outcomes: the most likely tokens stay single, all others are grouped.
 
-A group is an outcome whose chance is that of its tokens together. Groups never mix tokens that the target likes better
-with tokens that the draft likes better, so TV(p, q), the overlap, and with them exact acceptance, are kept. Rules that
-look at single small probabilities (OPT's slack, typical acceptance) are kept as far as groups are small.
+The probability of a group is the sum of its tokens'. No group mixes tokens with p > q and tokens with p < q, so
+TV(p, q) and the overlap, and with them exact acceptance, do not change. Rules that depend on single small probabilities
+(OPT's slack, typical acceptance) are approximated, the better the smaller the groups are.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 __all__ = ["FULL", "group_laws", "grouping", "split_rest"]
 
 FULL = 4096
-"""Vocabularies up to this size are recorded whole."""
+"""Vocabularies up to this size are not reduced."""
 KEPT, GROUPS = 1024, 64
 
 
 def grouping(p: Tensor, q: Tensor, kept: int = KEPT, groups: int = GROUPS) -> tuple[Tensor, Tensor]:
-    """Outcomes of one position: (outcome of each token ``[V]``, ids of the tokens that stand alone ``[kept]``).
+    """Outcomes of one position: (outcome of each token ``[V]``, ids of the single tokens ``[kept]``).
 
-    The tokens with the largest max(p, q) stand alone. The others, in order of p/q, fall into groups of about equal
-    mass: the first half of the groups where p < q, the second where p >= q.
+    The tokens with the largest max(p, q) stay single. The others, in order of p/q, form groups of about equal mass: the
+    first half of the groups where p < q, the second where p >= q.
     """
     alone = torch.maximum(p, q).topk(kept).indices
     others = torch.ones(len(p), dtype=torch.bool).index_fill(0, alone, False).nonzero().squeeze(-1)
@@ -42,11 +42,14 @@ def grouping(p: Tensor, q: Tensor, kept: int = KEPT, groups: int = GROUPS) -> tu
 def group_laws(
     laws: Sequence[Tensor], tokens: Tensor, kept: int = KEPT, groups: int = GROUPS
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """(laws on outcomes, the tokens' outcomes ``[n]``, ids of the outcomes ``[n, kept + groups]``, −1 for a group).
+    """Group the laws of n positions.
 
     Args:
-        laws: p, q and others over the vocabulary, each ``[n, V]``; grouped by the first two.
-        tokens: ids ``[n]``.
+        laws: p, q and others over the vocabulary, each ``[n, V]``; the first two decide the groups.
+        tokens: token ids ``[n]``.
+
+    Returns:
+        (laws on outcomes, the tokens' outcomes ``[n]``, ids of the outcomes ``[n, kept + groups]``, −1 for a group).
     """
     found = [grouping(p, q, kept, groups) for p, q in zip(laws[0], laws[1], strict=True)]
     place = torch.stack([outcome for outcome, _ in found])
@@ -61,8 +64,8 @@ def split_rest(
 ) -> tuple[Tensor, Tensor]:
     """Laws on ``groups`` outcomes, ``[n, groups]``, for tokens of which only p, q and Σ min(p, q) are known, ``[n]``.
 
-    Half of the overlap lies where the target is below the draft, half where it is above; each half of the groups is one
-    outcome cut into equal pieces, so that pieces are small as tokens are.
+    Half of the overlap is assigned to tokens with p < q, half to tokens with p > q. Each half of the groups divides its
+    mass equally, so that single outcomes are about as small as tokens.
     """
     half = groups // 2
     common = torch.minimum(overlap, torch.minimum(rest_p, rest_q)).clamp(min=0) / 2

@@ -1,14 +1,14 @@
 """Rejections against drift: Theorem 5's front and every method, from recorded laws.
 
-Two planes, one line. At a position a rule that sees q(x) and p(x) refuses with P(reject) and emits a law TV(π, p) from
-the target's; by Theorem 5 no such rule, with one draft, is below the line from (0, TV) to (TV, 0), TV the mean
-TV(p, q). In the loop, with drafts to the horizon, calls a token *are* rejections, so the same line bounds target calls
-a token; drafts of γ tokens stay above 1/(γ + 1).
+At a single position a rule that sees q(x) and p(x) rejects with P(reject) and emits a law at a distance TV(π, p) from
+the target's. By Theorem 5 no such rule with one draft is below the line from (0, TV) to (TV, 0), where TV is the mean
+TV(p, q). In the loop, with drafts to the horizon, target calls per token equal rejections per token, so the same line
+bounds target calls per token; drafts of γ tokens stay above 1/(γ + 1).
 
-What the line does not bound: several drafts (Theorem 3), and the worth of a prefix-only gate. A gate trusts or checks
-a position without seeing x or p; its exact check puts it *on* the line counted by refusals, but what it saves is
-looking, not refusing. Its plane is share of positions looked at against drift: there the coin is the straight line
-from (0, TV) to (1, 0), and the best any prefix-only gate can do is to trust the positions with the least TV(p, q).
+The line does not bound several drafts (Theorem 3), and does not show the gain of a prefix-only gate. A gate trusts or
+checks a position without seeing x or p. Counted by rejections it is *on* the line, because its check is exact, but it
+saves target checks, not rejections. So gates are plotted by the share of positions that they check: there the coin is
+the straight line from (0, TV) to (1, 0), and the best prefix-only gate trusts the positions with the least TV(p, q).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sprinter.theory.replay import unrecorded
 
 __all__ = ["LOOP", "RULES", "gate_curve", "oracle_curve", "pareto", "rule_point"]
 
-_CHUNK = 256  # positions at once
+_CHUNK = 256  # positions per chunk
 
 RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]] = {
     "opt": (Opt, "epsilon", (0.0, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3)),
@@ -48,7 +48,7 @@ RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]
     "typical": (lambda e: Typical(epsilon=e), "epsilon", (0.001, 0.003, 0.01, 0.03, 0.09)),
     "bild": (Bild, "rollback", (2.0, 3.0, 5.0, 7.0)),
 }
-"""Accept rules: what makes one, its dial, the values shown. At T = 1 and a tiny ε a curve ends where all is kept."""
+"""Accept rules: factory, name of the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept."""
 
 LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "speculative": ("speculative(gamma={:.0f})", (1, 2, 3, 5, 8, 12)),
@@ -82,7 +82,7 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """x: rejection probability, share looked at, or target calls a token; y: mean TV(π, p)."""
+    """x: rejection probability, share of positions checked, or target calls per token; y: mean TV(π, p)."""
 
     value: float
     x: float
@@ -90,7 +90,7 @@ class Point:
     spec: str = ""
 
     def to_dict(self, tv: float) -> dict[str, Any]:
-        """With its distance to the line x + y = tv, measured along either axis."""
+        """As JSON values, with the distance to the line x + y = tv measured along either axis."""
         shown = {"value": self.value, "x": self.x, "y": self.y, "above_front": self.x + self.y - tv}
         return shown | ({"spec": self.spec} if self.spec else {})
 
@@ -109,13 +109,13 @@ def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
 
 
 def gate_curve(scores: Tensor, tv: Tensor, thresholds: Sequence[float]) -> list[Point]:
-    """Trust where the score reaches τ: share looked at against drift, ``scores`` and ``tv`` ``[N]``."""
+    """Trust positions whose score reaches τ: share checked against drift. ``scores`` and ``tv`` are ``[N]``."""
     trusted = [(tau, reaches(scores, tau)) for tau in thresholds]
     return [Point(tau, 1 - float(t.double().mean()), float((tv * t).mean())) for tau, t in trusted]
 
 
 def oracle_curve(tv: Tensor, points: int = 41) -> list[Point]:
-    """The best of all prefix-only gates: trust the positions with the least TV(p, q)."""
+    """The best prefix-only gate: trust the positions with the least TV(p, q). ``tv`` is ``[N]``."""
     ranked = torch.cat([torch.zeros(1, dtype=tv.dtype), tv.sort().values.cumsum(0)]) / len(tv)
     at = torch.linspace(0, len(tv), points).long()
     return [Point(float(n) / len(tv), 1 - float(n) / len(tv), float(ranked[n])) for n in at]
@@ -128,12 +128,15 @@ def pareto(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Both planes as plain data; the positions are those of the target's text, methods are replayed on their own kind.
+    """Data of both plots, at one position and in the loop, as JSON values.
+
+    Single positions are those of the target's text; methods are replayed on a mixture of texts as in ``predict``.
 
     Args:
         recordings: as for ``predict``.
-        loop: methods to replay; those that need what was not recorded are left out.
-        progress: called with the name of what is done.
+        loop: methods to replay; those that need unrecorded signals are left out.
+        seed: seed of the replays.
+        progress: called with the name of each rule or method that is done.
     """
     say = progress or (lambda name: None)
     target = next(one for one in recordings if one.writer == "target")
@@ -172,7 +175,7 @@ def pareto(
 
 
 def _rows(recording: Recording) -> list[slice]:
-    """All positions, some at a time."""
+    """Slices of all positions, one per chunk."""
     return [slice(first, first + _CHUNK) for first in range(0, len(recording.tokens), _CHUNK)]
 
 
@@ -184,7 +187,7 @@ def _distances(recording: Recording) -> Tensor:
 
 
 def _exact(law: Tensor) -> Tensor:
-    """A recorded law in float64, summing to 1 as it did before it was rounded."""
+    """A recorded law in float64, normalised again because it was stored with rounding."""
     law = law.double()
     return law / law.sum(-1, keepdim=True)
 
@@ -203,7 +206,7 @@ def _in_the_loop(
         points = []
         for value in values:
             found = predict(recordings, spec.format(value), seed=seed)
-            # the front of the method's own kind of text
+            # the front for the mixture of texts that stands for the method's own
             tv = found.weight * distance["target"] + (1 - found.weight) * distance.get("draft", 0.0)
             points.append(Point(value, found.calls, found.mean_drift, spec.format(value)).to_dict(tv))
             say(spec.format(value))

@@ -1,9 +1,8 @@
-"""What a method will do on a pair: tokens a target call, drift, speed-up, from recorded laws; the best parameters.
+"""Predict a method on a pair from recorded laws: tokens per target call, drift, speed-up; choose the best parameters.
 
-A method writes neither the target's text nor the draft's. It is replayed along a text of each, and parts from the one
-in a share of the tokens, from the other in another; the two predictions are mixed in the shares parted_draft :
-parted_target. An exact method never parts from the target's text, the draft alone never from the draft's: each is
-predicted on its own kind of text.
+A method's texts follow neither the target's law nor the draft's. It is replayed along texts of both, and departs from
+each in a share of the tokens; the two predictions are mixed in the ratio parted_draft : parted_target. An exact method
+never departs from the target's text and the draft alone never from the draft's: each is predicted on its own texts.
 """
 
 from __future__ import annotations
@@ -34,11 +33,15 @@ _RESAMPLES = 1000
 
 @dataclass(frozen=True, slots=True)
 class CostRatio:
-    """Times over that of a target pass with one new token.
+    """Costs relative to a forward pass of the target with one new token.
 
     Attributes:
-        draft: of a draft step. gate: of a gate's score.
-        token: of each further token in a target pass, 0 where memory traffic decides.
+        draft: cost of a draft step.
+        gate: cost of a gate's score.
+        token: cost of each further token in a target pass; 0 if memory bandwidth is the limit.
+
+    Raises:
+        UserError: a ratio is negative or not finite.
     """
 
     draft: float
@@ -55,16 +58,18 @@ class CostRatio:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What to expect of a method, per new token unless said otherwise; ``low`` and ``high`` bound 95 % intervals.
+    """Expected counts of a method, per new token unless stated otherwise; intervals are 95 % intervals (low, high).
 
     Attributes:
-        method: its full name. lossless: whether its text has the target's law.
-        tokens_per_call: tokens a target call (None: the target is never called), and its interval.
+        method: full name of the method.
+        lossless: whether its texts have the target's law.
+        tokens_per_call: tokens per target call (None: the target is never called), and its interval.
         mean_drift: mean TV(π, p), and its interval.
-        calls, draft_steps, gate_scores, tokens_read, trusted: of the loop; tokens_read went through the target.
-        speed_up: over plain decoding with the target, None without a cost ratio.
-        parted: shares of tokens in which the replays left the target's and the draft's text.
-        weight: of the target's text in the mixture.
+        calls, draft_steps, gate_scores, trusted: counts of the loop.
+        tokens_read: tokens that the target processes.
+        speed_up: speed relative to plain decoding with the target; None without a cost ratio.
+        parted: shares of tokens in which the replays departed from the target's and the draft's text.
+        weight: weight of the target's text in the mixture.
     """
 
     method: str
@@ -83,7 +88,7 @@ class Prediction:
     weight: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """As JSON values."""
         return asdict(self)
 
 
@@ -95,11 +100,12 @@ def predict(
     repeats: int = 1,
     seed: int = 0,
 ) -> Prediction:
-    """Replay a method along a text of the target and, if recorded, one of the draft, and mix.
+    """Replay a method along texts of the target and, if recorded, of the draft, and mix the results.
 
     Args:
-        recordings: one by each writer, along texts after the same prompts; or the target's alone.
-        repeats: replays of each text. seed: the same gives the same prediction.
+        recordings: one per writer, along texts after the same prompts; or the target's alone.
+        repeats: number of replays of each text.
+        seed: seed of the replays.
 
     Raises:
         UserError: recordings that do not belong together, or a signal that was not recorded.
@@ -142,7 +148,7 @@ def predict(
 
 
 def _weight(target: Replay, draft: Replay | None) -> float:
-    """The target's text's share: the nearer a replay stays to its text, the more that text is the method's own."""
+    """Weight of the target's text; the less a replay departs from a text, the larger is that text's weight."""
     if draft is None:
         return 1.0
     left, right = target.parted / target.tokens, draft.parted / draft.tokens
@@ -155,14 +161,14 @@ def _greedy(recording: Recording) -> bool:
 
 
 def _speed_up(cost: CostRatio, calls: float, steps: float, scores: float, read: float) -> float:
-    """Plain decoding costs 1 a token."""
+    """Speed relative to plain decoding, which costs 1 per token; the counts are per new token."""
     return 1 / max(
         1e-12, calls + cost.token * max(0.0, read - calls) + cost.draft * steps + cost.gate * scores
     )
 
 
 def _intervals(mixed: Sequence[tuple[float, Tensor]], seed: int) -> list[tuple[float, float]]:
-    """95 % bootstrap intervals over texts of tokens a call and of mean drift."""
+    """95 % bootstrap intervals over texts of tokens per target call and of mean drift."""
     numbers = torch.Generator().manual_seed(seed)
     calls, drift = (torch.zeros(_RESAMPLES, dtype=torch.float64) for _ in range(2))
     for share, by_text in mixed:
@@ -177,7 +183,7 @@ def _intervals(mixed: Sequence[tuple[float, Tensor]], seed: int) -> list[tuple[f
 
 # --- cost ------------------------------------------------------------------------------------------------------------
 def measure_costs(pair: Pair, *, context: int = 64, tokens: int = 8, repeats: int = 15) -> CostRatio:
-    """Cost ratios of a pair on this machine: medians of single passes after ``context`` tokens.
+    """Measure the cost ratios of a pair on this machine: medians of single forward passes after ``context`` tokens.
 
     Raises:
         UserError: the pair has no draft.
@@ -195,7 +201,7 @@ def measure_costs(pair: Pair, *, context: int = 64, tokens: int = 8, repeats: in
 
 
 def _features(head: Head, draft: LoadedModel) -> dict[str, Tensor]:
-    """Some features of one position, such as this head reads."""
+    """Random features of one position, of the shapes that the head reads."""
     device = draft.model.device
     hidden, first = torch.zeros(draft.hidden_size, device=device), torch.tensor(1, device=device)
     law = torch.full((draft.vocab_size,), 1 / draft.vocab_size, device=device)
@@ -237,14 +243,14 @@ FAMILIES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "tau, tail 4": ("sprinter(tau={:g}, tail=4)", (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9)),
     "T": ("fuzzy(threshold={:g})", (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)),
 }
-"""The dials: spec with a place for the value, and the values tried: draft length, SVIP's h, AdaEDL's λ, the gate's τ,
-the fuzzy threshold."""
+"""Dials: spec with a placeholder for the value, and the values tried (draft length, SVIP's h, AdaEDL's λ, the gate's τ,
+the fuzzy threshold)."""
 
 
 def dials(
     recording: Recording, families: Mapping[str, tuple[str, Iterable[float]]] = FAMILIES
 ) -> dict[str, list[Method]]:
-    """The methods of each dial, one a value, without the dials that read what was not recorded."""
+    """Methods of each dial, one per value; dials that need unrecorded signals are left out."""
     found = {
         name: [parse_method(spec.format(value)) for value in values]
         for name, (spec, values) in families.items()
@@ -265,10 +271,10 @@ def best(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Prediction | None]:
-    """The fastest value of each dial among those predicted to drift at most ``max_drift``; None where none does.
+    """The fastest value of each dial whose predicted drift is at most ``max_drift``; None if there is none.
 
-    Dials that read what was not recorded (a gate's score) are left out. ``progress`` is called with the name of each
-    method that was tried, all those of ``dials``.
+    Dials that need unrecorded signals (a gate's score) are left out. ``progress`` is called with the name of each
+    method of ``dials`` when it has been tried.
     """
     if not 0.0 <= max_drift <= 1.0:
         raise UserError(f"max_drift={max_drift} is out of range: give a number in [0, 1]")

@@ -1,11 +1,11 @@
 """SPRINTER's theorems: a gate that trusts draft tokens one by one (Zhong et al. 2025, section 3.1, appendices A.1-A.4).
 
-The paper's picture: after a target call the draft's first r tokens are acceptable (q(x) <= p(x)), all later ones are
-not; the gate trusts an acceptable token with chance η_TP and an unacceptable one with chance η_FP, independently of all
-else. N is the number of tokens that it trusts before it refuses one.
+The paper's model: after a target call the draft's first r tokens are acceptable (q(x) <= p(x)) and all later ones are
+not; the gate trusts an acceptable token with probability η_TP and an unacceptable one with probability η_FP,
+independently of everything else. N is the number of tokens that it trusts before it rejects one.
 
-``cap`` is the most tokens of a run, as in a method: the token at the cap is checked, so at most cap − 1 are trusted.
-None is the paper's unlimited run. Where η_FP = 1 without a cap, means are infinite.
+``cap`` is the maximum length of a run, as in a method: the token at the cap is checked, so at most cap − 1 are trusted.
+None is the paper's unlimited run. With η_FP = 1 and no cap, means are infinite.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = [
 def emitted_law(p: Tensor, q: Tensor, eta_fp: Number) -> Tensor:
     """Theorem 3.1: p_S = (1 − η_FP)·p + η_FP·q, ``[..., V]``, for any η_TP.
 
-    It holds for a gate that decides independently of x within the acceptable and within the unacceptable tokens. A
-    gate that sees the prefix alone gives each position the law q (trusted) or p (not) instead.
+    It holds for a gate whose decision is independent of x within the acceptable and within the unacceptable tokens.
+    With a gate that reads the prefix alone, each position has the law q (trusted) or p (not trusted) instead.
     """
     rate = chance("eta_fp", eta_fp).unsqueeze(-1)
     return (1 - rate) * p + rate * q
@@ -41,7 +41,7 @@ def emitted_tv(eta_fp: Number, tv: Number) -> Tensor:
 
 
 def acceptance_rate(eta_fp: Number, tv: Number) -> Tensor:
-    """Theorem A.4: the chance that a draft token stays in the text, trusted or checked, 1 − (1 − η_FP)·TV(p, q)."""
+    """Theorem A.4: the probability that a draft token is kept, trusted or checked, 1 − (1 − η_FP)·TV(p, q)."""
     return 1 - (1 - chance("eta_fp", eta_fp)) * chance("tv", tv)
 
 
@@ -57,7 +57,7 @@ def survival(i: Number, eta_tp: Number, eta_fp: Number, r: Number, cap: int | No
 def trusted_law(longest: int, eta_tp: Number, eta_fp: Number, r: Number, cap: int | None = None) -> Tensor:
     """Theorem 3.3: P(N = i) for i = 0 ... longest, ``[..., longest + 1]``.
 
-    η_TP^i·(1 − η_TP) for i < r, η_TP^r·η_FP^(i−r)·(1 − η_FP) for i >= r; with a cap what lies beyond falls on cap − 1.
+    η_TP^i·(1 − η_TP) for i < r, η_TP^r·η_FP^(i−r)·(1 − η_FP) for i >= r; with a cap the tail's mass is at cap − 1.
     """
     i = torch.arange(longest + 2, dtype=torch.float64)
     tp, fp, after = (as_tensor(value).unsqueeze(-1) for value in (eta_tp, eta_fp, r))
@@ -68,13 +68,13 @@ def trusted_law(longest: int, eta_tp: Number, eta_fp: Number, r: Number, cap: in
 def expected_trusted(eta_tp: Number, eta_fp: Number, r: Number, cap: int | None = None) -> Tensor:
     """Theorem 3.3: E[N] = (η_TP − η_TP^r)/(1 − η_TP) + η_TP^r/(1 − η_FP), and its limits at rates of 1.
 
-    A tensor of r is averaged over by the caller: E over r of this is right, this at the mean of r is not.
+    For random r average the results over r: E[N] at the mean of r would be wrong.
     """
     tp, fp = chance("eta_tp", eta_tp), chance("eta_fp", eta_fp)
     r, most = non_negative("r", r), _most(cap)
     reached = tp**r
     late = geometric(fp, (most - r).clamp(min=0))
-    # 0·∞ is a run that never comes so far
+    # 0·∞: runs never get that far, so the product is 0
     return geometric(tp, torch.minimum(r, most)) + torch.where(
         reached == 0, torch.zeros_like(late), reached * late
     )
@@ -83,7 +83,7 @@ def expected_trusted(eta_tp: Number, eta_fp: Number, r: Number, cap: int | None 
 def expected_stop_time(
     eta_tp: Number, eta_fp: Number, r: Number, t_draft: Number, cap: int | None = None
 ) -> Tensor:
-    """Theorem 3.4: E[T_stop] = t_d·(1 + E[N]), in the unit of ``t_draft``: the refused token is drafted too."""
+    """Theorem 3.4: E[T_stop] = t_d·(1 + E[N]), in the unit of ``t_draft``: the rejected token is drafted too."""
     return non_negative("t_draft", t_draft) * (1 + expected_trusted(eta_tp, eta_fp, r, cap))
 
 
@@ -91,10 +91,10 @@ def expected_stop_time(
 def sequential_tokens_per_call(
     eta_tp: Number, eta_fp: Number, r: Number, cap: int | None = None, kept: Number = 0.0
 ) -> Tensor:
-    """Expected tokens a target call: N trusted ones, the checked one or its replacement, and a bonus if it was kept.
+    """Expected tokens per target call: N trusted ones, the checked one or its replacement, and a bonus if it was kept.
 
-    A refused acceptable token (N < r) is always kept. ``kept`` is the chance that exact acceptance keeps an
-    unacceptable one, E[p(x)/q(x)] over them; 0 is the worst case.
+    An acceptable token that the gate rejects (N < r) is always kept by the target. ``kept`` is the probability that
+    exact acceptance keeps an unacceptable one, E[p(x)/q(x)] over them; 0 is the worst case.
     """
     reached = torch.where(
         as_tensor(r) > _most(cap), torch.zeros(()), chance("eta_tp", eta_tp) ** as_tensor(r)
@@ -112,7 +112,7 @@ def sequential_speed_up(
     cap: int | None = None,
     kept: Number = 0.0,
 ) -> Tensor:
-    """Speed over plain decoding: tokens a round · t_t over (E[N] + 1)·(t_d + t_v) + t_t, times in one unit."""
+    """Speed relative to plain decoding: tokens per round · t_t / ((E[N] + 1)·(t_d + t_v) + t_t), times in one unit."""
     tokens = sequential_tokens_per_call(eta_tp, eta_fp, r, cap, kept)
     steps = expected_trusted(eta_tp, eta_fp, r, cap) + 1
     target = non_negative("t_target", t_target)
@@ -125,20 +125,26 @@ def speculative_flops(gamma: Number, draft: Number, target: Number) -> Tensor:
 
 
 def sequential_flops(gamma: Number, draft: Number, gate: Number, target: Number) -> Tensor:
-    """Equation 6: γ·F_d + γ·F_v + F_t. It counts one pass of the target as one token's FLOPs, though its cache needs
-    all γ tokens: ``speculative_flops`` plus γ·F_v is the count by tokens."""
+    """Equation 6: γ·F_d + γ·F_v + F_t.
+
+    It counts a forward pass of the target as one token, although the KV cache needs all γ tokens; the count by tokens
+    is ``speculative_flops`` plus γ·F_v.
+    """
     return as_tensor(gamma) * (as_tensor(draft) + as_tensor(gate)) + as_tensor(target)
 
 
 def run_lengths(labels: Tensor, lengths: Tensor | None = None) -> Tensor:
-    """r from labels: the law of the number of acceptable tokens in a row from a random position on, ``[longest + 1]``.
+    """Law of r from labels: the number of acceptable tokens in a row from a random position on, ``[longest + 1]``.
 
-    Runs that the end of a text cuts off count as long as they are seen (Kaplan and Meier 1958): an entry is the
-    product of the shares that went on, and what was still going on at the longest run stands in the last entry.
+    Runs that reach the end of a text are censored observations (the estimator of Kaplan and Meier 1958): an entry is a
+    product of shares of runs that continue, and the last entry holds the mass of runs of at least that length.
 
     Args:
         labels: bool ``[texts, positions]``, True where q(x)/p(x) <= λ.
-        lengths: positions of each text that count; None: all.
+        lengths: number of positions of each text that count; None: all.
+
+    Raises:
+        UserError: ``labels`` is not a non-empty table.
     """
     if labels.dim() != 2 or labels.numel() == 0:
         raise UserError("labels must be a table [texts, positions] with at least one entry")
@@ -147,16 +153,16 @@ def run_lengths(labels: Tensor, lengths: Tensor | None = None) -> Tensor:
     at_least("the shortest text", int(lengths.min()), 1)
     valid = torch.arange(positions) < lengths.unsqueeze(-1)
     run = torch.zeros(texts, dtype=torch.long)
-    lasts, cut = [], []
-    for t in reversed(range(positions)):  # the run that begins at t, and whether the text's end cuts it
+    lasts, at_end = [], []
+    for t in reversed(range(positions)):  # the run that begins at t, and whether the text's end censors it
         run = torch.where(labels[:, t] & valid[:, t], run + 1, torch.zeros_like(run))
         lasts.append(run[valid[:, t]])
-        cut.append((run + t == lengths)[valid[:, t]])
-    last, censored = torch.cat(lasts), torch.cat(cut)
+        at_end.append((run + t == lengths)[valid[:, t]])
+    last, censored = torch.cat(lasts), torch.cat(at_end)
     longest = int(last.max())
     ended = torch.bincount(last[~censored], minlength=longest + 1).double()
     at_risk = len(last) - torch.bincount(last + 1, minlength=longest + 2).cumsum(0)[: longest + 1].double()
-    # a run cut at length k was never seen to try its token k + 1
+    # token k + 1 of a run censored at length k was not observed
     at_risk = at_risk - torch.bincount(last[censored], minlength=longest + 1).double()
     share = torch.where(at_risk > 0, ended / at_risk, torch.zeros_like(ended))
     alive = torch.cat([torch.ones(1, dtype=torch.float64), (1 - share).cumprod(0)])
@@ -166,10 +172,12 @@ def run_lengths(labels: Tensor, lengths: Tensor | None = None) -> Tensor:
 
 
 def class_rates(p: Tensor, q: Tensor, trusted: Tensor, ratio: float = 1.0) -> tuple[float, float]:
-    """(η_TP, η_FP) of prefix-only trust decisions, by expectation over x ~ q.
+    """(η_TP, η_FP) of prefix-only trust decisions, as expectations over x ~ q.
 
     Args:
-        p, q: ``[n, V]``. trusted: bool ``[n]``. ratio: λ; x is acceptable where q(x) <= λ·p(x).
+        p, q: ``[n, V]``.
+        trusted: bool ``[n]``.
+        ratio: λ; x is acceptable if q(x) <= λ·p(x).
     """
     acceptable = (q * (q <= ratio * p)).sum(-1)
     rates = [
@@ -179,13 +187,16 @@ def class_rates(p: Tensor, q: Tensor, trusted: Tensor, ratio: float = 1.0) -> tu
 
 
 def kept_share(p: Tensor, q: Tensor) -> float:
-    """The chance that exact acceptance keeps an unacceptable draft token: Σ p over Σ q, both over q > p, ``[n, V]``."""
+    """Probability that exact acceptance keeps an unacceptable draft token: Σ p / Σ q over tokens with q > p.
+
+    ``p`` and ``q`` are ``[n, V]``.
+    """
     worse = q > p
     return float((p * worse).sum() / (q * worse).sum().clamp(min=1e-300))
 
 
 def _most(cap: int | None) -> Tensor:
-    """Most tokens that can be trusted in a run."""
+    """Maximum number of trusted tokens in a run."""
     if cap is None:
         return torch.tensor(torch.inf, dtype=torch.float64)
     at_least("cap", cap, 1)

@@ -1,4 +1,4 @@
-"""The papers' numerical figures: closed forms beside Monte Carlo through the real loop, as plain data for JSON.
+"""The papers' numerical figures: closed forms and Monte Carlo estimates from the real decode loop, as JSON values.
 
 Yin et al. 2024: Figure 2 (rejections at horizon T, batches, the scaling with M), 3 (batch improvement), 4 (the Pareto
 front), 5 (a longer horizon). SPRINTER: Figures 5 and 6 (tokens trusted, stopping time).
@@ -35,7 +35,7 @@ from sprinter.theory.speculation import expected_tokens
 __all__ = ["Setting", "batch_gain", "front_example", "rejections", "run_all", "trusted_tokens"]
 
 Say = Callable[[str, int, int], None]
-"""(what is simulated, texts done, texts wanted)."""
+"""Progress callback: (what is simulated, texts done, texts in total)."""
 _LEVEL = 0.99
 _MANY = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50, 100)
 _EPSILONS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.4)
@@ -44,12 +44,16 @@ _RATES = tuple(i / 20 for i in range(21))
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is simulated.
+    """Settings of a simulation.
 
     Attributes:
-        states, horizon, seed: of the random chain (``MarkovChain.random``).
-        drafts: batch sizes M. runs: texts a curve.
+        states, horizon, seed: parameters of the random chain (``MarkovChain.random``).
+        drafts: numbers of drafts M.
+        runs: texts per curve.
         long: horizon of the longer simulation (Figure 5), with a quarter of the texts; 0 leaves it out.
+
+    Raises:
+        UserError: a value is out of range.
     """
 
     states: int = 7
@@ -71,7 +75,7 @@ class Setting:
 
 
 def run_all(setting: Setting, say: Say = lambda what, done, wanted: None) -> dict[str, Any]:
-    """Every figure's data, and one list of all comparisons of a closed form with its simulation."""
+    """Data of every figure, and a list of all comparisons of a closed form with its simulation."""
     chain = MarkovChain.random(setting.states, setting.horizon, setting.seed)
     data: dict[str, Any] = {
         "rejections": rejections(chain, setting.drafts, setting.runs, setting.seed, say),
@@ -150,7 +154,7 @@ def _check(what: str, closed: float, values: Tensor) -> dict[str, Any]:
 
 # --- one position ----------------------------------------------------------------------------------------------------
 def batch_gain() -> dict[str, Any]:
-    """Rejections that M drafts save at one position, in closed form (Figure 3)."""
+    """Number of rejections that M drafts save at one position, in closed form (Figure 3)."""
     drafts = list(range(1, 21))
     bernoulli = {
         u: bernoulli_improvement(u, 0.5, torch.tensor(drafts)).tolist() for u in (0.6, 0.75, 0.9, 1.0)
@@ -192,7 +196,7 @@ def _over(chain: MarkovChain, values: Tensor) -> float:
 def trusted_tokens(runs: int, seed: int, say: Say, r: int = 5, t_draft: float = 0.1) -> dict[str, Any]:
     """Theorems 3.3 and 3.4 over η_TP at two η_FP (Figures 5 and 6), and simulations of some points in the loop.
 
-    The simulated texts are long enough for all but a share of 1e-6 of the runs.
+    The simulated texts are long enough for all runs but a share of 1e-6.
     """
     rates, curves, checks = torch.tensor(_RATES, dtype=torch.float64), [], []
     chain = _picture(r, r + 20)
@@ -215,7 +219,7 @@ def trusted_tokens(runs: int, seed: int, say: Say, r: int = 5, t_draft: float = 
 
 
 def _picture(r: int, length: int) -> MarkovChain:
-    """The theorems' picture: r acceptable positions (p = q), then only unacceptable tokens (q sure, p not)."""
+    """The theorems' model: r acceptable positions (p = q), then only unacceptable tokens (q one-hot, p not)."""
     half, sure = torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([1.0, 0.0], dtype=torch.float64)
     q = torch.stack([half if n < r else sure for n in range(length)]).unsqueeze(1).expand(length, 2, 2)
     return MarkovChain(half.expand(length, 2, 2), q, sure)

@@ -1,6 +1,6 @@
 """Exact speculative decoding with fixed drafts and independent acceptances (Leviathan et al. 2023, section 3).
 
-α is the mean overlap E[Σ min(p, q)], γ the draft length, c the time of a draft step over that of a target pass.
+α is the mean overlap E[Σ min(p, q)], γ the draft length, c the duration of a draft step over that of a target pass.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ __all__ = ["best_gamma", "expected_tokens", "flops_factor", "speculative_speed_u
 
 
 def expected_tokens(alpha: Number, gamma: Number) -> Tensor:
-    """Equation 1: tokens a round, (1 − α^(γ+1))/(1 − α), bonus included; γ + 1 at α = 1; γ may be infinite."""
+    """Equation 1: tokens per round, (1 − α^(γ+1))/(1 − α), bonus included; γ + 1 at α = 1; γ may be infinite."""
     return 1 + geometric(chance("alpha", alpha), non_negative("gamma", gamma))
 
 
 def speculative_speed_up(alpha: Number, gamma: Number, cost: Number) -> Tensor:
-    """Theorem 3.8: speed over plain decoding, E[tokens] / (γc + 1); 1 at γ = 0."""
+    """Theorem 3.8: speed relative to plain decoding, E[tokens] / (γc + 1); 1 at γ = 0."""
     return expected_tokens(alpha, gamma) / (as_tensor(gamma) * non_negative("cost", cost) + 1)
 
 
 def flops_factor(alpha: Number, gamma: Number, ratio: Number) -> Tensor:
-    """Theorem 3.11: operations over those of plain decoding, (γĉ + γ + 1)/E[tokens]; ``ratio`` ĉ = F_d/F_t."""
+    """Theorem 3.11: operations relative to plain decoding, (γĉ + γ + 1)/E[tokens]; ``ratio`` ĉ = F_d/F_t."""
     gamma = as_tensor(gamma)
     return (gamma * non_negative("ratio", ratio) + gamma + 1) / expected_tokens(alpha, gamma)
 
 
 def best_gamma(alpha: float, cost: float, most: int = 100) -> int:
-    """The γ in 0 ... ``most`` with the largest speed-up; 0 says that plain decoding is faster than any draft."""
+    """The γ in 0 ... ``most`` with the largest speed-up; 0 means that plain decoding is faster than any draft."""
     at_least("most", most, 0)
     return int(speculative_speed_up(alpha, torch.arange(most + 1), cost).argmax())

@@ -1,4 +1,4 @@
-"""Batches: one model on many texts at once, of any lengths, its caches used again from batch to batch."""
+"""Run one model on many texts of different lengths at once, and reuse its KV caches from batch to batch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sprinter.models.runner import Runner
 
 __all__ = ["Batches", "TrainBatch"]
 
-_GRAIN = 64  # lengths of caches are rounded up to this
-_KEPT = 4  # caches that wait for a batch of their size
+_GRAIN = 64  # cache lengths are rounded up to a multiple of this
+_KEPT = 4  # caches kept for reuse
 
 
 class TrainBatch:
-    """Texts whose prompts have been read but for the last token; each may have its own length.
+    """Texts, each of its own length, whose prompts are in the KV cache except for the last token.
 
     Args:
-        runner: of as many rows as there are prompts.
-        prompts: token ids.
-        vocab: logits beyond it are cut off.
-        name: of the model, for messages.
+        runner: has one row per prompt.
+        prompts: token ids of each prompt.
+        vocab: number of logits to keep; those beyond are dropped.
+        name: model name for error messages.
     """
 
     def __init__(self, runner: Runner, prompts: Sequence[Sequence[int]], vocab: int, name: str) -> None:
@@ -34,16 +34,16 @@ class TrainBatch:
         runner.rewind([0] * runner.batch)
         longest = max(len(ids) for ids in prompts) - 1
         if longest > 0:
-            # Padding comes last and no token sees it; then it is forgotten.
+            # Padding comes last, no token attends to it, and rewinding drops it.
             padded = [[*ids[:-1], *[0] * (longest + 1 - len(ids))] for ids in prompts]
             runner.extend(torch.tensor(padded, device=runner.device), logits=False)
             runner.rewind([len(ids) - 1 for ids in prompts])
 
     def feed(self, tokens: Tensor, *, logits: bool = True) -> tuple[Tensor | None, Tensor]:
-        """Feed ``tokens [rows, n]``: logits ``[rows, n, vocab]`` or None, hidden states ``[rows, n, d]``.
+        """Feed ``tokens [rows, n]``; return logits ``[rows, n, vocab]`` (or None) and hidden states ``[rows, n, d]``.
 
         Raises:
-            SprinterError: logits that are not finite.
+            SprinterError: the logits are not finite.
         """
         begin = min(self._runner.lengths)
         step = self._runner.extend(tokens.to(self._runner.device), logits=logits)
@@ -54,10 +54,10 @@ class TrainBatch:
 
 
 class Batches:
-    """Makes batches of one model.
+    """Make batches for one model.
 
     Args:
-        model: any that a runner can serve; one that cannot take several rows is run row by row.
+        model: any model that has a runner; a model that cannot batch is run row by row.
         vocab: size of the common vocabulary.
         name: "target" or "draft", for messages.
     """
@@ -71,12 +71,12 @@ class Batches:
     def open(
         self, prompts: Sequence[Sequence[int]], room: int, most: int | None = None
     ) -> Iterator[tuple[slice, TrainBatch]]:
-        """Read the prompts: (which of them, batch), in their order.
+        """Prefill the prompts and yield (slice of the prompts, batch), in order.
 
         Args:
             prompts: token ids, at least one each.
-            room: tokens that a row must be able to hold.
-            most: rows a batch, and a batch ends where the next begins; None: all batches stay open.
+            room: number of tokens that a row must be able to hold.
+            most: rows per batch; a batch is valid until the next one is yielded. None: all batches stay valid.
         """
         size = 1 if self._alone else most or len(prompts)
         for slot, at in enumerate(range(0, len(prompts), max(1, size))):
@@ -85,8 +85,8 @@ class Batches:
             yield part, TrainBatch(runner, prompts[part], self.vocab, self._name)
 
     def _runner(self, slot: int, rows: int, room: int) -> Runner:
-        # What a batch computes must depend on its step alone, so that a resumed run gives the same bits: a cache
-        # is used again at its very size only.
+        # The results of a batch must depend on its step alone, so that a resumed run gives the same bits: a cache
+        # is reused only for exactly its size.
         key = slot, rows, min(-(-room // _GRAIN) * _GRAIN, self._model.context)
         runner = self._runners.pop(key, None) or make_runner(self._model.model, batch=rows, max_len=key[2])
         self._runners[key] = runner

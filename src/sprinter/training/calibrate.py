@@ -1,4 +1,4 @@
-"""Fit a calibration, so that a score means a probability: temperature scaling, or an isotonic curve."""
+"""Fit a calibration, so that a score is a probability: temperature scaling, or an isotonic curve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sprinter.heads.features import unknown
 __all__ = ["fit_calibration", "fit_isotonic", "fit_temperature", "pool_adjacent_violators"]
 
 _KNOTS = 100
-"""Bins that the isotonic curve is fitted through: single positions would be fitted by heart."""
+"""Number of bins that the isotonic curve is fitted to: fitting single positions would overfit."""
 _LARGEST_SLOPE = 1e4
 
 
@@ -20,7 +20,9 @@ def fit_calibration(kind: str, logits: Tensor, labels: Tensor, weights: Tensor |
 
     Args:
         kind: "none", "temperature" or "isotonic".
-        logits: ``[n]`` of the network. labels: ``[n]`` 0, 1 or soft. weights: ``[n]`` of the positions.
+        logits: ``[n]``, the network's output.
+        labels: ``[n]``, 0, 1 or soft.
+        weights: ``[n]``, weights of the positions; None: all equal.
 
     Raises:
         UserError: unknown kind.
@@ -36,10 +38,10 @@ def fit_calibration(kind: str, logits: Tensor, labels: Tensor, weights: Tensor |
 
 
 def fit_temperature(logits: Tensor, labels: Tensor, weights: Tensor) -> Calibration:
-    """Least log loss of sigmoid(logit / temperature + shift), by Newton's method (two unknowns, convex).
+    """Minimise the log loss of sigmoid(logit / temperature + shift) by Newton's method (two unknowns, convex).
 
-    Logits that say nothing, or the opposite of the truth, would need a slope that is not positive; then nothing is
-    changed but the shift.
+    Logits that carry no information, or that are anti-correlated with the labels, would need a slope that is not
+    positive; then only the shift is fitted.
     """
     design = torch.stack([logits, torch.ones_like(logits)], 1)
     answer = _newton(design, labels, weights, torch.tensor([1.0, 0.0], dtype=torch.float64))
@@ -50,7 +52,7 @@ def fit_temperature(logits: Tensor, labels: Tensor, weights: Tensor) -> Calibrat
 
 
 def _newton(design: Tensor, labels: Tensor, weights: Tensor, start: Tensor) -> Tensor:
-    """Weighted logistic regression, ``[k]``; steps are halved until the loss falls."""
+    """Coefficients ``[k]`` of a weighted logistic regression; a step is halved until the loss decreases."""
 
     def loss(at: Tensor) -> Tensor:
         logit = design @ at
@@ -76,7 +78,7 @@ def _newton(design: Tensor, labels: Tensor, weights: Tensor, start: Tensor) -> T
 
 
 def fit_isotonic(logits: Tensor, labels: Tensor, weights: Tensor) -> Calibration:
-    """The rising curve nearest to the labels (least squares), through bins of equal numbers of positions."""
+    """Isotonic regression (least squares) on the means of bins that hold equal numbers of positions."""
     order = logits.argsort()
     bins = min(_KNOTS, max(2, len(logits) // 20))
     parts = [part for part in order.tensor_split(bins) if len(part) and float(weights[part].sum()) > 0]
@@ -85,7 +87,7 @@ def fit_isotonic(logits: Tensor, labels: Tensor, weights: Tensor) -> Calibration
         torch.stack([(weights[part] * values[part]).sum() for part in parts]) / weight
         for values in (logits, labels)
     )
-    # bins of equal logits are one knot; float32, as the head reads them
+    # bins with equal logits are merged into one knot, in float32, as the head computes
     knots, place = torch.unique(centre.float(), return_inverse=True)
     mass = torch.zeros(len(knots), dtype=torch.float64).index_add_(0, place, weight)
     mean = torch.zeros(len(knots), dtype=torch.float64).index_add_(0, place, weight * height) / mass
@@ -95,8 +97,8 @@ def fit_isotonic(logits: Tensor, labels: Tensor, weights: Tensor) -> Calibration
 
 
 def pool_adjacent_violators(values: Tensor, weights: Tensor) -> Tensor:
-    """The non-falling sequence nearest to ``values`` in weighted least squares, ``[k]`` (Ayer et al. 1955)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, how many
+    """The non-decreasing sequence nearest to ``values`` in weighted least squares, ``[k]`` (Ayer et al. 1955)."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, number of values
     for mean, mass in zip(values.tolist(), weights.tolist(), strict=True):
         size = 1
         while blocks and blocks[-1][0] >= mean:

@@ -1,4 +1,4 @@
-"""Save a trained head: the artifact with its model card and its training facts."""
+"""Save a trained head with its model card and its training facts."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ __all__ = ["CardWords", "facts_of", "model_card", "save_trained"]
 
 @dataclass(frozen=True, slots=True)
 class CardWords:
-    """What a card says that training does not know.
+    """Parts of the model card that training does not know.
 
     Attributes:
-        title: None takes ``<target>-speculator.sprinter``. licence: of the artifact, an SPDX id.
-        made: how it was made. judged: on what.
+        title: heading; None takes ``<target>-speculator.sprinter``.
+        licence: SPDX id of the artifact's licence.
+        made: sentence that says how the head was made.
+        judged: description of the prompts that it was evaluated on.
     """
 
     title: str | None = None
@@ -37,12 +39,14 @@ def save_trained(
     """Write the artifact.
 
     Args:
-        report: on the test part, or on other texts that were not trained on.
-        positions: all of them, for the data's hash and the pair's ids.
-        words: for the card.
+        trained: the head and its training history.
+        report: evaluation on the test part, or on other texts that were not used for training.
+        positions: all positions, for the data's hash and the pair's ids.
+        directory: where the artifact goes.
+        words: texts for the model card.
 
     Returns:
-        The training facts as config.json holds them.
+        The training facts as they are stored in config.json.
     """
     facts = facts_of(trained, report, positions)
     if report.setting is not None:
@@ -53,7 +57,7 @@ def save_trained(
 
 
 def facts_of(trained: Trained, report: Report, positions: Positions) -> dict[str, Any]:
-    """What was trained on what, and how good it is; no path of this machine."""
+    """Training data, settings and evaluation of a head, without local paths."""
     info = positions.infos[0]
     sources = [source for each in positions.infos for source in each.data]
     return {
@@ -80,7 +84,7 @@ def facts_of(trained: Trained, report: Report, positions: Positions) -> dict[str
 def model_card(
     trained: Trained, report: Report, facts: Mapping[str, Any], words: CardWords = CardWords()
 ) -> str:
-    """README.md of the artifact."""
+    """Text of the artifact's README.md."""
     config = trained.head.config
     parts = [(name, facts["split"][name]) for name in PARTS]
     size = f"{trained.head.size:,} parameters"
@@ -110,12 +114,12 @@ def model_card(
 
 
 def _base(name: str) -> str:
-    """The last part of a hub id or of a directory, so that no path of this machine travels."""
+    """Last component of a hub id or of a directory, so that no local path is published."""
     return Path(name).name or name
 
 
 def _threshold(trained: Trained, report: Report) -> list[str]:
-    """The row of a gate's τ: what it was chosen for, and what is expected of it."""
+    """Table row about a gate's τ: what it was chosen for, and the expected drift and cost."""
     if report.setting is None:
         return []
     wanted = "given" if trained.settings.drift is None else f"chosen for drift {trained.settings.drift:g}"

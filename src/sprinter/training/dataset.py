@@ -1,8 +1,8 @@
-"""What heads are trained and judged on: records of one or several data sets, as features, columns and prompts.
+"""Positions to train and evaluate heads on: records of one or several data sets as features, columns and prompts.
 
-Texts are split, not positions: a prompt lies wholly in the training, the validation or the test part. The part follows
-from a hash of the seed and of the prompt's place in its data file alone, so it is the same in every data set made of
-that file, for every head.
+The split is by text, not by position: all positions of a prompt are in the same part (train, validation or test). The
+part depends only on a hash of the seed and of the prompt's place in its data file, so it is the same for every head
+and in every data set made from that file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["PARTS", "Positions", "check_head", "part_of", "read_positions", "rec
 PARTS = ("train", "validation", "test")
 _SHARES = (0.8, 0.1, 0.1)
 _SMALL = (*(name for name, (_, tail) in FIELDS.items() if not tail), "overlap", "expected_ratio")
-"""Columns that are kept as they are; hidden states and laws go into the features only."""
+"""Columns that are kept unchanged; hidden states and laws are used for the features only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Positions:
     """n positions.
 
     Attributes:
-        inputs: ``[n, m]`` float32, the features side by side.
+        inputs: ``[n, m]`` float32, the concatenated features.
         columns: the records' small columns, ``[n]`` or ``[n, 3]``.
-        group: ``[n]`` int64, the prompt of each position, index into ``prompts``.
-        prompts: name of each prompt: digest of its data file, and its number there.
-        infos: what each data set was made from.
+        group: ``[n]`` int64, the prompt of each position, as an index into ``prompts``.
+        prompts: name of each prompt: digest of its data file, and its number in that file.
+        infos: description of each data set.
     """
 
     inputs: Tensor
@@ -62,12 +62,12 @@ class Positions:
         return torch.isin(self.columns["kind"], wanted)
 
     def at_temperature(self, temperature: float) -> Tensor:
-        """Mask of the positions at this temperature, ``[n]`` bool; all of them where none is told apart."""
-        told = self.columns.get("temperature")
-        return torch.ones(len(self), dtype=torch.bool) if told is None else told == temperature
+        """Mask of the positions at this temperature, ``[n]`` bool; all True without a temperature column."""
+        recorded = self.columns.get("temperature")
+        return torch.ones(len(self), dtype=torch.bool) if recorded is None else recorded == temperature
 
     def parts(self, seed: int) -> Tensor:
-        """The part of each position, index into ``PARTS``, ``[n]``."""
+        """Part of each position, ``[n]``, as an index into ``PARTS``."""
         by_prompt = torch.tensor([part_of(prompt, seed) for prompt in self.prompts], dtype=torch.int64)
         return by_prompt[self.group] if len(self) else self.group
 
@@ -85,10 +85,15 @@ def part_of(prompt: str, seed: int) -> int:
 
 
 def record_features(records: Records, names: Sequence[str], temperature: float = 1.0) -> Tensor:
-    """The features of a head side by side, ``[n, m]`` float32; ``temperature`` is the one that the head is told.
+    """Concatenated features of a head, ``[n, m]`` float32.
 
-    ``log_q`` and ``hidden_x`` are those of the text's token. The place in the draft run is counted from the end of the
-    prompt: it is true of draft-written texts alone.
+    ``log_q`` and ``hidden_x`` refer to the text's token. ``position`` in the draft run is counted from the end of the
+    prompt, which is correct for draft-written texts only.
+
+    Args:
+        records: where the features are taken from.
+        names: features, in order.
+        temperature: value of the feature "temperature".
     """
     values = {
         "hidden": records.hidden,
@@ -108,19 +113,19 @@ def record_features(records: Records, names: Sequence[str], temperature: float =
 def read_positions(directories: Sequence[str | Path], features: Sequence[str]) -> Positions:
     """All positions of finished data sets of one pair, a shard at a time.
 
-    With the feature ``temperature`` every record stands there once for each recorded temperature, named by the column
-    "temperature".
+    With the feature ``temperature`` every record is repeated for each recorded temperature, which the column
+    "temperature" holds.
 
     Raises:
-        UserError: no directory, one that holds no finished labels, data sets of different pairs, no position at all.
+        UserError: no directory, one without finished labels, data sets of different pairs, no position at all.
     """
     if not directories:
         raise UserError("no labels were given: give at least one directory made by 'sprinter gate label'")
     infos = tuple(read_info(directory) for directory in directories)
     _check_same_pair(directories, infos)
     inputs: list[Tensor] = []
-    told = ("temperature",) if "temperature" in features else ()
-    columns: dict[str, list[Tensor]] = {name: [] for name in (*_SMALL, *told)}
+    extra = ("temperature",) if "temperature" in features else ()
+    columns: dict[str, list[Tensor]] = {name: [] for name in (*_SMALL, *extra)}
     numbers: dict[str, int] = {}
     groups: list[Tensor] = []
     for directory, info in zip(directories, infos, strict=True):
@@ -142,7 +147,7 @@ def read_positions(directories: Sequence[str | Path], features: Sequence[str]) -
 
 
 def check_head(head: Head, infos: Iterable[LabelInfo]) -> None:
-    """Raise a UserError if the labels are of another draft than the head's."""
+    """Raise a UserError if the labels were made with another draft than the head's."""
     made_for = head.config
     for info in infos:
         fits = info.hidden_size == made_for.hidden_size and (
@@ -179,7 +184,7 @@ def _groups(prompt: Tensor, info: LabelInfo, numbers: dict[str, int]) -> Tensor:
 
 
 def _prompt_name(index: int, sources: Sequence[dict[str, Any]]) -> str:
-    """The file's digest and the text's number in it."""
+    """``DIGEST:NUMBER``: the file's digest and the text's number in it."""
     for source in sources:
         if index < source.get("texts", math.inf):
             return f"{source.get('sha256', '')}:{index}"

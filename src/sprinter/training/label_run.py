@@ -1,7 +1,7 @@
-"""Labelling: texts in, a data set of records out, in steps that can be interrupted and taken up again.
+"""Label texts: write a data set of records, in steps, so that an interrupted run can be resumed.
 
-Step i always holds the same prompts, whatever ran before and wherever it runs. So a killed run goes on where it
-stopped, and the data set comes out the same, to the bit on one kind of machine with one number of threads.
+Step i always holds the same prompts, on any machine and after any interruption. A killed run therefore resumes where
+it stopped and produces the same data set, bit for bit on one kind of machine with one number of threads.
 """
 
 from __future__ import annotations
@@ -20,25 +20,33 @@ from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedPair
 from sprinter.training.label_step import LabelEngine, Labeller, LabelSettings, LabelStep, steps
-from sprinter.training.prompts import SPLITS, Cut, PromptRule, is_plain, is_record, read_texts, survey
+from sprinter.training.prompts import (
+    SPLITS,
+    PromptRule,
+    PromptSplitter,
+    is_plain,
+    is_record,
+    read_texts,
+    survey,
+)
 from sprinter.training.ray_engine import RayEngine
 from sprinter.training.records import FEW, LabelInfo, dataset_hash
 from sprinter.training.shards import ShardStore
 
 __all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label"]
 
-_FORMAT = 1  # of records; another one is another data set
+_FORMAT = 1  # version of the records' format; part of the settings hash
 
 
 @dataclass(frozen=True, slots=True)
 class LabelProgress:
-    """How far labelling is.
+    """Progress of a labelling run.
 
     Attributes:
-        share: of the input, from 0 to 1.
-        prompts, positions: labelled, earlier runs included.
-        tokens: of texts that this run labelled, prompts included.
-        seconds: of this run.
+        share: share of the input that is done, from 0 to 1.
+        prompts, positions: number labelled so far, earlier runs included.
+        tokens: number of tokens that this run labelled, prompts included.
+        seconds: duration of this run so far.
     """
 
     share: float
@@ -50,14 +58,14 @@ class LabelProgress:
 
 @dataclass(frozen=True, slots=True)
 class LabelReport:
-    """What labelling did.
+    """Result of a labelling run.
 
     Attributes:
-        info: of the finished data set.
-        tokens: of texts that this run labelled, prompts included.
-        seconds: of this run, from the first read to the last write.
-        resumed: shards that were there already.
-        notes: what the user should hear of the texts, a line each.
+        info: description of the finished data set.
+        tokens: number of tokens that this run labelled, prompts included.
+        seconds: duration of this run, from the first read to the last write.
+        resumed: number of shards that an earlier run had written.
+        notes: warnings about the texts for the user, one line each.
     """
 
     info: LabelInfo
@@ -68,7 +76,7 @@ class LabelReport:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed of this run; 0 if nothing was left to do."""
+        """Tokens per second of this run; 0 if nothing was left to do."""
         return self.tokens / self.seconds if self.tokens else 0.0
 
 
@@ -84,20 +92,21 @@ def label(
     restart: bool = False,
     progress: Callable[[LabelProgress], None] | None = None,
 ) -> LabelReport:
-    """Label texts; a data set that is there in part is completed, one that is whole is left as it is.
+    """Label texts. An incomplete data set in ``out`` is completed, a complete one is left unchanged.
 
     Args:
         pair: target and draft.
-        data: text files, JSON lines, Parquet files or names of data sets, see ``gate.prompts``.
+        data: text files, JSON lines, Parquet files or names of data sets, see ``training.sources``.
         out: directory of the data set.
+        settings: what the records depend on, besides pair and data.
         engine: "local", or "ray" for a cluster (extra ``[ray]``).
-        workers: of the ray engine, None: 2; each loads the pair.
-        ray_address: of a running cluster; None starts one on this machine.
-        restart: delete what is in ``out`` first.
-        progress: told after each shard.
+        workers: number of Ray actors, each of which loads the pair; None: 2.
+        ray_address: address of a running cluster; None starts one on this machine.
+        restart: delete the labels in ``out`` first.
+        progress: called after each shard.
 
     Raises:
-        UserError: what is wrong with the data, the pair, the settings or the directory, and how to mend it.
+        UserError: what is wrong with the data, the pair, the settings or the directory, and how to fix it.
     """
     began = time.perf_counter()
     sources = [str(source) for source in data]
@@ -114,38 +123,38 @@ def label(
             progress(LabelProgress(todo.share(), *done, time.perf_counter() - began))
     if not todo.steps:
         shelf.clear()
-        raise _nothing(todo.cut, settings, pair.models, any(map(is_plain, sources)))
-    info = _finished(info, shelf, todo.cut)
+        raise _nothing(todo.splitter, settings, pair.models, any(map(is_plain, sources)))
+    info = _finished(info, shelf, todo.splitter)
     shelf.write_info(info)
     seconds, notes = time.perf_counter() - began, _notes(info, any(map(is_plain, sources)))
     return LabelReport(info, shelf.total("tokens") - tokens_before, seconds, resumed, notes)
 
 
 class _Missing:
-    """The steps that have no shard yet, in order.
+    """Iterator over the steps that have no shard yet, in order.
 
     Attributes:
-        cut: makes the prompts, counts what is skipped.
-        steps: steps seen so far, those with a shard included.
+        splitter: makes the prompts and counts the texts that are skipped.
+        steps: number of steps seen so far, those with a shard included.
     """
 
     def __init__(
         self, pair: Pair, sources: Sequence[str], settings: LabelSettings, shelf: ShardStore, texts: int
     ) -> None:
-        self.cut, self.steps = _cut(pair, settings), 0
+        self.splitter, self.steps = _splitter(pair, settings), 0
         self._texts = islice(read_texts(sources, settings.field, settings.split), settings.limit)
         self._settings, self._shelf, self._total, self._all_seen = settings, shelf, texts, False
 
     def __iter__(self) -> Iterator[LabelStep]:
-        for step in steps(self.cut(self._texts), self._settings):
+        for step in steps(self.splitter(self._texts), self._settings):
             self.steps = step.number + 1
             if step.number not in self._shelf:
                 yield step
         self._all_seen = True
 
     def share(self) -> float:
-        """How much of the input is done, from 0 to 1."""
-        return len(self._shelf) / self.steps if self._all_seen else self.cut.texts / self._total
+        """Share of the input that is done, from 0 to 1."""
+        return len(self._shelf) / self.steps if self._all_seen else self.splitter.texts / self._total
 
 
 def _check(pair: Pair, sources: Sequence[str], settings: LabelSettings) -> None:
@@ -178,17 +187,18 @@ def _describe(models: LoadedPair, data: list[dict[str, object]], settings: Label
         models.vocab_size, target.weights, tuple(data), asdict(settings), "",
     )  # fmt: skip
     sources = [(source["sha256"], source["texts"]) for source in data]
-    told = [
+    hashed = [
         _FORMAT,
         info.target_fingerprint,
         info.draft_fingerprint,
         info.vocab_size,
         info.dtype,
         sources,
-        # data sets of before there was a choice go on
+        # the default split is not hashed: data sets older than the setting keep their hash
         {key: value for key, value in info.settings.items() if (key, value) != ("split", "lines")},
     ]
-    return replace(info, settings_hash=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest())
+    digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
+    return replace(info, settings_hash=digest)
 
 
 def _engine(
@@ -212,10 +222,10 @@ def _engine(
     return RayEngine(pair, settings, info, workers, ray_address)
 
 
-def _cut(pair: Pair, settings: LabelSettings) -> Cut:
+def _splitter(pair: Pair, settings: LabelSettings) -> PromptSplitter:
     assert pair.tokenizer is not None
     rule = PromptRule(settings.prompt_share, settings.prompt_tokens, settings.new_tokens, pair.models.context)
-    return Cut(rule, pair.tokenizer, pair.models.vocab_size)
+    return PromptSplitter(rule, pair.tokenizer, pair.models.vocab_size)
 
 
 def _notes(info: LabelInfo, plain: bool) -> tuple[str, ...]:
@@ -230,31 +240,31 @@ def _notes(info: LabelInfo, plain: bool) -> tuple[str, ...]:
 
 
 def _split_hint(split: str) -> str:
-    """How plain text files were cut into texts, and how else they may be."""
+    """How plain text files were split into texts, and the other ways to split them."""
     was = {"lines": "each line", "blank-lines": "what stands between blank lines", "file": "each file"}[split]
     other = " or ".join(f"split={name}" for name in SPLITS[SPLITS.index(split) + 1 :])
     return f"{was} of a .txt file was one text" + (f", for wrapped text give {other}" if other else "")
 
 
-def _nothing(cut: Cut, settings: LabelSettings, models: LoadedPair, plain: bool) -> UserError:
-    long, short = cut.skipped["too_long"], cut.skipped["too_short"]
-    why = f"{long} too long for the context of {models.context} tokens, {short} too short, {cut.skipped['empty']} empty"
+def _nothing(splitter: PromptSplitter, settings: LabelSettings, models: LoadedPair, plain: bool) -> UserError:
+    long, short, empty = (splitter.skipped[reason] for reason in ("too_long", "too_short", "empty"))
+    why = f"{long} too long for the context of {models.context} tokens, {short} too short, {empty} empty"
     fit = max(1, models.context - settings.new_tokens)
-    mend = f"give prompt_tokens={fit} or less" if long >= short else "give longer texts, or fewer new_tokens"
+    hint = f"give prompt_tokens={fit} or less" if long >= short else "give longer texts, or fewer new_tokens"
     if plain and short > long and settings.split != "file":
-        mend = f"{_split_hint(settings.split)}; else {mend}"
-    plural = "no text of 1" if cut.texts == 1 else f"none of {cut.texts} texts"
+        hint = f"{_split_hint(settings.split)}; else {hint}"
+    plural = "no text of 1" if splitter.texts == 1 else f"none of {splitter.texts} texts"
     return UserError(
-        f"{plural} can be labelled ({why}; a text must go on for {settings.new_tokens} tokens after its prompt): {mend}"
+        f"{plural} can be labelled ({why}; a text must go on for {settings.new_tokens} tokens after its prompt): {hint}"
     )
 
 
-def _finished(info: LabelInfo, shelf: ShardStore, cut: Cut) -> LabelInfo:
+def _finished(info: LabelInfo, shelf: ShardStore, splitter: PromptSplitter) -> LabelInfo:
     return replace(
         info,
         prompts=shelf.total("prompts"),
         positions=shelf.total("positions"),
-        skipped=dict(cut.skipped),
+        skipped=dict(splitter.skipped),
         shards=len(shelf),
         dataset_hash=dataset_hash(shelf.content_hashes()),
     )

@@ -1,4 +1,7 @@
-"""The labeller: settings of a data set, its steps, and what makes a shard of a step, whichever engine runs it."""
+"""One step of labelling: its settings, the texts of a step, and the labeller that makes a shard of them.
+
+Every engine (local or Ray) runs the same labeller.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,17 @@ class LabelSettings:
     """What the records depend on, besides pair and data.
 
     Args:
-        seed: of completions and drawn x.
-        temperature: of the completions; laws and labels are raw.
+        seed: seed of the completions and of the drawn x.
+        temperature: sampling temperature of the completions; laws and labels are raw (temperature 1).
         prompt_share: share of a text's words that is its prompt (the paper: 0.3).
-        prompt_tokens: longer prompts are cut to so many tokens; 0: no cut, and prompts beyond the context are skipped.
-        new_tokens: labelled positions a text (the paper: 20).
+        prompt_tokens: maximum prompt length; longer prompts are truncated. 0: no truncation, and prompts beyond the
+            context are skipped.
+        new_tokens: labelled positions per text (the paper: 20).
         classes_per_prompt: 1: each prompt gets the next of the four prefix classes; 4: all of them.
-        batch_size: texts a step, which is a shard; memory grows with it times new_tokens times the vocabulary.
-        limit: read at most so many texts; None: all.
-        field: of records (JSON lines, Parquet, data sets): where their text is; None: the first that is known.
-        split: what one text of a plain text file is: "lines", "blank-lines" (between them) or "file".
+        batch_size: texts per step, which is one shard; memory grows with batch_size * new_tokens * vocabulary.
+        limit: maximum number of texts to read; None: all.
+        field: field of a record (JSON lines, Parquet, data sets) that holds its text; None: the first known one.
+        split: unit that is one text in a plain text file: "lines", "blank-lines" (paragraphs) or "file".
     """
 
     seed: int = 0
@@ -74,12 +78,12 @@ class LabelStep:
 
 
 class Labeller:
-    """Makes the shard of a step: what every engine runs.
+    """Make the shard of a step.
 
     Args:
         models: target and draft.
-        settings: of the data set.
-        settings_hash: of the data set.
+        settings: settings of the data set.
+        settings_hash: their hash, which every shard carries.
     """
 
     def __init__(self, models: LoadedPair, settings: LabelSettings, settings_hash: str) -> None:
@@ -87,7 +91,7 @@ class Labeller:
         self._seed, self._hash, self._eos_ids = settings.seed, settings_hash, models.target.eos_ids
 
     def __call__(self, step: LabelStep) -> bytes:
-        """The shard file's bytes."""
+        """Label the texts of a step and return the bytes of its shard file."""
         records = make_records(step.rows, self._writer(step.rows), self._seed, self._eos_ids)
         tokens = sum(len(row.ids) + len(row.original) for row in step.rows)
         counts = {"prompts": len({row.prompt for row in step.rows}), "tokens": tokens}
@@ -95,11 +99,11 @@ class Labeller:
 
 
 LabelEngine = Callable[[Iterable[LabelStep]], Iterator[tuple[int, bytes]]]
-"""Takes steps and gives (number, shard) of each, in any order."""
+"""Runs steps and yields (number, shard) of each, in any order."""
 
 
 def steps(prompts: Iterator[Prompt], settings: LabelSettings) -> Iterator[LabelStep]:
-    """Step i holds prompts [i·B, (i+1)·B), B = batch_size / classes_per_prompt."""
+    """Group prompts into steps: step i holds prompts [i·B, (i+1)·B), B = batch_size / classes_per_prompt."""
     kinds, number, used = settings.classes_per_prompt, 0, 0
     while part := list(islice(prompts, ceil(settings.batch_size / kinds))):
         rows = []

@@ -1,10 +1,10 @@
-"""How good scores are: ROC and precision-recall, calibration, rates at thresholds, with bootstrap intervals by prompt.
+"""Metrics of scores: ROC and precision-recall, calibration, rates at thresholds, with bootstrap intervals by prompt.
 
 Labels may be soft. A position with label y then counts as y of a positive and 1 − y of a negative, so every curve is
-what it would be on average over hard labels drawn with chance y.
+the expectation over hard labels drawn with probability y.
 
-Positions of one text are alike, so the bootstrap draws prompts, not positions (a cluster bootstrap, percentile
-intervals): resampling positions would make the intervals too narrow.
+Positions of one text are correlated, so the bootstrap resamples prompts, not positions (a cluster bootstrap with
+percentile intervals): resampling positions would make the intervals too narrow.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = [
 ]  # fmt: skip
 
 LEVEL = 0.95
-"""Of every interval."""
+"""Confidence level of every interval."""
 GRID = 101
-"""Points of a curve."""
+"""Number of points of a curve."""
 _GRID = torch.linspace(0, 1, GRID, dtype=torch.float64)
 _STEPS = 512
-"""Thresholds of the curves of a draw, at quantiles; the estimate itself takes every score for a threshold."""
+"""Thresholds (quantiles) of the curves of a bootstrap draw; the estimate itself uses every score as a threshold."""
 
 
 class Interval(NamedTuple):
@@ -45,7 +45,7 @@ class Interval(NamedTuple):
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
     def to_list(self) -> list[float | None]:
-        """[value, low, high], None for what is not a number."""
+        """[value, low, high], with None for NaN."""
         return [None if math.isnan(value) else value for value in self]
 
 
@@ -59,12 +59,12 @@ class Curve:
     high: Tensor
 
     def tail(self, start: float = 0.03) -> Curve:
-        """From ``x = start`` on: precision at the smallest recalls is that of a handful of positions."""
+        """The curve from ``x = start`` on: precision at the smallest recalls depends on a handful of positions."""
         kept = self.x >= start
         return Curve(*(getattr(self, name)[kept] for name in ("x", "y", "low", "high")))
 
     def to_dict(self) -> dict[str, list[float | None]]:
-        """As lists, four decimals."""
+        """Lists of numbers with four decimals."""
         return {name: _rounded(getattr(self, name)) for name in ("x", "y", "low", "high")}
 
 
@@ -86,11 +86,11 @@ class Curves(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """How often each prompt is drawn.
+    """Bootstrap draws of prompts.
 
     Attributes:
         group: ``[n]`` int64, the prompt of each position, from 0.
-        counts: ``[repeats, prompts]`` float32.
+        counts: ``[repeats, prompts]`` float32, how often each prompt is drawn.
     """
 
     group: Tensor
@@ -98,9 +98,9 @@ class Bootstrap:
 
     @classmethod
     def make(cls, group: Tensor, repeats: int = 500, seed: int = 0) -> Bootstrap:
-        """Draw as many prompts as there are, with replacement, ``repeats`` times; of a single one nothing is drawn.
+        """Draw as many prompts as there are, with replacement, ``repeats`` times.
 
-        Intervals are then not a number: one prompt tells nothing of others.
+        With a single prompt nothing is drawn and intervals are NaN: one prompt does not show the variance.
         """
         _, group = torch.unique(group, return_inverse=True)
         prompts = int(group.max()) + 1 if len(group) else 0
@@ -111,7 +111,7 @@ class Bootstrap:
         return cls(group, counts)
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sums over the positions ``[n, k]`` in every draw: ``[repeats, k]`` float64."""
+        """Sum of ``values [n, k]`` over the positions of every draw: ``[repeats, k]`` float64."""
         by_prompt = torch.zeros(self.counts.shape[1], values.shape[1], dtype=torch.float64)
         by_prompt.index_add_(0, self.group, values.double())
         return self.counts.double() @ by_prompt
@@ -121,17 +121,19 @@ def auc(scores: Tensor, labels: Tensor, weights: Tensor | None = None) -> float:
     """Area under the ROC curve: P(a positive scores above a negative), ties count half. NaN with one class only.
 
     Args:
-        scores, labels: ``[n]``; labels 0, 1 or soft. weights: ``[n]``, of the positions.
+        scores, labels: ``[n]``; labels are 0, 1 or soft.
+        weights: ``[n]``, weights of the positions; None: all equal.
     """
     weight = torch.ones_like(scores, dtype=torch.float64) if weights is None else weights.double()
     return float(_area(*_exact_rates(scores, labels.double(), weight)[:2]))
 
 
 def curves(scores: Tensor, labels: Tensor, bootstrap: Bootstrap) -> Curves:
-    """ROC, precision-recall and the areas under them, with intervals. NaN with one class only.
+    """ROC and precision-recall curves and the areas under them, with intervals. NaN with one class only.
 
     Args:
-        scores, labels: ``[n]``; labels 0, 1 or soft.
+        scores, labels: ``[n]``; labels are 0, 1 or soft.
+        bootstrap: draws of prompts.
     """
     truth = labels.double()
     true, false, precision = _exact_rates(scores, truth, torch.ones_like(truth))
@@ -152,7 +154,7 @@ def curves(scores: Tensor, labels: Tensor, bootstrap: Bootstrap) -> Curves:
 
 
 def rates(scores: Tensor, labels: Tensor, taus: Tensor, bootstrap: Bootstrap) -> tuple[Curve, Curve]:
-    """η_TP and η_FP: the shares of positives and of negatives that score at least τ, over τ ``[k]``."""
+    """η_TP and η_FP: the shares of positives and of negatives that score at least τ, for each of ``taus [k]``."""
     kept = reaches(scores.unsqueeze(1), taus).double()
     found = []
     for weight in (labels.double(), 1 - labels.double()):
@@ -188,7 +190,7 @@ def calibration_error(scores: Tensor, labels: Tensor, bins: int = 15) -> float:
 
 
 def _bins(scores: Tensor, bins: int) -> tuple[Tensor, int]:
-    """The bin of each position, and how many there are; equal scores share a bin."""
+    """Bin of each position ``[n]``, and the number of bins; equal scores share a bin."""
     ranked = scores.sort().values
     edges = torch.unique(ranked[torch.arange(1, bins) * len(scores) // bins])
     place = torch.bucketize(scores, edges, right=True)
@@ -197,13 +199,13 @@ def _bins(scores: Tensor, bins: int) -> tuple[Tensor, int]:
 
 
 def _histograms(group: Tensor, counts: Tensor, place: Tensor, bins: int, weight: Tensor) -> Tensor:
-    """Weight ``[n]`` of the positions in each bin (``place``), in every draw: ``[repeats, bins]`` float64."""
+    """Sum of ``weight [n]`` in each bin (``place [n]``) for every draw: ``[repeats, bins]`` float64."""
     by_prompt = torch.zeros(counts.shape[1] * bins).index_add_(0, group * bins + place, weight.float())
     return (counts @ by_prompt.view(-1, bins)).double()
 
 
 def _shape(true: Tensor, false: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each draw: AUC and average precision ``[r]``, the ROC and the precision at the grid's points ``[r, GRID]``."""
+    """AUC and average precision ``[r]``, ROC and precision at the grid's points ``[r, GRID]``, of each draw."""
     curves = _at(_GRID, false, true), _step(_GRID, true, precision)
     return _area(true, false), _average(true, precision), *curves
 
@@ -213,7 +215,7 @@ def _average(true: Tensor, precision: Tensor) -> Tensor:
 
 
 def _exact_rates(scores: Tensor, truth: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rates and precision with every score for a threshold, one row."""
+    """Rates and precision ``[1, k + 1]`` with every distinct score as a threshold."""
     order = scores.argsort(descending=True)
     last = torch.ones(len(scores), dtype=torch.bool)
     last[:-1] = scores[order].diff() != 0  # only the last of equal scores is a threshold
@@ -222,7 +224,7 @@ def _exact_rates(scores: Tensor, truth: Tensor, weight: Tensor) -> tuple[Tensor,
 
 
 def _as_rates(hits: Tensor, misses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """True and false positive rate and precision ``[r, k + 1]``, of cumulated weights from the highest threshold."""
+    """True and false positive rate and precision ``[r, k + 1]``, from weights cumulated from the highest threshold."""
     precision = hits / (hits + misses).clamp(min=1e-12)
     rates = [torch.nn.functional.pad(summed / summed[:, -1:], (1, 0)) for summed in (hits, misses)]
     return rates[0], rates[1], torch.cat([precision[:, :1], precision], 1)
@@ -233,7 +235,7 @@ def _area(true: Tensor, false: Tensor) -> Tensor:
 
 
 def _at(grid: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """y at the grid's points, straight lines in between: ``[r, GRID]``."""
+    """y at the grid's points by linear interpolation: ``[r, GRID]``."""
     wanted = grid.expand(len(x), -1).contiguous()
     right = torch.searchsorted(x.contiguous(), wanted, right=True).clamp(1, x.shape[1] - 1)
     x0, x1, y0, y1 = (v.gather(1, i) for v in (x, y) for i in (right - 1, right))
@@ -241,7 +243,7 @@ def _at(grid: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _step(grid: Tensor, recall: Tensor, precision: Tensor) -> Tensor:
-    """Precision at the first threshold that reaches a recall: straight lines would flatter it."""
+    """Precision at the first threshold that reaches a recall; interpolation would overestimate it."""
     wanted = grid.expand(len(recall), -1).contiguous()
     reached = torch.searchsorted(recall.contiguous(), wanted - 1e-12).clamp(1, recall.shape[1] - 1)
     return precision.gather(1, reached)

@@ -1,11 +1,11 @@
-"""Labels: what a head is taught to estimate, computed from the columns of records.
+"""Labels: what a head is trained to estimate, computed from the columns of records.
 
 ================================  ====================================================================================
 ratio(lambda=1.2, at=drawn)       1 if q(x)/p(x) <= λ (the SPRINTER paper, with x ~ q); at=greedy takes x = argmax q,
                                   at=text the text's own token
 expected-ratio(lambda=1.2)        its expectation over x ~ q
 overlap(temperature=1.0)          β = Σ min(p, q), the chance that exact acceptance keeps a draft token;
-                                  temperature=own takes the temperature that the head is told (feature "temperature")
+                                  temperature=own takes the value of the feature "temperature"
 agreement                         1 if argmax q = argmax p: the overlap at temperature 0
 accept(at=drawn)                  min(1, p/q)(x), the chance that exact acceptance keeps this x (SpecDec++ with at=text)
 fuzzy(divergence=js,              1 if the divergence of p and q is below the threshold (the classifier that the fuzzy
@@ -42,10 +42,11 @@ _OWN = "own"
 
 
 class Label(ABC):
-    """A pure function of the columns; ``str()`` spells it as ``parse_label`` reads it.
+    """A pure function of the columns; ``str()`` gives the spec that ``parse_label`` reads.
 
-    ``soft``: values lie anywhere in [0, 1], else they are 0 or 1. ``at_text``: it speaks of the text's own token, so it
-    makes sense only where the draft wrote that token.
+    Attributes:
+        name: name in a spec.
+        soft: whether values may be anywhere in [0, 1]; otherwise they are 0 or 1.
     """
 
     name: ClassVar[str]
@@ -53,17 +54,17 @@ class Label(ABC):
 
     @property
     def at_text(self) -> bool:
-        """Whether it looks at the text's own token."""
+        """Whether it depends on the text's own token; it is then meaningful only where the draft wrote that token."""
         return getattr(self, "at", "") == "text"
 
     @property
     def sees_token(self) -> bool:
-        """Whether it speaks of one token x rather than of the whole laws."""
+        """Whether it depends on one token x, not on the laws alone."""
         return hasattr(self, "at")
 
     @abstractmethod
     def values(self, columns: Columns) -> Tensor:
-        """``[n]`` float32 in [0, 1]."""
+        """Labels ``[n]``, float32 in [0, 1], of the positions in ``columns``."""
 
     def __str__(self) -> str:
         inside = ", ".join(f"{f.name.rstrip('_')}={getattr(self, f.name)}" for f in fields(self))  # type: ignore[arg-type]
@@ -71,7 +72,7 @@ class Label(ABC):
 
 
 def _column_of(name: str, value: float, known: tuple[float, ...]) -> int:
-    """Where the records keep this λ or temperature."""
+    """Index of the column that holds this λ or temperature."""
     if value not in known:
         raise UserError(
             f"label parameter '{name}' = {value} is not among the recorded ones: "
@@ -90,7 +91,8 @@ class Ratio(Label):
     """1 if q(x)/p(x) <= λ (SPRINTER, section 3).
 
     Args:
-        lambda_: above 0. at: which x: "drawn" from q, "greedy" (argmax q), or the "text"'s own.
+        lambda_: threshold λ, above 0.
+        at: which x: "drawn" from q, "greedy" (argmax q), or "text" (the text's own token).
     """
 
     lambda_: float = 1.2
@@ -102,7 +104,7 @@ class Ratio(Label):
         _place(self.at, _PLACES)
 
     def values(self, columns: Columns) -> Tensor:
-        """As above; where p(x) is 0 the ratio is infinite."""
+        """0 or 1 ``[n]``; where p(x) is 0 the ratio is infinite."""
         if self.at == "greedy":
             return (columns["greedy_ratio"] <= self.lambda_).float()
         end = "_token" if self.at == "text" else ""
@@ -126,7 +128,7 @@ class ExpectedRatio(Label):
         _column_of("lambda", self.lambda_, LAMBDAS)
 
     def values(self, columns: Columns) -> Tensor:
-        """As above."""
+        """The recorded probability ``[n]``."""
         return columns["expected_ratio"][:, LAMBDAS.index(self.lambda_)].clamp(0, 1)
 
 
@@ -135,7 +137,7 @@ class Overlap(Label):
     """β = Σ min(p, q) of the laws at a temperature.
 
     Args:
-        temperature: 1, 0.7 or 0; "own": the one that the head is told.
+        temperature: 1, 0.7, 0, or "own": the value of the feature "temperature".
     """
 
     temperature: float | str = 1.0
@@ -149,24 +151,28 @@ class Overlap(Label):
             _column_of("temperature", self.temperature, TEMPERATURES)
 
     def values(self, columns: Columns) -> Tensor:
-        """As above."""
+        """β ``[n]`` at the temperature.
+
+        Raises:
+            UserError: temperature "own" without the feature "temperature".
+        """
         overlap = columns["overlap"].clamp(0, 1)
         if isinstance(self.temperature, float | int):
             return overlap[:, TEMPERATURES.index(self.temperature)]
         if "temperature" not in columns:
             raise UserError(f"label {self} goes with the feature 'temperature': add it to the features")
-        told = columns["temperature"].unsqueeze(1) == torch.tensor(TEMPERATURES)
-        return (overlap * told).sum(1)
+        chosen = columns["temperature"].unsqueeze(1) == torch.tensor(TEMPERATURES)
+        return (overlap * chosen).sum(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Label):
-    """1 if both laws have the same argmax: what decides at temperature 0."""
+    """1 if both laws have the same argmax: whether greedy decoding keeps the draft token."""
 
     name: ClassVar[str] = "agreement"
 
     def values(self, columns: Columns) -> Tensor:
-        """As above."""
+        """0 or 1 ``[n]``, from the overlap at temperature 0."""
         return (columns["overlap"][:, TEMPERATURES.index(0.0)] > 0.5).float()
 
 
@@ -175,7 +181,7 @@ class Accept(Label):
     """min(1, p/q)(x), the soft label of SpecDec++.
 
     Args:
-        at: which x: "drawn" from q, or the "text"'s own.
+        at: which x: "drawn" from q, or "text" (the text's own token).
     """
 
     at: str = "drawn"
@@ -186,7 +192,7 @@ class Accept(Label):
         _place(self.at, ("drawn", "text"))
 
     def values(self, columns: Columns) -> Tensor:
-        """As above."""
+        """Acceptance probability of x, ``[n]``."""
         end = "_token" if self.at == "text" else ""
         return (columns["log_p" + end] - columns["log_q" + end]).clamp(max=0).exp()
 
@@ -196,7 +202,8 @@ class FuzzyLabel(Label):
     """1 if the divergence of p and q is below a threshold: what fuzzy speculative decoding accepts.
 
     Args:
-        divergence: js, kl, kl_reversed, tv or js_reference. threshold: at least 0.
+        divergence: js, kl, kl_reversed, tv or js_reference.
+        threshold: at least 0, in nats (tv: a probability).
     """
 
     divergence: str = "js"
@@ -209,7 +216,7 @@ class FuzzyLabel(Label):
         between("threshold", self.threshold, 0.0, 1e6)
 
     def values(self, columns: Columns) -> Tensor:
-        """As above."""
+        """0 or 1 ``[n]``."""
         return (columns[self.divergence] < self.threshold).float()
 
 
@@ -220,7 +227,7 @@ LABELS: Mapping[str, Callable[..., Label]] = {
 
 
 def parse_label(spec: str | Label) -> Label:
-    """A Label from ``name`` or ``name(param=value, ...)``; a Label passes through.
+    """Parse ``name`` or ``name(param=value, ...)``; a Label is returned unchanged.
 
     Raises:
         UserError: unknown names and parameters (with a did-you-mean), values out of range, bad syntax.
@@ -255,5 +262,5 @@ def _value(text: str) -> float | str:
 
 
 def above_median(values: Tensor) -> Tensor:
-    """1 where a soft label lies above its own median, ``[n]`` float32."""
+    """1 where a soft label is above its own median, ``[n]`` float32."""
     return (values > torch.median(values)).float()

@@ -1,4 +1,4 @@
-"""Pictures of a report: three PNG files, legible at the width of a README. Needs matplotlib (extra ``plots``)."""
+"""Figures of a report: three PNG files, legible at the width of a README. Needs matplotlib (extra ``plots``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matplotlib", "draw"]
 
-# Okabe and Ito's palette; marks and line styles say the same again
+# Okabe and Ito's palette; markers and line styles encode the signal too
 _OWN = ("#0072B2", "-", "o")
 _STYLES: Mapping[str, tuple[str, str, str]] = {
     "max q": ("#E69F00", "--", "s"),
@@ -34,7 +34,7 @@ _DPI = 150
 
 
 def check_matplotlib() -> None:
-    """Raise a UserError if there is nothing to draw with."""
+    """Raise a UserError if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         raise UserError(
             "pictures need matplotlib: pip install 'sprinter-llm[plots]', or leave --out away for numbers alone"
@@ -42,7 +42,7 @@ def check_matplotlib() -> None:
 
 
 def draw(report: Report, directory: Path) -> list[Path]:
-    """Write roc.png, precision-recall.png and gate.png; their paths.
+    """Write roc.png, precision-recall.png and gate.png, and return their paths.
 
     Raises:
         UserError: matplotlib is not installed.
@@ -82,7 +82,7 @@ def _line(panel: Axes, curve: Curve, signal: str, label: str, width: float = 1.4
 
 
 def _curves(report: Report, which: str, axes: tuple[str, str]) -> Figure:
-    """A panel a label, a line a signal, with the 95 % band."""
+    """One panel per label, one line per signal, with the 95 % band."""
     columns = min(4, len(report.truths))
     rows = -(-len(report.truths) // columns)
     figure, panels = _canvas(rows, columns, 0.5 + 2.4 * rows, sharex=True, sharey=True)
@@ -116,7 +116,7 @@ def _overview(report: Report) -> Figure:
 
 
 def _areas(panel: Axes, report: Report) -> None:
-    """AUC with its interval, a row a label."""
+    """AUC with its interval, one row per label."""
     labels = list(report.truths)
     signals = list(report.truths[labels[0]].signals)
     for place, signal in enumerate(signals):
@@ -132,7 +132,7 @@ def _areas(panel: Axes, report: Report) -> None:
     panel.set_yticks(range(len(labels)), [_title(label) for label in labels])
     panel.invert_yaxis()
     panel.axvline(0.5, color=_GREY, linewidth=0.8)
-    panel.set(xlabel="AU-ROC (95 % interval)", title="told apart")
+    panel.set(xlabel="AU-ROC (95 % interval)", title="separation")
     panel.legend(loc="upper center", bbox_to_anchor=(0.35, -0.17), ncols=len(signals), handletextpad=0.2,
                  columnspacing=0.8)  # fmt: skip
 
@@ -149,7 +149,7 @@ def _calibration(panel: Axes, report: Report) -> None:
 
 
 def _rates(panel: Axes, report: Report) -> None:
-    """η_TP and η_FP over τ for the paper's labels, the strictest thickest."""
+    """η_TP and η_FP over τ for the paper's labels; the thickest line is the strictest label."""
     ratios = [label for label in report.truths if label.startswith("ratio") and "greedy" not in label]
     chosen: Sequence[str] = ratios or list(report.truths)[:1]
     for which, (signal, name) in enumerate(((report.kind, "η_TP"), ("max q", "η_FP"))):
@@ -179,7 +179,7 @@ _TITLES = {
 
 
 def _title(label: str) -> str:
-    """A label as a picture says it."""
+    """Short name of a label in figures."""
     if label in _TITLES:
         return _TITLES[label]
     if label.startswith("ratio("):

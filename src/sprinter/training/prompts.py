@@ -1,4 +1,4 @@
-"""Prompts: the rule that cuts texts. The texts come from ``sprinter.training.sources``."""
+"""Prompts: the rule that splits a text into prompt and continuation. ``sprinter.training.sources`` reads the texts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from transformers import PreTrainedTokenizerBase
 from sprinter.errors import UserError
 from sprinter.training.sources import FIELDS, SPLITS, is_plain, is_record, read_texts, survey
 
-__all__ = ["FIELDS", "SPLITS", "Cut", "Prompt", "PromptRule", "is_plain", "is_record", "read_texts", "survey"]
+__all__ = [
+    "FIELDS",
+    "SPLITS",
+    "Prompt",
+    "PromptRule",
+    "PromptSplitter",
+    "is_plain",
+    "is_record",
+    "read_texts",
+    "survey",
+]
 
-_CHARS_PER_TOKEN = 32  # hardly any text has more; encoding megabytes takes long
+_CHARS_PER_TOKEN = 32  # more than nearly any text has; encoding whole megabytes would be slow
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The beginning of a text, and what really follows.
+    """The beginning of a text, and its continuation.
 
     Attributes:
         index: number of the text in the input.
         ids: token ids of the prompt, at least one.
-        original: the ``new_tokens`` ids that follow in the text.
+        original: the ``new_tokens`` token ids that follow in the text.
     """
 
     index: int
@@ -34,13 +44,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptRule:
-    """The prompt is the first share of a text's words, at most so many tokens (SPRINTER: the first 30 %).
+    """The prompt is the first share of a text's words, up to a number of tokens (SPRINTER: the first 30 %).
 
     Args:
-        share: of the words, at least one word.
-        prompt_tokens: longer prompts are cut to so many; 0: no cut.
+        share: share of the words, at least one word.
+        prompt_tokens: maximum length; longer prompts are truncated. 0: no truncation.
         new_tokens: tokens that must follow in the text, so that all prefix classes have the same prompts.
-        context: a prompt and its new tokens must fit in so many.
+        context: maximum number of tokens of a prompt with its new tokens.
     """
 
     share: float
@@ -49,13 +59,13 @@ class PromptRule:
     context: int
 
 
-class Cut:
-    """Texts in, prompts out; counts what it passes over.
+class PromptSplitter:
+    """Turn texts into prompts, and count the texts that are skipped.
 
     Attributes:
-        skipped: texts that gave no prompt, by reason: "too_long" (beyond the context), "too_short" (fewer than
+        skipped: number of texts without a prompt, by reason: "too_long" (beyond the context), "too_short" (fewer than
             ``new_tokens`` tokens after the prompt), "empty" (a record without text).
-        texts: texts seen.
+        texts: number of texts seen.
     """
 
     def __init__(self, rule: PromptRule, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
@@ -64,29 +74,33 @@ class Cut:
         self.texts = 0
 
     def __call__(self, texts: Iterable[str]) -> Iterator[Prompt]:
-        """The prompts of the texts that can be used, in order."""
+        """Yield the prompts of the usable texts, in order.
+
+        Raises:
+            UserError: a token id outside the pair's common vocabulary.
+        """
         for index, text in enumerate(texts):
             self.texts = index + 1
-            reason, ids, length = self._cut(text)
+            reason, ids, length = self._split(text)
             if reason:
                 self.skipped[reason] += 1
             else:
                 original = ids[length : length + self._rule.new_tokens]
                 yield Prompt(index, tuple(ids[:length]), tuple(original))
 
-    def _cut(self, text: str) -> tuple[str, list[int], int]:
-        """Why the text cannot be used ("" if it can), its first token ids, and how many of them are the prompt."""
+    def _split(self, text: str) -> tuple[str, list[int], int]:
+        """Reason to skip the text ("": none), its first token ids, and the number of them that are the prompt."""
         rule = self._rule
         words = len(text.split())
         if not words:
             return "empty", [], 0
         most = rule.prompt_tokens or rule.context
         count = min(max(1, int(rule.share * words)), most)
-        # A word has at least one token: nothing beyond these words can matter.
+        # A word has at least one token, so words beyond these are not needed.
         ends = [match.end() for match in islice(re.finditer(r"\S+", text), count + rule.new_tokens)]
-        end, stop = ends[count - 1], ends[-1]
+        end, last = ends[count - 1], ends[-1]
         room = _CHARS_PER_TOKEN * (most + rule.new_tokens)
-        ids = self._encode(text[: min(stop, room)])
+        ids = self._encode(text[: min(last, room)])
         length = most if count == most else min(len(self._encode(text[: min(end, room)])), most)
         if length + rule.new_tokens > rule.context:
             return "too_long", ids, length

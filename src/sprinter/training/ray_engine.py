@@ -1,8 +1,8 @@
-"""The ray engine: steps go to a pool of actors (Ray Data ``map_batches``), shards come back and are written here.
+"""The Ray engine: steps go to a pool of actors (Ray Data ``map_batches``), shards come back to this process.
 
-The nodes need this package and the models, at the same directories or from the hub; they need no common file system:
-only the driver writes. An actor that dies is started anew and its steps are run again, by Ray; a step's shard is the
-same whoever makes it. Batch composition is the local engine's, and every actor uses as many threads as the driver.
+Every node needs this package and the models, in the same directories or from the hub. A shared file system is not
+needed: only the driver process writes. Ray restarts an actor that dies and runs its steps again; a step's shard does
+not depend on the actor. Batches are those of the local engine, and every actor uses as many threads as the driver.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ __all__ = ["RayEngine"]
 
 
 class RayEngine:
-    """Runs steps on a Ray cluster.
+    """Run steps on a Ray cluster.
 
     Args:
-        pair: its models are loaded again by every worker, from where they came.
-        settings, info: of the data set.
-        workers: actors.
-        address: of a running cluster; None: one on this machine, for this run.
+        pair: target and draft; every worker loads them again from the same source.
+        settings: settings of the data set.
+        info: description of the data set.
+        workers: number of actors.
+        address: address of a running cluster; None: start one on this machine for this run.
 
     Raises:
-        UserError: ray is not installed, or the cluster cannot be reached.
+        UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class RayEngine:
         }
 
     def __call__(self, steps: Iterable[LabelStep]) -> Iterator[tuple[int, bytes]]:
-        """(number, shard) of each step, as they are done."""
+        """Yield (number, shard) of each step as it is finished."""
         items = [{"number": step.number, "rows": _packed(step)} for step in steps]
         if not items:
             return
@@ -89,7 +90,7 @@ class RayEngine:
                 ray.shutdown()
 
     def _connect(self) -> bool:
-        """Join or start a cluster; whether it is ours to shut down."""
+        """Join or start a cluster; return whether this engine has to shut it down."""
         ray = self._ray
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         if not ray.is_initialized():
@@ -97,7 +98,7 @@ class RayEngine:
                 if self._address:
                     ray.init(address=self._address, **quiet)
                 else:
-                    cpus = max(self._workers + 1, os.cpu_count() or 1)  # one for reading
+                    cpus = max(self._workers + 1, os.cpu_count() or 1)  # one CPU for reading
                     ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 where = f"the cluster at '{self._address}'" if self._address else "a cluster on this machine"
@@ -110,10 +111,13 @@ class RayEngine:
 
 
 class _Worker:
-    """One actor: loads the pair, then makes shards.
+    """One actor: load the pair, then make shards.
 
     Args:
-        spec: where the pair is, what it must be, and the settings.
+        spec: source and fingerprints of the pair, and the settings.
+
+    Raises:
+        UserError: the worker's models have other weights than the driver's.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -132,7 +136,7 @@ class _Worker:
         self._label = Labeller(models, LabelSettings(**spec["settings"]), info["settings_hash"])
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """One step a batch."""
+        """Label the one step that a batch holds."""
         number = int(batch["number"][0])
         shard = self._label(LabelStep(number, _unpacked(batch["rows"][0])))
         return {"number": np.array([number]), "shard": np.array([shard], dtype=object)}
@@ -140,14 +144,14 @@ class _Worker:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Ray warns of its own settings, which nobody here can mend."""
+    """Silence Ray's warnings about its own settings, which its user cannot change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _whole(source: str) -> str:
-    """A directory's or file's whole path (a worker stands elsewhere), a hub id as it is."""
+    """Absolute path of a directory or file (a worker has another working directory); a hub id unchanged."""
     return str(Path(source).resolve()) if source and Path(source).exists() else source
 
 
@@ -162,7 +166,7 @@ def _unpacked(text: str) -> tuple[PrefixRow, ...]:
 
 
 def _import_ray() -> Any:
-    # Ray reads these when it is imported: nothing is reported home, nothing is printed.
+    # Ray reads these at import: they turn off usage reports and log output.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
@@ -177,7 +181,7 @@ def _import_ray() -> Any:
 
 
 def _plain(error: BaseException) -> BaseException:
-    """Our own error, if one is at the root of what Ray says."""
+    """This package's error, if one is in the chain of causes of Ray's error; otherwise Ray's."""
     each: BaseException | None = error
     while each is not None:
         for inner in (each, getattr(each, "cause", None)):

@@ -1,7 +1,7 @@
-"""Records: what labelling writes down at a position, and how a finished data set is read.
+"""Records: the columns that labelling stores per position, and how a finished data set is read.
 
-A record belongs to one position of one text: the prefix is what stands before it, ``token`` is what the text has
-there, ``x`` is a token drawn there from the draft. Laws are raw (temperature 1). The paper's labels follow:
+A record describes one position of one text. The prefix is the text before it, ``token`` is the text's token at the
+position, and ``x`` is a token drawn from the draft there. Laws are raw (temperature 1). The paper's labels follow:
 
     >>> import math
     >>> log_q, log_p = math.log(0.3), math.log(0.25)
@@ -38,15 +38,15 @@ __all__ = [
 KINDS = ("original", "draft", "target", "interleaved")
 """The prefix classes; ``Records.kind`` is an index into it."""
 TEMPERATURES = (1.0, 0.7, 0.0)
-"""Temperatures of the columns of ``overlap``; at 0 it says whether both laws have the same argmax."""
+"""Temperatures of the columns of ``overlap``; at 0 it is 1 if both laws have the same argmax, else 0."""
 LAMBDAS = (1.0, 1.2, 1.5)
 """λ of the columns of ``expected_ratio``."""
 TOP = 64
-"""Tokens of each model that a record keeps; ``top_ids`` has room for the union."""
+"""Number of most likely tokens of each model that a record keeps; ``top_ids`` holds their union."""
 FEW = 30
-"""Prompts below which a data set can hardly be trained on: a tenth is held out to stop on, another to judge on."""
+"""Minimum number of prompts to train on: a tenth is held out for early stopping, another tenth for testing."""
 INFO = "labels.json"
-"""File of the ``LabelInfo`` in a data set's directory."""
+"""Name of the file in a data set's directory that holds the ``LabelInfo``."""
 
 _METADATA = "sprinter"  # key of a shard's metadata
 
@@ -86,10 +86,10 @@ FIELDS: Mapping[str, tuple[torch.dtype, Shape]] = {
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """n records as columns; ``FIELDS`` says what each column is.
+    """n records as columns; ``FIELDS`` describes each column.
 
     Raises:
-        ValueError: a column of a wrong type, shape or length.
+        ValueError: a column has a wrong type, shape or length.
     """
 
     prompt: Tensor
@@ -143,12 +143,12 @@ class Records:
 
     @classmethod
     def concat(cls, parts: Sequence[Records]) -> Self:
-        """All records of ``parts``, in order."""
+        """Concatenate the records of ``parts``, in order."""
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in FIELDS})
 
     @classmethod
     def empty(cls, hidden_size: int) -> Self:
-        """No record at all."""
+        """Columns of length 0."""
         shapes = {
             name: [hidden_size if size == "d" else size for size in tail]
             for name, (_, tail) in FIELDS.items()
@@ -171,17 +171,17 @@ class Records:
         return digest.hexdigest()
 
     def save(self, metadata: Mapping[str, str]) -> bytes:
-        """As the bytes of a safetensors file, the same bytes for the same records and metadata."""
+        """Bytes of a safetensors file; the same records and metadata give the same bytes."""
         columns = {name: column.contiguous() for name, column in self.columns().items()}
-        # One entry: several would stand in the header in any order.
+        # One entry: safetensors does not fix the order of several in the header.
         return to_bytes(columns, {_METADATA: json.dumps(dict(metadata), sort_keys=True)})
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """From a safetensors file.
+        """Read a safetensors file.
 
         Raises:
-            UserError: the file is damaged or holds something else.
+            UserError: the file is damaged or is not a shard.
         """
         try:
             return cls(**load(file.read_bytes()))
@@ -191,22 +191,22 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class LabelInfo:
-    """What a data set was made from; ``labels.json`` in its directory.
+    """Description of a data set, stored as ``labels.json`` in its directory.
 
     Attributes:
         target_id, target_revision, target_fingerprint: the target, see ``sprinter.fingerprint``.
         draft_id, draft_revision, draft_fingerprint: the draft.
-        hidden_size: d of the draft.
-        vocab_size: common vocabulary that the laws are over.
-        dtype: of the models.
+        hidden_size: the draft's hidden size d.
+        vocab_size: size of the common vocabulary that the laws cover.
+        dtype: dtype of the models.
         data: name, sha256 and number of texts of each source, in order.
         settings: the fields of ``LabelSettings`` (seed, temperature, new_tokens, ...).
         classes: prefix classes, ``KINDS``.
-        settings_hash: over all of the above but ids and revisions; every shard carries it.
-        prompts, positions: labelled so far.
-        skipped: texts passed over, by reason ("too_long", "too_short").
+        settings_hash: hash of all of the above except ids and revisions; every shard carries it.
+        prompts, positions: number labelled so far.
+        skipped: number of texts without a prompt, by reason ("too_long", "too_short", "empty").
         shards: number of shard files.
-        dataset_hash: over the content of all shards in order; None until labelling is finished.
+        dataset_hash: hash of the content of all shards in order; None until labelling is finished.
     """
 
     target_id: str
@@ -230,16 +230,16 @@ class LabelInfo:
 
     @property
     def seed(self) -> int:
-        """Seed of completions and drawn tokens."""
+        """Seed of the completions and of the drawn tokens."""
         return int(self.settings["seed"])
 
     @property
     def temperature(self) -> float:
-        """Temperature of the completions (laws and labels are raw)."""
+        """Sampling temperature of the completions (laws and labels are raw)."""
         return float(self.settings["temperature"])
 
     def to_json(self) -> str:
-        """As the text of ``labels.json``."""
+        """Text of ``labels.json``."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
@@ -249,7 +249,7 @@ def shard_name(step: int) -> str:
 
 
 def shard_paths(directory: Path) -> dict[int, Path]:
-    """Step → shard file, in order of steps."""
+    """Map the number of each step to its shard file, in order of steps."""
     found = {
         int(path.stem.removeprefix("shard-")): path for path in directory.glob("shard-[0-9]*.safetensors")
     }
@@ -275,7 +275,7 @@ def dataset_hash(content_hashes: Iterable[str]) -> str:
 
 
 def read_info(directory: str | Path) -> LabelInfo:
-    """What the data set in ``directory`` was made from, finished or not.
+    """Read the description of the data set in ``directory``, finished or not.
 
     Raises:
         UserError: there is no data set, or its ``labels.json`` is damaged.
@@ -296,22 +296,22 @@ def read_info(directory: str | Path) -> LabelInfo:
 
 
 def read_shards(directory: str | Path) -> Iterator[Records]:
-    """The records of a finished data set, a shard at a time, each checked against what was written.
+    """Yield the records of a finished data set, one shard at a time, each verified by its hash.
 
     Raises:
-        UserError: not finished, a shard missing, damaged, or from other settings.
+        UserError: the data set is not finished, or a shard is missing, damaged, or from other settings.
     """
     info, paths = read_info(directory), shard_paths(Path(directory))
     if info.dataset_hash is None:
         raise UserError(
             f"the labels in '{directory}' are not finished ({len(paths)} shards so far): "
-            "run the same 'sprinter gate label' again, it goes on where it stopped"
+            "run the same 'sprinter gate label' again, it resumes where it stopped"
         )
     if list(paths) != list(range(info.shards)):
         lost = sorted(set(range(info.shards)) ^ set(paths))[0]
         raise UserError(
             f"the labels in '{directory}' should be {info.shards} shards, and {shard_name(lost)} does not fit: "
-            "run the same 'sprinter gate label' again to mend that"
+            "run the same 'sprinter gate label' again to fix that"
         )
     hashes = []
     for path in paths.values():
@@ -325,9 +325,9 @@ def read_shards(directory: str | Path) -> Iterator[Records]:
 
 
 def read_records(directory: str | Path) -> Records:
-    """All records of a finished data set, checked.
+    """Read all records of a finished data set, verified by their hashes.
 
     Raises:
-        UserError: not finished, a shard missing, damaged, or from other settings.
+        UserError: the data set is not finished, or a shard is missing, damaged, or from other settings.
     """
     return Records.concat(list(read_shards(directory)))

@@ -1,8 +1,8 @@
-"""Judge a head on records: ROC, precision-recall, calibration and rates, beside entropy and confidence alone.
+"""Evaluate a head on records: ROC, precision-recall, calibration and rates, compared with entropy and confidence alone.
 
-A gate is judged by the labels of the SPRINTER paper (q(x)/p(x) <= λ for a drawn and for the greedy x), by "overlap
-above its median" and by "argmax agrees"; a head that looks at x by the labels of the text's own token, in draft-written
-texts.
+A gate is evaluated on the labels of the SPRINTER paper (q(x)/p(x) <= λ for a drawn and for the greedy x), on "overlap
+above its median" and on "argmax agrees". A head that reads x is evaluated on the labels of the text's own token, in
+draft-written texts.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ _TABLE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """One label that the head is judged by.
+    """Evaluation of the head on one label.
 
     Attributes:
         share: mean of the label.
         signals: ROC and precision-recall of the head (named by its kind) and of each baseline.
         rates: η_TP and η_FP over τ.
-        at_tau: both at the head's own τ.
+        at_tau: both rates at the head's own τ.
     """
 
     share: float
@@ -68,7 +68,7 @@ class Truth:
     at_tau: tuple[Interval, Interval]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """As JSON values."""
         return {
             "share": self.share,
             "signals": {name: found.to_dict() for name, found in self.signals.items()},
@@ -79,18 +79,20 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How good a head is.
+    """Evaluation of a head.
 
     Attributes:
-        kind, label, tau: the head's own.
-        positions, prompts: that it was judged on.
-        truths: by label.
-        calibration: mean label over mean score, of the head's own label.
-        calibration_error: expected, same label. r2: share of that label's variance that the score explains.
-        mean_label, mean_score: over all positions.
-        table: at some τ the share that scores above it, and the mean overlap there at each temperature.
-        setting: of a gate, what decoding at its τ is expected to do at temperature 1; drift: that drift, with its
-            interval. dial: the same at the lowest τ for some drifts.
+        kind, label, tau: the head's kind, its own label and threshold.
+        positions, prompts: number of positions and prompts that it was evaluated on.
+        truths: evaluation on each label.
+        calibration: mean of the head's own label over mean score, by bin.
+        calibration_error: expected calibration error on the same label.
+        r2: share of that label's variance that the score explains.
+        mean_label, mean_score: means over all positions.
+        table: for several τ the share that scores at least τ, and the mean overlap there, at each temperature.
+        setting: for a gate, what to expect of decoding at its τ and temperature 1.
+        drift: for a gate, the expected drift in ``setting`` with its interval.
+        dial: for a gate, what to expect at the lowest τ that keeps several drifts.
     """
 
     kind: str
@@ -110,7 +112,7 @@ class Report:
     dial: tuple[TauSetting, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """As JSON values."""
         plain = (
             "label",
             "tau",
@@ -132,7 +134,7 @@ class Report:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Without the curves: what a model card and the command line show."""
+        """``to_dict`` without the curves, for model cards and the command line."""
         whole = self.to_dict()
         del whole["calibration"]
         whole["truths"] = {
@@ -149,7 +151,13 @@ class Report:
 def judge_directory(
     head: Head, directories: Sequence[str | Path], repeats: int = 500, seed: int = 0
 ) -> Report:
-    """Judge on labels on disk; of prompts that the head was trained on the test part alone.
+    """Evaluate a head on labels on disk, without the prompts that it was trained or calibrated on.
+
+    Args:
+        head: the head.
+        directories: directories of finished data sets.
+        repeats: number of bootstrap draws.
+        seed: seed of the bootstrap.
 
     Raises:
         UserError: no labels, labels of another draft, nothing but training prompts, labels of one class only.
@@ -160,10 +168,10 @@ def judge_directory(
 
 
 def unseen(head: Head, positions: Positions) -> Tensor:
-    """Mask of the positions whose prompts were neither trained nor stopped on, ``[n]`` bool.
+    """Mask of the positions whose prompts were used neither for training nor for validation, ``[n]`` bool.
 
     Raises:
-        UserError: none is left.
+        UserError: no position is left.
     """
     training = head.facts.get("training")
     training = training if isinstance(training, dict) else {}
@@ -178,18 +186,22 @@ def unseen(head: Head, positions: Positions) -> Tensor:
 
 
 def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -> Report:
-    """Judge on these positions.
+    """Evaluate a head on these positions.
 
     Args:
-        positions: with the features of the head.
-        repeats: bootstrap draws of prompts.
+        head: the head.
+        positions: positions with the features of the head.
+        repeats: number of bootstrap draws of prompts.
+        seed: seed of the bootstrap.
 
     Raises:
-        UserError: nothing to judge on, or labels of one class only.
+        UserError: no positions, or labels of one class only.
     """
     own = parse_label(head.config.label)
     run = head.sees_token or own.at_text or "position" in head.features
-    if run:  # only there the draft wrote the token, and steps are places in a run
+    if (
+        run
+    ):  # only in draft-written texts did the draft write the token, and is the step the position in a run
         positions = positions.select(positions.of_kinds(["draft"]))
     if not len(positions):
         raise UserError("there is no position to judge the gate on: label more text")
@@ -198,7 +210,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
     signals = {head.config.kind: scores, "entropy": -columns["entropy"], "max q": columns["max_q"]}
     if head.sees_token:
         signals["q(x)"] = columns["log_q_token"]
-    warm, cold = positions.at_temperature(1.0), positions.at_temperature(0.0)  # the same where none is told
+    warm, cold = positions.at_temperature(1.0), positions.at_temperature(0.0)  # equal without the feature
     truths = {}
     for name, values in _labels(own, columns, at_text=head.sees_token or own.at_text).items():
         rows = cold if name == str(Agreement()) else warm
@@ -226,7 +238,7 @@ def judge(head: Head, positions: Positions, repeats: int = 500, seed: int = 0) -
 
 
 def _expected(head: Head, scores: Tensor, positions: Positions, repeats: int, seed: int) -> dict[str, Any]:
-    """``setting``, ``drift`` and ``dial`` of a gate, from positions at temperature 1."""
+    """``setting``, ``drift`` and ``dial`` of a gate, from positions at temperature 1; empty for other heads."""
     if head.config.kind != "gate":
         return {}
     overlap = positions.columns["overlap"][:, TEMPERATURES.index(1.0)]
@@ -243,7 +255,7 @@ def _expected(head: Head, scores: Tensor, positions: Positions, repeats: int, se
 
 
 def _labels(own: Label, columns: Columns, *, at_text: bool) -> dict[str, Tensor]:
-    """The labels to judge by, those with one class left out."""
+    """Values ``[n]`` of the labels to evaluate on; labels with only one class are left out."""
     chosen: list[tuple[str, Tensor]] = []
     places = ("text",) if at_text else ("drawn", "greedy")
     for place in places:
@@ -276,7 +288,7 @@ def _truth(
 
 
 def _row(tau: float, scores: Tensor, positions: Positions) -> dict[str, Any]:
-    """At each temperature, of the scores that the head gives there: the share >= τ, and the mean overlap of those."""
+    """At each temperature the share of scores >= τ, and the mean overlap of those positions."""
     kept, shares, overlaps = reaches(scores, tau), {}, {}
     for i, temperature in enumerate(TEMPERATURES):
         here = positions.at_temperature(temperature)

@@ -1,14 +1,14 @@
-"""Scoring: from both models' logits to records. Laws are raw (temperature 1) and whole: no label is approximated.
+"""Scoring: make records from both models' logits. Laws are raw (temperature 1) and complete: no label is approximated.
 
-All five divergences, the entropy and the overlap come from few passes over the vocabulary: with H(a, b) = −Σ a ln b,
-M = (p + q)/2 and H(M) = H(M, M),
+All five divergences, the entropy and the overlap come from a few reductions over the vocabulary: with
+H(a, b) = −Σ a ln b, M = (p + q)/2 and H(M) = H(M, M),
 
     KL(p‖q) = H(p, q) − H(p, p)             KL(q‖p) = H(q, p) − H(q, q)
     JS = H(M) − (H(p, p) + H(q, q))/2       JS of the reference code = ½KL(M‖p) + ½KL(M‖q)
                                               = (H(p, p) + H(q, p) + H(p, q) + H(q, q))/4 − H(M)
 
-``decode.accept.fuzzy.DIVERGENCES`` defines them; the tests compare. Positions go through in blocks that a core's cache
-holds.
+``decode.accept.fuzzy.DIVERGENCES`` defines them; the tests compare the two. Positions are processed in blocks that fit
+in a core's cache.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from sprinter.training.records import FIELDS, LAMBDAS, TEMPERATURES, TOP, Record
 __all__ = ["law_columns", "make_records"]
 
 _BLOCK = 64  # positions at once
-_LEAST = -1e4  # stands for ln 0, so that 0 · ln 0 is 0 and no divergence is infinite
-_MOST = 80.0  # of ln q(x)/p(x): e^80 is still a float32
-_LABEL_ROW = 1  # draft row in the address of x: no other draw of a text has it
+_LEAST = -1e4  # replaces ln 0, so that 0 · ln 0 is 0 and no divergence is infinite
+_MOST = 80.0  # maximum of ln q(x)/p(x): e^80 is still a float32
+_LABEL_ROW = 1  # draft row in the address of x, which no other draw of a text uses
 
 NewColumns = dict[str, Tensor]
 
@@ -37,12 +37,12 @@ NewColumns = dict[str, Tensor]
 def make_records(rows: Sequence[PrefixRow], readings: Readings, seed: int, eos_ids: Sequence[int]) -> Records:
     """The records of a step, text by text, position by position.
 
-    What a completion says after an end-of-text token belongs to no text: those positions are left out.
+    Positions after an end-of-sequence token are left out.
 
     Args:
         rows: R texts of N new tokens.
-        readings: their logits and states.
-        seed: of the drawn x.
+        readings: their logits and hidden states.
+        seed: seed of the drawn x.
         eos_ids: token ids that end a text.
     """
     tokens = readings.tokens
@@ -79,12 +79,12 @@ def make_records(rows: Sequence[PrefixRow], readings: Readings, seed: int, eos_i
 def law_columns(
     q_logits: Tensor, p_logits: Tensor, tokens: Tensor, draws: Sequence[tuple[AddressedDraws, int]]
 ) -> NewColumns:
-    """What a record says of the two laws.
+    """Columns of a record that depend on the two laws.
 
     Args:
         q_logits, p_logits: ``[n, vocab]``.
-        tokens: ``[n]``, the text's own.
-        draws: numbers and position in the text for each x.
+        tokens: ``[n]``, the text's own tokens.
+        draws: random numbers and position in the text for each x.
 
     Returns:
         The columns of ``FIELDS`` that come from laws, on the CPU.
@@ -104,14 +104,14 @@ def law_columns(
     columns["overlap"] = torch.stack([overlaps[at] for at in TEMPERATURES], -1)
     gap = log_q.sub_(log_p)
     columns["greedy_ratio"] = _at(gap, best).clamp(max=_MOST).exp()
-    # As floats, into memory that is free by now: no conversion on the way.
+    # Comparisons are written as floats into a buffer that is no longer needed, which saves an allocation and a cast.
     within = (torch.le(gap, math.log(most), out=log_p) for most in LAMBDAS)
     columns["expected_ratio"] = torch.stack([_cross(q, kept) for kept in within], -1)
     return {name: column.to("cpu", FIELDS[name][0]) for name, column in columns.items()}
 
 
 def _draw(q: Tensor, draws: Sequence[tuple[AddressedDraws, int]]) -> Tensor:
-    laws = q.cpu()  # one copy instead of one synchronisation a draw
+    laws = q.cpu()  # one copy instead of one host synchronisation per draw
     drawn = [
         who.token(law, 0, place, Purpose.DRAFT, _LABEL_ROW)
         for law, (who, place) in zip(laws, draws, strict=True)
@@ -120,7 +120,7 @@ def _draw(q: Tensor, draws: Sequence[tuple[AddressedDraws, int]]) -> Tensor:
 
 
 def _argmax(logits: Tensor) -> Tensor:
-    """Id of the first largest logit, ``[n]``; numpy finds it ten times as fast as torch."""
+    """Id of the first largest logit, ``[n]``; on a CPU numpy is about ten times as fast as torch."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.from_numpy(logits.numpy().argmax(-1))
@@ -131,7 +131,7 @@ def _at(values: Tensor, ids: Tensor) -> Tensor:
 
 
 def _divergences(q: Tensor, p: Tensor, log_q: Tensor, log_p: Tensor) -> NewColumns:
-    """See the module's docstring; ``−_cross(a, log b)`` is H(a, b)."""
+    """Divergences, overlap and entropy by the formulas in the module's docstring; ``−_cross(a, log b)`` is H(a, b)."""
     mean = torch.add(q, p).div_(2)
     pp, qq, pq, qp = (_cross(a, b) for a, b in ((p, log_p), (q, log_q), (p, log_q), (q, log_p)))
     mm = _cross(mean, mean.log().clamp_(min=_LEAST))
@@ -147,12 +147,12 @@ def _divergences(q: Tensor, p: Tensor, log_q: Tensor, log_p: Tensor) -> NewColum
 
 
 def _cross(law: Tensor, logs: Tensor) -> Tensor:
-    """Σ law · logs: minus a cross-entropy. ``[n, vocab]`` -> ``[n]``."""
+    """Σ law · logs, a negative cross-entropy. ``[n, vocab]`` -> ``[n]``."""
     return torch.mul(law, logs).sum(-1)
 
 
 def _tops(q: Tensor, p: Tensor) -> NewColumns:
-    """The union of both models' likeliest tokens: q's first, then those of p that are not among them."""
+    """Union of both models' most likely tokens: those of q first, then those of p that q's do not include."""
     k = min(TOP, q.shape[-1])
     mine, theirs = _likeliest(q, k), _likeliest(p, k)
     ids = torch.full((len(q), 2 * TOP), -1, device=q.device)
@@ -165,7 +165,7 @@ def _tops(q: Tensor, p: Tensor) -> NewColumns:
 
 
 def _likeliest(law: Tensor, k: int) -> Tensor:
-    """Ids of the k likeliest tokens, ``[n, k]``, likeliest first."""
+    """Ids of the k most likely tokens, ``[n, k]``, in order of falling probability."""
     if law.device.type != "cpu":
         return law.topk(k, -1).indices
     # numpy selects about five times as fast as torch here

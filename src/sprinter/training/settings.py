@@ -1,7 +1,7 @@
-"""How to train a head: presets and settings.
+"""Presets and settings of training a head.
 
 Presets (``--head``): ``linear`` (the SPRINTER paper), ``mlp`` and ``resnet`` are gates; ``specdec++`` and ``disco`` are
-stop rules. Each brings its features, label, weight on rejections and calibration; all can be changed.
+heads of stop rules. Each sets features, label, weight on rejections and calibration; all can be changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "features": ("top_q(k=10)", "entropy", "position"), "weight": "balanced", "calibration": "none",
     },
 }  # fmt: skip
-"""What each ``head`` stands for; what is not said is said by ``_USUAL``."""
+"""Values of each ``head`` preset; ``_USUAL`` has the others."""
 _DRIFT = 0.1
-"""What a gate's τ is chosen for, where nothing is said."""
+"""Default drift that a gate's τ is chosen for."""
 _MIX = 0.15
-"""Share of target tokens in the context, where nothing is said."""
+"""Default share of target tokens in the context."""
 _USUAL: Mapping[str, Any] = {
     "features": ("hidden",), "label": "overlap", "weight": 1.0, "calibration": "temperature", "width": None,
     "layers": None,
@@ -47,21 +47,23 @@ _USUAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How to train. None takes the preset's value.
+    """Settings of training. None takes the preset's value.
 
     Attributes:
-        head: a preset.
+        head: name of a preset.
         label: what to estimate, a spec of ``sprinter.training.objectives``.
-        features: what it reads, see ``sprinter.heads.features``.
-        seed: of the split, the weights and the order of batches.
-        epochs: at most. lr: of Adam. patience: epochs without a better validation loss.
-        batch: positions a step; None takes some 400 steps an epoch, so that small data sets are learned as well.
-        weight: of rejections in the loss; "balanced" makes both classes weigh the same.
+        features: what the head reads, see ``sprinter.heads.features``.
+        seed: seed of the split, the initial weights and the order of batches.
+        epochs: maximum number of epochs.
+        lr: Adam's learning rate.
+        patience: number of epochs without a better validation loss after which training stops early.
+        batch: positions per step; None takes about 400 steps per epoch, so that small data sets are learned as well.
+        weight: weight of rejections in the loss; "balanced" gives both classes the same total weight.
         calibration: none, temperature or isotonic, fitted on the validation part.
-        width, layers: of the network.
-        tau: threshold of the head; None: of a gate, the lowest that keeps to ``drift``, else 0.5.
-        drift: of a gate, the mean drift that its τ is chosen for; None: 0.1, unless ``tau`` is given.
-        mix: share of target tokens in the context, for labels and features that look at the text's token.
+        width, layers: size of the network.
+        tau: threshold of the head; None: for a gate the lowest that keeps ``drift``, else 0.5.
+        drift: for a gate, the mean drift that its τ is chosen for; None: 0.1, unless ``tau`` is given.
+        mix: share of target tokens in the context, for labels and features that depend on the text's token.
         classes: prefix classes to train on; None takes those that fit label and features.
     """
 
@@ -111,18 +113,18 @@ class TrainSettings:
             if name not in KINDS:
                 raise did_you_mean("prefix class", name, list(KINDS))
         if self.mix != _MIX and not (self.own_token and self.classes is None):
-            why = "which looks at no token" if self.classes is None else "whose classes were chosen"
-            raise UserError(f"mix={self.mix} is of no use to a {self.head} head {why}: leave it out")
+            why = "which reads no token" if self.classes is None else "whose classes were chosen"
+            raise UserError(f"mix={self.mix} is of no use to {_a(self.head)} head {why}: leave it out")
         label, kind = self.target, self.kind
         if sees_token(self.inputs) and label.sees_token and not label.at_text:
             raise UserError(
-                f"label {label} speaks of another token than the features {', '.join(self.inputs)} do: "
+                f"label {label} is about another token than the features {', '.join(self.inputs)}: "
                 f"use {label.name}(at=text)"
             )
         if sees_token(self.inputs) and not HEAD_KINDS[kind].sees_token:
             seeing = " or ".join(name for name, one in HEAD_KINDS.items() if one.sees_token)
             raise UserError(
-                f"a {kind} head that reads {', '.join(self.inputs)} looks at the token that it judges, "
+                f"a {kind} head that reads {', '.join(self.inputs)} depends on the token that it judges, "
                 f"which would bias texts: give features of the prefix, or train {seeing}"
             )
 
@@ -130,7 +132,7 @@ class TrainSettings:
         for name in ("width", "layers"):
             if (value := getattr(self, name)) is not None and name not in PRESETS[self.head]:
                 raise UserError(
-                    f"{name}={value} is of no use to a {self.head} head: leave it out, or train mlp"
+                    f"{name}={value} is of no use to {_a(self.head)} head: leave it out, or train mlp"
                 )
 
     def _check_threshold(self) -> None:
@@ -149,20 +151,25 @@ class TrainSettings:
 
     @property
     def kind(self) -> str:
-        """Of head."""
+        """Kind of the head: "gate", "specdec++" or "disco"."""
         return str(PRESETS[self.head]["kind"])
 
     @property
     def target(self) -> Label:
-        """The label."""
+        """The parsed label."""
         return parse_label(self.label or "")
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The features."""
+        """Names of the features, in their canonical spelling."""
         return parse_features(self.features or ())
 
     @property
     def own_token(self) -> bool:
-        """Whether label or features look at the text's own token."""
+        """Whether label or features depend on the text's own token."""
         return self.target.at_text or sees_token(self.inputs)
+
+
+def _a(name: str) -> str:
+    """The name after its indefinite article: "a linear", "an mlp"."""
+    return f"{'an' if name == 'mlp' else 'a'} {name}"

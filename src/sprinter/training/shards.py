@@ -1,7 +1,7 @@
-"""Shards: one file a step, whole or not there; what is there says where to go on.
+"""Shards: one file per step, written atomically, so that an interrupted run resumes from the shards that exist.
 
-A shard is written to a part file, synchronised to the disk and renamed, and carries the hash of the settings that it
-was made with and of its own content. ``labels.json`` repeats what can be told from the shards and the settings.
+A shard is written to a part file, flushed to disk and renamed. Its metadata hold the hash of the settings that it was
+made with and the hash of its content. ``labels.json`` summarises shards and settings and can be made again from them.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def shard_bytes(records: Records, settings_hash: str, step: int, counts: Mapping[str, int]) -> bytes:
-    """The file of a step.
+    """Bytes of the shard file of a step.
 
     Args:
-        records: of the step.
-        settings_hash: of the data set.
-        step: its number.
+        records: records of the step.
+        settings_hash: hash of the data set's settings.
+        step: number of the step.
         counts: "prompts" and "tokens" of the step.
     """
-    told = {
+    metadata = {
         "settings": settings_hash,
         "step": step,
         "positions": len(records),
         "content": records.content_hash(),
     }
-    return records.save({name: str(value) for name, value in (told | dict(counts)).items()})
+    return records.save({name: str(value) for name, value in (metadata | dict(counts)).items()})
 
 
 class ShardStore:
-    """The directory of one data set.
+    """Directory of one data set.
 
     Args:
-        directory: made if it is not there.
-        info: of the data set, as far as it is known before the work.
-        restart: delete what an earlier run left there.
+        directory: created if it does not exist.
+        info: description of the data set, as far as it is known before labelling.
+        restart: delete the labels of earlier runs.
 
     Raises:
-        UserError: it cannot be written, or holds labels of other settings.
+        UserError: the directory cannot be written, or holds labels of other settings.
     """
 
     def __init__(self, directory: Path, info: LabelInfo, *, restart: bool = False) -> None:
@@ -67,18 +67,18 @@ class ShardStore:
             if restart:
                 self.clear()
             self._check(info)
-            for part in directory.glob(f"*{_PART}"):  # of a run that was killed
+            for part in directory.glob(f"*{_PART}"):  # left by a run that was killed
                 part.unlink(missing_ok=True)
         except OSError as error:
             raise UserError(
                 f"cannot write to '{directory}' ({error.strerror}): give another directory"
             ) from None
-        self._there = {step: self._told(path) for step, path in shard_paths(directory).items()}
+        self._there = {step: self._metadata(path) for step, path in shard_paths(directory).items()}
         if not (directory / INFO).is_file():
             self.write_info(info)
 
     def __contains__(self, step: int) -> bool:
-        """Whether the shard of the step is there, whole and of these settings."""
+        """Whether the shard of the step exists, is undamaged and was made with these settings."""
         return bool(self._there.get(step))
 
     def __len__(self) -> int:
@@ -88,31 +88,31 @@ class ShardStore:
         """Write the shard of a step.
 
         Raises:
-            UserError: the disk is full, or will not be written.
+            UserError: the disk is full or cannot be written.
         """
         path = self._directory / shard_name(step)
         self._write(path, data)
-        self._there[step] = self._told(path)
+        self._there[step] = self._metadata(path)
 
     def total(self, name: str) -> int:
-        """Sum of a count ("prompts", "positions", "tokens") over the shards that are there."""
-        return sum(int(told[name]) for told in self._there.values() if told)
+        """Sum of a count ("prompts", "positions", "tokens") over the existing shards."""
+        return sum(int(metadata[name]) for metadata in self._there.values() if metadata)
 
     def content_hashes(self) -> list[str]:
-        """Of all shards, in order of steps."""
-        return [told["content"] for _, told in sorted(self._there.items()) if told]
+        """Content hashes of all shards, in order of steps."""
+        return [metadata["content"] for _, metadata in sorted(self._there.items()) if metadata]
 
     def write_info(self, info: LabelInfo) -> None:
         """Write ``labels.json``.
 
         Raises:
-            UserError: the disk is full, or will not be written.
+            UserError: the disk is full or cannot be written.
         """
         self._write(self._directory / INFO, info.to_json().encode())
 
     def clear(self) -> None:
-        """Delete all labels that are there; other files stay."""
-        # labels.json goes last: without it shards would be of unknown origin
+        """Delete all labels; other files stay."""
+        # labels.json is deleted last: without it the origin of the shards would be unknown
         for path in [*shard_paths(self._directory).values(), self._directory / INFO]:
             path.unlink(missing_ok=True)
         self._there = {}
@@ -128,16 +128,16 @@ class ShardStore:
         if there.settings_hash != info.settings_hash:
             raise UserError(
                 f"'{self._directory}' holds labels made with {_difference(there, info)}: "
-                "give another --out, or --restart to delete them and begin anew"
+                "give another --out, or --restart to delete them and start over"
             )
 
-    def _told(self, path: Path) -> dict[str, str]:
-        """A shard's metadata; nothing if it is damaged or of other settings, so that it is made again."""
+    def _metadata(self, path: Path) -> dict[str, str]:
+        """A shard's metadata; empty if it is damaged or of other settings, so that it is made again."""
         try:
-            told = shard_metadata(path)
+            metadata = shard_metadata(path)
         except UserError:
             return {}
-        return told if told.get("settings") == self._hash else {}
+        return metadata if metadata.get("settings") == self._hash else {}
 
     def _write(self, path: Path, data: bytes) -> None:
         part = path.with_name(path.name + _PART)
@@ -151,9 +151,7 @@ class ShardStore:
         except OSError as error:
             part.unlink(missing_ok=True)
             full = (
-                "the disk is full: free some space"
-                if error.errno in _FULL
-                else f"{error.strerror}: mend that"
+                "the disk is full: free some space" if error.errno in _FULL else f"{error.strerror}: fix that"
             )
             raise UserError(
                 f"cannot write '{path}', {full} and run the same command again ({len(self)} shards are kept)"
@@ -161,7 +159,7 @@ class ShardStore:
 
 
 def _sync(directory: Path) -> None:
-    """So that the new name survives a power cut; where directories cannot be opened, the file system sees to it."""
+    """Flush a directory, so that a new file name survives a power failure; does nothing outside POSIX systems."""
     if os.name != "posix":
         return
     handle = os.open(directory, os.O_RDONLY)
@@ -172,7 +170,7 @@ def _sync(directory: Path) -> None:
 
 
 def _difference(there: LabelInfo, now: LabelInfo) -> str:
-    """The first thing in which two data sets differ, in words."""
+    """First difference between two data sets, as text."""
     for name, value in now.settings.items():
         before = there.settings.get(name, "lines" if name == "split" else None)
         if before != value:

@@ -1,12 +1,12 @@
-"""Where texts come from: records of files and data sets, one after another.
+"""Read texts from files and data sets.
 
-Sources, by their names:
+The name of a source decides how it is read:
 
-* ``.txt``, ``.txt.gz``: if the first line that is not blank begins with ``<doc ``, each ``<doc ...> ... </doc>`` block
-  is one text (WikiExtractor's format); else each line that is not blank is one, or as ``SPLITS`` says.
-* ``.jsonl``, ``.jsonl.gz``: one object a line; its text is in ``FIELDS`` (the first that is there) or where told.
-* ``.parquet``: likewise, by column; needs pyarrow.
-* anything else that is no file: a name for the ``datasets`` package, ``name`` or ``name@split``.
+* ``.txt``, ``.txt.gz``: if the first non-blank line begins with ``<doc ``, each ``<doc ...> ... </doc>`` block is one
+  text (WikiExtractor's format); otherwise each non-blank line is one, or see ``SPLITS``.
+* ``.jsonl``, ``.jsonl.gz``: one object per line; its text is in the field given, or in the first of ``FIELDS`` found.
+* ``.parquet``: one row per record, with the same choice of column; needs pyarrow.
+* any other name that is not a file: a name for the ``datasets`` package, ``name`` or ``name@split``.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ __all__ = [
 ]
 
 FIELDS = ("text", "prompt", "question", "turns", "content")
-"""Where the text of a record is looked for."""
+"""Fields that may hold the text of a record, in order of preference."""
 
 SPLITS = ("lines", "blank-lines", "file")
-"""What one text of a plain ``.txt`` file is: a line, what stands between blank lines, or the whole file."""
+"""Unit that is one text in a plain ``.txt`` file: a line, a paragraph between blank lines, or the whole file."""
 
 SourceRecord = dict[str, Any]
 
@@ -57,16 +57,19 @@ _BLOCK = "<doc "
 def survey(
     sources: Sequence[str], field: str | None = None, limit: int | None = None, split: str = "lines"
 ) -> list[dict[str, Any]]:
-    """Read all sources once: name, sha256 and number of texts of each, so that mistakes show before the work begins.
+    """Read all sources once, so that errors show before labelling begins.
 
     Args:
         sources: files or data set names.
-        field: of records, see ``read_texts``.
-        limit: most texts to count, over all sources; a source beyond it counts 0 texts.
-        split: of plain text files, see ``read_texts``.
+        field: field that holds the text of a record, see ``read_texts``.
+        limit: maximum number of texts to count over all sources; a source beyond it counts 0 texts.
+        split: unit of plain text files, see ``read_texts``.
+
+    Returns:
+        {"name", "sha256", "texts"} of each source, "texts" being the number of texts.
 
     Raises:
-        UserError: missing, empty, unreadable or not UTF-8.
+        UserError: a source is missing, empty, unreadable or not UTF-8.
     """
     found, left = [], limit
     for source in sources:
@@ -86,32 +89,33 @@ def survey(
 
 
 def read_texts(sources: Sequence[str], field: str | None = None, split: str = "lines") -> Iterator[str]:
-    """The texts of all sources in order; "" for a record whose text is empty.
+    """Yield the texts of all sources in order; "" for a record whose text is empty.
 
     Args:
         sources: files or data set names.
-        field: of records: a field's name, dots lead into objects; None takes the first of ``FIELDS`` that is there.
-        split: of plain text files, one of ``SPLITS``; files of records or blocks have their own.
+        field: field that holds the text of a record; dots lead into nested objects. None takes the first of ``FIELDS``
+            that the record has.
+        split: unit of plain text files, one of ``SPLITS``; not used for records and blocks.
 
     Raises:
-        UserError: missing, unreadable, of an unknown kind, not UTF-8; names the line.
+        UserError: a source is missing, unreadable, of an unknown kind or not UTF-8; names the line.
     """
     wanted = [field.partition(".")[0]] if field else FIELDS
     for source in sources:
         for where, record in read_records(source, wanted, split):
-            # a line or a block is a text by itself, whatever field the records of other sources have
+            # a line or a block has its text in "text"; ``field`` applies to sources of records only
             yield text_of(record, field if is_record(source) else "text", where)
 
 
 def read_records(
     source: str, columns: Sequence[str] | None = None, split: str = "lines"
 ) -> Iterator[tuple[str, SourceRecord]]:
-    """Where each record stands, in words, and the record; a line is {"text"}, a block {"id", "title", ..., "text"}.
+    """Yield (location, record); a line gives {"text"}, a block {"id", "title", ..., "text"}.
 
     Args:
         source: file or data set name.
-        columns: of a Parquet file: read only those of them that are there; None: all.
-        split: of a plain text file, one of ``SPLITS``.
+        columns: columns of a Parquet file to read, missing ones excepted; None: all.
+        split: unit of a plain text file, one of ``SPLITS``.
 
     Raises:
         UserError: as ``read_texts``.
@@ -119,25 +123,28 @@ def read_records(
     reader = _reader(source, split)
     try:
         yield from reader(source, columns)
-    except (OSError, EOFError, zlib.error) as error:  # gzip tells a damaged file by each of them
+    except (OSError, EOFError, zlib.error) as error:  # gzip raises any of these for a damaged file
         raise UserError(f"cannot read '{source}' ({error}): check the file") from None
 
 
 def is_source(name: str) -> bool:
-    """Whether the name ends as the files that can be read do."""
+    """Whether the name has a suffix of a file format that can be read."""
     return name.endswith(_KNOWN)
 
 
 def read_hub(
     name: str, split: str = "train", *, config: str | None = None, data_files: str | None = None
 ) -> Iterator[tuple[str, SourceRecord]]:
-    """Records of a data set through the ``datasets`` package, as they arrive.
+    """Stream the records of a data set through the ``datasets`` package.
 
     Args:
-        name: on the hub, or a kind of file ("json") of that package.
-        split: of the data set.
-        config: its configuration, where it has several.
-        data_files: address or pattern of the files to read.
+        name: hub id, or a file format ("json") of that package.
+        split: split of the data set.
+        config: configuration of the data set, if it has several.
+        data_files: URL or pattern of the files to read.
+
+    Yields:
+        (location, record).
 
     Raises:
         UserError: the package is missing, or the data set cannot be loaded.
@@ -151,7 +158,7 @@ def read_hub(
         rows = datasets.load_dataset(name, split=split, streaming=True, **options)
         for number, record in enumerate(rows):
             yield f"row {number} of data set '{shown}'", record
-    except Exception as error:  # the package has its own errors, and the network's
+    except Exception as error:  # the package raises errors of its own, and network errors
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"cannot load data set '{shown}' ({first}): check its name, split and the network"
@@ -159,10 +166,10 @@ def read_hub(
 
 
 def read_lines(source: str) -> Iterator[tuple[int, str]]:
-    """Number (from 1) and text of each line, without its break.
+    """Yield number (from 1) and text of each line, without the line break.
 
     Raises:
-        UserError: not UTF-8; names the line.
+        UserError: the file is not UTF-8; names the line.
     """
     opener: Any = gzip.open if source.endswith(".gz") else open
     with opener(source, "rb") as file:
@@ -177,10 +184,10 @@ def read_lines(source: str) -> Iterator[tuple[int, str]]:
 
 
 def text_of(record: Any, field: str | None, where: str) -> str:
-    """The text of a record; of a list (the turns of a talk) the first entry.
+    """Text of a record; if the field holds a list (turns of a conversation), its first entry.
 
     Raises:
-        UserError: the record is no object, lacks the field, or the field is no text.
+        UserError: the record is not an object, lacks the field, or the field is not text.
     """
     if not isinstance(record, dict):
         raise UserError(f'{where} is no object with fields: give records such as {{"text": ...}}')
@@ -200,7 +207,7 @@ def text_of(record: Any, field: str | None, where: str) -> str:
 
 
 def is_plain(source: str) -> bool:
-    """Whether ``split`` says what a text of this source is."""
+    """Whether the source is a plain text file, to which ``split`` applies."""
     if is_record(source) or not Path(source).is_file():
         return False
     first = next((line for _, line in read_lines(source) if line.strip()), "")
@@ -226,7 +233,7 @@ def _reader(source: str, split: str) -> Reader:
 
 
 def is_record(source: str) -> bool:
-    """Whether the source holds records with fields, not plain text or blocks of it."""
+    """Whether the source holds records with fields, not plain text or ``<doc>`` blocks."""
     return not source.removesuffix(".gz").endswith(".txt")
 
 
@@ -249,7 +256,7 @@ def _from_text(split: str, source: str, columns: Sequence[str] | None) -> Iterat
 
 
 def _blocks(source: str) -> Iterator[tuple[str, SourceRecord]]:
-    """The contents of ``<doc ...> ... </doc>`` blocks; what stands between blocks is left out."""
+    """Yield the contents of ``<doc ...> ... </doc>`` blocks; text between blocks is left out."""
     block: list[str] | None = None
     where, record = "", {}
     for number, line in read_lines(source):
@@ -261,7 +268,7 @@ def _blocks(source: str) -> Iterator[tuple[str, SourceRecord]]:
         elif block is not None:
             block.append(line)
     if block is not None:
-        raise UserError(f"'{source}' ends within a <doc> block: the file is cut, fetch it again")
+        raise UserError(f"'{source}' ends within a <doc> block: the file is truncated, fetch it again")
 
 
 def _from_json_lines(source: str, columns: Sequence[str] | None) -> Iterator[tuple[str, SourceRecord]]:
@@ -271,7 +278,7 @@ def _from_json_lines(source: str, columns: Sequence[str] | None) -> Iterator[tup
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise UserError(f"line {number} of '{source}' is not JSON ({error}): mend or delete it") from None
+            raise UserError(f"line {number} of '{source}' is not JSON ({error}): fix or delete it") from None
         yield f"line {number} of '{source}'", record
 
 
@@ -282,7 +289,7 @@ def _from_parquet(source: str, columns: Sequence[str] | None) -> Iterator[tuple[
     except ValueError as error:  # pyarrow's own errors are ValueErrors
         raise UserError(f"cannot read '{source}' ({error}): give a Parquet file") from None
     names = list(table.schema_arrow.names)
-    # none of them there: the error is to name those that are
+    # if none of them exists, read all: the error message then lists the existing ones
     wanted = names if columns is None else [name for name in columns if name in names] or names
     with table:
         for batch in table.iter_batches(batch_size=256, columns=wanted):

@@ -1,8 +1,9 @@
 """Train a head on records: Adam, binary cross-entropy on hard or soft labels, early stopping, calibration.
 
-Labels of the text's own token, and features that look at x, need tokens that the draft wrote. They are taken from
-draft-written and from interleaved texts, such that 15 % of the context tokens are the target's (SpecDec++, token
-mixing). In an interleaved text a token has law ½p + ½q; weights q / (½p + ½q) make it count as drawn from q.
+Labels of the text's own token, and features that read x, need tokens that the draft wrote. They are taken from
+draft-written and from interleaved texts in proportions that make 15 % of the context tokens the target's (SpecDec++,
+token mixing). In an interleaved text a token has law ½p + ½q; the importance weight q / (½p + ½q) makes it count as
+drawn from q.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from sprinter.training.threshold import choose
 __all__ = ["Epoch", "Trained", "position_weights", "score", "train"]
 
 _STEPS = 400
-"""Steps of an epoch where no batch size is given."""
+"""Number of steps per epoch if no batch size is given."""
 
 
 class Epoch(NamedTuple):
-    """Losses after an epoch (mean weighted cross-entropy, nats); ``best``: the validation loss is the lowest so far."""
+    """Losses after an epoch (mean weighted cross-entropy, nats). ``best``: the validation loss is the lowest so far."""
 
     number: int
     train_loss: float
@@ -44,15 +45,15 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A head and how it came about.
+    """A head and its training history.
 
     Attributes:
-        head: calibrated.
-        settings: with every value filled in.
-        label: what it estimates.
-        history: one entry an epoch; the head is that of the best one.
+        head: the calibrated head.
+        settings: the settings, with every default filled in.
+        label: what the head estimates.
+        history: one entry per epoch; the head has the weights of the best epoch.
         split: part -> {"prompts", "positions"} that were used.
-        weight: of rejections in the loss, as a number.
+        weight: weight of rejections in the loss, as a number.
     """
 
     head: Head
@@ -74,12 +75,13 @@ class _Part(NamedTuple):
 def train(
     positions: Positions, settings: TrainSettings, progress: Callable[[Epoch], None] | None = None
 ) -> Trained:
-    """Train a head on the training part; stop, calibrate and choose a gate's τ on the validation part.
+    """Train a head on the training part; use the validation part for early stopping, calibration and a gate's τ.
 
-    The test part is not touched.
+    The test part is not used.
 
     Args:
-        positions: with the features of ``settings``, as ``read_positions`` reads them.
+        positions: positions with the features of ``settings``, as ``read_positions`` gives them.
+        settings: how to train.
         progress: called after every epoch.
 
     Raises:
@@ -120,16 +122,16 @@ def train(
 
 @torch.inference_mode()
 def score(head: Head, inputs: Tensor) -> Tensor:
-    """Scores ``[n]`` of features that stand side by side, ``[n, m]``."""
+    """Scores ``[n]`` of concatenated features ``[n, m]``."""
     parts = [head.calibration(head.network(part)) for part in torch.split(inputs, 65536)]
     return torch.cat(parts).clone()
 
 
 def position_weights(positions: Positions, settings: TrainSettings) -> Tensor:
-    """Weight of each position, ``[n]`` float32; 0 leaves it out.
+    """Weight of each position in the loss, ``[n]`` float32; 0 leaves it out.
 
     Raises:
-        UserError: prefix classes that do not fit, or no text of those that do.
+        UserError: prefix classes do not fit label and features, or there is no text of a fitting class.
     """
     label, names = settings.target, settings.inputs
     own_token = settings.own_token
@@ -152,7 +154,10 @@ def position_weights(positions: Positions, settings: TrainSettings) -> Tensor:
 
 
 def _mix(weights: Tensor, positions: Positions, mix: float | None) -> None:
-    """Interleaved tokens count as drawn from q, and as a share of the whole such that ``mix`` of all tokens are p's."""
+    """Reweight in place: interleaved tokens count as drawn from q, and a share ``mix`` of all tokens are the target's.
+
+    ``mix`` None keeps the proportions of the data.
+    """
     own, mixed = positions.of_kinds(["draft"]) & (weights > 0), positions.of_kinds(["interleaved"])
     mixed &= weights > 0
     log_ratio = positions.columns["log_p_token"] - positions.columns["log_q_token"]
@@ -183,15 +188,15 @@ def _check_parts(positions: Positions, parts: Tensor, values: Tensor, label: Lab
 def _standardised(
     inputs: Tensor, values: Tensor, weights: Tensor, parts: Tensor
 ) -> tuple[Tensor, Tensor, _Part, _Part]:
-    """Mean and spread of the training inputs, then the training and the validation part."""
+    """Mean and standard deviation of the training inputs, then the standardised training and validation parts."""
     chosen = [(parts == number).nonzero().squeeze(1) for number in (0, 1)]
-    cut = [inputs[rows] for rows in chosen]
-    mean = cut[0].mean(0)
-    spread = cut[0].std(0, correction=0)
-    spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))  # a constant feature says nothing
-    for part in cut:
+    own = [inputs[rows] for rows in chosen]
+    mean = own[0].mean(0)
+    spread = own[0].std(0, correction=0)
+    spread = torch.where(spread > 1e-6, spread, torch.ones_like(spread))  # do not scale a constant feature
+    for part in own:
         part.sub_(mean).div_(spread)
-    first, second = (_Part(x, values[rows], weights[rows]) for x, rows in zip(cut, chosen, strict=True))
+    first, second = (_Part(x, values[rows], weights[rows]) for x, rows in zip(own, chosen, strict=True))
     return mean, spread, first, second
 
 
@@ -225,7 +230,7 @@ def _fit(
     network: Network, first: _Part, second: _Part, settings: TrainSettings, weight: float,
     progress: Callable[[Epoch], None] | None,
 ) -> tuple[Epoch, ...]:  # fmt: skip
-    """Adam until the validation loss no longer falls; the network is left at its best epoch."""
+    """Run Adam until the validation loss stops falling; the network ends with the weights of its best epoch."""
     optimiser = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
     chance = torch.Generator().manual_seed(settings.seed)
     batch = settings.batch or min(1024, max(8, len(first.labels) // _STEPS))
@@ -258,7 +263,7 @@ def _fit(
 
 
 def _loss(network: Network, part: _Part, weight: float) -> Tensor:
-    """Mean cross-entropy with soft labels; rejections weigh ``weight`` times as much."""
+    """Mean cross-entropy with soft labels; rejections have ``weight`` times the weight."""
     logits, kept = network(part.inputs), part.weights * part.labels
     refused = weight * (part.weights - kept)
     softplus = torch.nn.functional.softplus

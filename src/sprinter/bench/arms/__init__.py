@@ -1,8 +1,8 @@
-"""Arms: our methods on our engine, transformers, vLLM, and whatever other packages add.
+"""Arms: methods of this package on its engine, transformers, vLLM, llama.cpp, and arms of other packages.
 
-A spec is a method's (``sprinter(tau=0.6)``) or ``engine:way(param=value, ...)``; ``SPEC as NAME`` names it anew.
-What is timed is the same for all arms: from handing over token ids to having the last new one, without turning ids
-into text; settings, seeds and counting are done before and after.
+A spec is that of a method (``sprinter(tau=0.6)``) or ``engine:way(param=value, ...)``; ``SPEC as NAME`` renames it.
+The timed part is the same for all arms: from passing the token ids to receiving the last new one, without
+detokenisation. Settings, seeds and counts are handled before and after.
 """
 
 from sprinter.bench.arms.parse import arm_names, parse_arm, parse_arms

@@ -1,4 +1,4 @@
-"""Our methods on our engine."""
+"""Arms for the methods of this package, on its own engine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["EngineArm", "settle"]
 
 
 class EngineArm:
-    """A method of ours, streamed token by token.
+    """A method of this package, streamed token by token.
 
-    The meter's closing passes are counted out of the times (``Stats.closing_s``). Every text begins with fresh rules,
-    so that an answer follows from its seed.
+    Times exclude the meter's closing forward passes (``Stats.closing_s``). Every text begins with a new rule state, so
+    that an answer depends on its seed alone.
     """
 
     engine = "sprinter"
@@ -32,29 +32,33 @@ class EngineArm:
         self._pair: Pair | None = None
 
     def fit(self, pair: Pair) -> None:
-        """Fill in the thresholds that the method leaves to the pair's heads, so that ``spec`` tells them."""
+        """Fill in the thresholds that come from the pair's heads, so that ``spec`` contains them."""
         self.method = self.method.settle(pair._parts.taus)
         self.spec = self.method.name
 
     def start(self, pair: Pair) -> None:
-        """Raises UserError if the pair lacks a draft or a head that the method needs."""
+        """Prepare the pair.
+
+        Raises:
+            UserError: the pair lacks a draft or a head that the method needs.
+        """
         self.fit(pair)
         quiet = copy.copy(pair)  # shares models, heads and caches
-        # Ids are asked for: text would be made on the arm's time.
+        # Only token ids are needed; detokenisation would add to the arm's time.
         quiet.tokenizer, quiet._parts = None, pair._parts.without_text()
         quiet.stream([0], method=self.method, max_new_tokens=1).close()  # checks the request, does no work
         self._pair = quiet
 
     def lossless(self, sampling: Sampling) -> bool | None:
-        """As the method says."""
+        """Whether the method is lossless with this sampling."""
         return self.method.lossless(sampling.greedy)
 
     def versions(self) -> dict[str, str]:
-        """torch's."""
+        """Version of torch."""
         return {"torch": str(torch.__version__)}
 
     def answer(self, ask: Ask) -> ArmAnswer:
-        """All that the engine knows; ``extra`` holds its stats and the reason of the end."""
+        """Answer with all fields known; ``extra`` holds the engine's stats and the finish reason."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
         s = ask.sampling
@@ -67,7 +71,7 @@ class EngineArm:
         settle(self._pair.models.target.model.device)
         wall_s = time.perf_counter() - began
         made = stream.generation
-        # The last token is handed over after the closing passes.
+        # The last token is yielded after the closing forward passes.
         arrivals[-1] -= made.stats.closing_s
         drifts = [token.drift for token in made.tokens if token.drift is not None]
         return ArmAnswer(
@@ -83,11 +87,11 @@ class EngineArm:
         )
 
     def close(self) -> None:
-        """Let go of the pair."""
+        """Release the pair."""
         self._pair = None
 
 
 def settle(device: torch.device) -> None:
-    """Wait until the device has done its work."""
+    """Host synchronisation: wait until the device is idle."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

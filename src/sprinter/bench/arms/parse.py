@@ -1,4 +1,4 @@
-"""Arms from specs."""
+"""Parse specs of arms."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _SETS: dict[str, Callable[[], list[str]]] = {
 
 
 def parse_arm(text: str) -> Arm:
-    """An arm from a spec, for example "svip", "transformers:assisted(tokens=5, schedule=heuristic)", "opt as slack".
+    """Make an arm from a spec: "svip", "transformers:assisted(tokens=5, schedule=heuristic)", "opt as slack".
 
-    Its ``name`` is the text as it was given, or what follows "as"; its ``spec`` tells all parameters.
+    Its ``name`` is the given text, or what follows "as"; its ``spec`` contains all parameters.
 
     Raises:
         UserError: an unknown name (with a did-you-mean), unknown parameters, values out of range, bad syntax.
-        SprinterError: a plug-in that cannot be loaded or gives no arm.
+        SprinterError: a plug-in cannot be loaded or does not return an arm.
     """
     words = " ".join(text.split())
     spec, named, name = words.rpartition(" as ")
@@ -75,10 +75,10 @@ def parse_arm(text: str) -> Arm:
 
 
 def parse_arms(texts: Sequence[str]) -> list[Arm]:
-    """Arms from specs and the names of sets, in order.
+    """Make arms from specs and names of sets, in order.
 
-    Sets: "methods" (every method at its defaults), "peers" (transformers' ways), "vllm" (vLLM's), "all" (every method
-    and every arm, those of plug-ins too). What several sets hold is taken once.
+    Sets: "methods" (every method with its defaults), "peers" (transformers), "vllm" (vLLM), "all" (every method and
+    every arm, including those of plug-ins). An arm in several sets is made once.
 
     Raises:
         UserError: as ``parse_arm``; two arms of one name.
@@ -92,12 +92,12 @@ def parse_arms(texts: Sequence[str]) -> list[Arm]:
     names = [arm.name for arm in arms]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"two arms are called '{name}': name one of them anew, 'SPEC as NAME'")
+            raise UserError(f"two arms are called '{name}': rename one of them, 'SPEC as NAME'")
     return arms
 
 
 def arm_names() -> list[dict[str, str]]:
-    """One row a name that ``parse_arm`` knows, methods first: name, spec (with defaults), engine, what (it is)."""
+    """One row per name that ``parse_arm`` knows, methods first: name, spec (with defaults), engine, what (it is)."""
     rows = [
         {
             "name": row["name"],
@@ -132,12 +132,12 @@ def _make(spec: str) -> Any:
 
 
 def _spell(name: str, params: dict[str, Any]) -> str:
-    """With all parameters but those that are None."""
+    """Spec with all parameters that are not None."""
     defaults = {key: p.default for key, p in inspect.signature(ARMS.get(name)).parameters.items()}
     inside = ", ".join(f"{key}={value}" for key, value in (defaults | params).items() if value is not None)
     return f"{name}({inside})" if inside else name
 
 
 def _what(factory: Callable[..., Any]) -> str:
-    """First line of the docstring."""
+    """First line of a factory's docstring."""
     return (inspect.getdoc(factory) or "").partition("\n")[0]

@@ -1,6 +1,6 @@
-"""llama-cpp-python's own generation on the pair's GGUF file: plain, and with its prompt lookup.
+"""llama-cpp-python's generation with the pair's GGUF file: plain, and with its prompt lookup.
 
-As with transformers' arms, the pass that reads the prompt also gives a token and counts as a target call.
+As in transformers' arms, prefill gives a token and counts as a target call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class LlamaPlain:
     _eos_ids: tuple[int, ...] = field(default=(), init=False, repr=False)
 
     def start(self, pair: Pair) -> None:
-        """Load the target's file once more. Raises UserError if it is no GGUF file."""
+        """Load the target's file a second time.
+
+        Raises:
+            UserError: the target is not a GGUF file.
+        """
         target = pair.models.target
         if not isinstance(target.model, GgufModel):
             raise UserError(f"{self.name} runs GGUF files, and the target {target.id} is none: give one")
@@ -44,7 +48,7 @@ class LlamaPlain:
         threads = torch.get_num_threads()
         cache = 0 if target.model.cache_dtype == torch.float32 else 1  # GGML_TYPE_F32, GGML_TYPE_F16
         on_gpu = target.model.on_gpu
-        with loading(on_gpu, bool(target.model.repacking.on)):  # it takes no such argument
+        with loading(on_gpu, bool(target.model.repacking.on)):  # ``Llama`` has no such argument
             self._llama = llama_cpp.Llama(
                 str(target.model.path), n_ctx=pair.models.context, n_threads=threads, n_threads_batch=threads,
                 n_gpu_layers=-1 if on_gpu else 0, type_k=cache, type_v=cache, flash_attn=on_gpu,
@@ -53,12 +57,12 @@ class LlamaPlain:
         self._eos_ids = target.eos_ids
 
     def lossless(self, sampling: Sampling) -> bool | None:
-        """True without truncation; with it not known: llama.cpp truncates before it applies the temperature."""
+        """True without truncation; otherwise unknown, because llama.cpp truncates before it applies the temperature."""
         truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         return None if truncated and not sampling.greedy else True
 
     def versions(self) -> dict[str, str]:
-        """llama-cpp-python's."""
+        """Version of llama-cpp-python."""
         return {"llama-cpp-python": version("llama-cpp-python")}
 
     def answer(self, ask: Ask) -> ArmAnswer:
@@ -96,7 +100,7 @@ class LlamaPlain:
         )
 
     def close(self) -> None:
-        """Give the model back."""
+        """Release the model."""
         if self._llama is not None:
             self._llama.close()
         self._llama = None
@@ -107,7 +111,7 @@ class LlamaPlain:
 
 @dataclass(eq=False, kw_only=True)
 class LlamaLookup(LookupSettings, LlamaPlain):
-    """llama-cpp-python's prompt lookup: up to ``tokens`` copied from where the last ``ngram`` or fewer stood before."""
+    """llama-cpp-python's prompt lookup: copy up to ``tokens`` tokens from after a match of up to ``ngram`` tokens."""
 
     def _drafter(self) -> Any:
         drafters = import_module("llama_cpp.llama_speculative")

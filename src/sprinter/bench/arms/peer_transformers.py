@@ -1,8 +1,8 @@
-"""transformers' own generation on the pair's own modules: plain, with the draft as assistant, with prompt lookup.
+"""transformers' generation with the pair's modules: plain, with the draft as assistant, with prompt lookup.
 
-A pass that reads the prompt also gives a token here, and counts as a target call: so the lengths of the rounds sum to
-the new tokens, as on our engine, whose prompt pass gives none and is counted apart. Tokens of a round come together and
-share a time.
+In transformers prefill gives a token and counts as a target call, so that the lengths of the rounds sum to the new
+tokens. (In this package's engine prefill gives no token and is counted separately.) Tokens of a round arrive together
+and share a time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SCHEDULES = {"constant": ("constant", 0.0), "heuristic": ("heuristic", 0.0), "d
 
 
 class _Listener(BaseStreamer):
-    """Notes when tokens come and how many at a time; the prompt comes first."""
+    """Records when tokens arrive and how many at a time; the prompt comes first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -63,22 +63,26 @@ class TransformersPlain:
     _assistant: GenerationConfig | None = field(default=None, init=False, repr=False)
 
     def start(self, pair: Pair) -> None:
-        """Take the pair. Raises UserError if it holds a GGUF file."""
+        """Prepare the pair.
+
+        Raises:
+            UserError: the pair has a GGUF file.
+        """
         for model in (pair.models.target, pair.models.draft):
             if model is not None:
                 model.module(self.name)
         self._pair = pair
 
     def lossless(self, sampling: Sampling) -> bool | None:
-        """True: all three ways follow the target's law."""
+        """True: all three arms follow the target's law."""
         return True
 
     def versions(self) -> dict[str, str]:
-        """transformers' and torch's."""
+        """Versions of transformers and torch."""
         return {"transformers": transformers.__version__, "torch": str(torch.__version__)}
 
     def answer(self, ask: Ask) -> ArmAnswer:
-        """Ids, times and counts; the generation configurations of the models are put aside for the while."""
+        """Ids, times and counts; the models' generation configurations are replaced during the call."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
         target, draft = self._pair.models.target.module(self.name), self._pair.models.draft
@@ -109,11 +113,11 @@ class TransformersPlain:
         )
 
     def close(self) -> None:
-        """Let go of the pair."""
+        """Release the pair."""
         self._pair = None
 
     def _config(self, ask: Ask, eos_ids: tuple[int, ...]) -> GenerationConfig:
-        """A configuration of its own: what the checkpoint's asks for (a repetition penalty, ...) is not our law."""
+        """A new configuration; that of the checkpoint (a repetition penalty, ...) would give another law."""
         s = ask.sampling
         drawn = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p or None}
         return GenerationConfig(  # type: ignore[no-untyped-call]
@@ -129,9 +133,10 @@ class TransformersPlain:
 class Assisted(TransformersPlain):
     """transformers' ``assistant_model``: the draft proposes, the target checks.
 
-    ``schedule``: "constant"; "heuristic" (+2 after a full success, else −1, carried from text to text as transformers
-    does); "dynamic": up to ``tokens``, ended where the draft gives its token less than 0.4, which transformers moves
-    from round to round if scikit-learn is installed. transformers' own default is tokens=20, schedule=dynamic.
+    ``schedule``: "constant"; "heuristic" (+2 if all tokens were accepted, else −1, and the length carries over to the
+    next text, as in transformers); "dynamic": up to ``tokens``, stopping at a token with a draft probability below 0.4,
+    a threshold that transformers adapts if scikit-learn is installed. transformers' default is tokens=20,
+    schedule=dynamic.
     """
 
     tokens: int = 5
@@ -143,7 +148,11 @@ class Assisted(TransformersPlain):
             raise did_you_mean("schedule", str(self.schedule), list(_SCHEDULES))
 
     def start(self, pair: Pair) -> None:
-        """Raises UserError if there is no draft, or transformers would take its vocabulary for another."""
+        """Prepare the pair.
+
+        Raises:
+            UserError: there is no draft, or transformers would treat its vocabulary as a different one.
+        """
         target, draft = pair.models.target, pair.models.draft
         if draft is None:
             raise UserError(f"{self.name} needs a draft model, and this pair has none: give draft=...")
@@ -160,7 +169,7 @@ class Assisted(TransformersPlain):
         super().start(pair)
 
     def versions(self) -> dict[str, str]:
-        """With scikit-learn, where transformers' behaviour depends on it."""
+        """Versions, with scikit-learn if the schedule depends on it."""
         if self.schedule != "dynamic":
             return super().versions()
         try:
@@ -172,7 +181,7 @@ class Assisted(TransformersPlain):
 
 @dataclass(eq=False, kw_only=True)
 class TransformersLookup(LookupSettings, TransformersPlain):
-    """transformers' prompt lookup: up to ``tokens`` are copied from where the last ``ngram`` or fewer stood before."""
+    """transformers' prompt lookup: copy up to ``tokens`` tokens from after a match of up to ``ngram`` tokens."""
 
     def _options(self) -> dict[str, Any]:
         return {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.ngram}
@@ -180,7 +189,7 @@ class TransformersLookup(LookupSettings, TransformersPlain):
 
 @contextmanager
 def _lent(model: PreTrainedModel, config: GenerationConfig) -> Iterator[list[int]]:
-    """The model with another generation configuration; gives the count of its forward passes so far."""
+    """Replace the model's generation configuration; yields a list that counts its forward passes."""
     holder: Any = model
     own, count = holder.generation_config, [0]
 
@@ -198,7 +207,7 @@ def _lent(model: PreTrainedModel, config: GenerationConfig) -> Iterator[list[int
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """transformers says nothing below an error."""
+    """Silence transformers' log messages below the level of errors."""
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity(logging.ERROR)
     try:

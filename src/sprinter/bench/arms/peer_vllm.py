@@ -1,4 +1,4 @@
-"""vLLM as a peer: a worker process, perhaps of another interpreter, that reads the pair from where it was loaded."""
+"""vLLM as a peer: a worker process, perhaps with another interpreter, that loads the pair from the same source."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ _SAMPLING = ("greedy", "probabilistic")
 class VllmPlain:
     """vLLM with the target alone.
 
-    The worker keeps its engine between requests; its clock runs from handing over ids to the last token, as ours does.
-    Nothing is kept from one request to the next (no prefix caching).
+    The worker keeps its engine between requests. Its clock runs from passing the ids to the last token, as for other
+    arms. Prefix caching is off.
 
     Attributes:
-        python: interpreter that has vllm; None: the environment's SPRINTER_VLLM_PYTHON, else this one.
-        dtype: None: the pair's.
-        threads: None: as many as torch uses here.
-        cache_gib: memory of its KV cache.
-        eager: nothing is compiled: starts sooner, runs slower.
-        preload: for LD_PRELOAD (an OpenMP library, an allocator), as vLLM's manual advises on a CPU.
+        python: interpreter that has vllm; None: environment variable SPRINTER_VLLM_PYTHON, otherwise this one.
+        dtype: dtype; None: the pair's.
+        threads: number of threads; None: as many as torch uses in this process.
+        cache_gib: size of the KV cache in GiB.
+        eager: compile nothing: starts faster, runs slower.
+        preload: value of LD_PRELOAD (an OpenMP library, an allocator), as vLLM's manual advises on a CPU.
     """
 
     engine = "vllm"
@@ -71,8 +71,8 @@ class VllmPlain:
         """Start the worker and wait until its engine is ready (about a minute if it compiles).
 
         Raises:
-            UserError: vllm cannot be imported there, models that are not on disk, another device than the pair's.
-            SprinterError: vLLM refuses the pair; its own message is told.
+            UserError: vllm cannot be imported, the models are not on disk, or the device differs from the pair's.
+            SprinterError: vLLM rejects the pair; the message is vLLM's.
         """
         self.close()
         python = self.python or os.environ.get(_PYTHON) or sys.executable
@@ -92,25 +92,25 @@ class VllmPlain:
         self._versions, self._eos_ids = ready["versions"], pair.models.target.eos_ids
 
     def lossless(self, sampling: Sampling) -> bool | None:
-        """True: vLLM's rejection sampling keeps the target's law (see ``vllm_worker`` for where it must be mended)."""
+        """True: vLLM's rejection sampling keeps the target's law (``vllm_worker`` fixes a bug on CPUs)."""
         return True
 
     def versions(self) -> dict[str, str]:
-        """Of vllm, torch and transformers in the worker, and what was mended in vllm."""
+        """Versions of vllm, torch and transformers in the worker, and what was fixed in vllm."""
         return dict(self._versions)
 
     def answer(self, ask: Ask) -> ArmAnswer:
-        """Ids, times and counts; ``extra`` holds vLLM's own numbers of the speculation."""
+        """Ids, times and counts; ``extra`` holds vLLM's own speculation metrics."""
         return self.answer_all([ask])[0]
 
     def answer_all(self, asks: Sequence[Ask]) -> list[ArmAnswer]:
-        """As ``answer``, for requests handed over together; each ``wall_s`` ends with the request's own last token."""
+        """As ``answer``, for requests submitted together; each ``wall_s`` ends with the request's own last token."""
         if self._worker is None:
             raise SprinterError(f"arm {self.name} was not started")
-        told = self._worker.ask(
+        reply = self._worker.ask(
             {"asks": [{"ids": list(ask.ids), "params": self._params(ask)} for ask in asks]}
         )
-        return [self._read(**one) for one in told["answers"]]
+        return [self._read(**one) for one in reply["answers"]]
 
     def _params(self, ask: Ask) -> dict[str, Any]:
         """vLLM's sampling parameters."""
@@ -118,13 +118,13 @@ class VllmPlain:
         return {
             "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p,
             "max_tokens": ask.new_tokens, "seed": None if s.greedy else ask.seed,
-            "stop_token_ids": list(self._eos_ids), "ignore_eos": True,  # ours, not what vLLM finds in the directory
+            "stop_token_ids": list(self._eos_ids), "ignore_eos": True,  # the pair's EOS ids only
         }  # fmt: skip
 
-    def _read(self, speculation: dict[str, Any] | None, **told: Any) -> ArmAnswer:
+    def _read(self, speculation: dict[str, Any] | None, **reply: Any) -> ArmAnswer:
         return ArmAnswer(
-            **told,
-            target_calls=len(told["accept_lengths"]),
+            **reply,
+            target_calls=len(reply["accept_lengths"]),
             draft_steps=self._draft_steps(speculation),
             extra={} if speculation is None else {"speculation": speculation},
         )
@@ -155,7 +155,7 @@ class VllmPlain:
         return 0
 
     def _environment(self) -> dict[str, str]:
-        # In one process: vLLM's usual three cost a small model more than they save at one request a time.
+        # One process: vLLM's default of three costs a small model more than it saves with one request at a time.
         ours = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1",
             "OMP_NUM_THREADS": str(self.threads or torch.get_num_threads()),
@@ -167,9 +167,9 @@ class VllmPlain:
 class VllmDraft(VllmPlain):
     """vLLM's speculative decoding with the draft model.
 
-    ``draft_sampling``: "greedy" (vLLM's default) or "probabilistic", which accepts far more where texts are drawn. Its
-    draft steps are the draft tokens that vLLM
-    says it checked; what it drafts beyond the end of a text is not among them.
+    ``draft_sampling``: "greedy" (vLLM's default) or "probabilistic", which has a much higher acceptance rate when texts
+    are sampled. The draft steps are the draft tokens that vLLM reports as checked, without those beyond the end of a
+    text.
     """
 
     tokens: int = 5
@@ -196,7 +196,7 @@ class VllmDraft(VllmPlain):
 
 @dataclass(eq=False, kw_only=True)
 class VllmNgram(VllmPlain):
-    """vLLM's prompt lookup: up to ``tokens`` copied from where the last tokens stood before."""
+    """vLLM's prompt lookup: copy up to ``tokens`` tokens from after an earlier occurrence of the last tokens."""
 
     tokens: int = 5
     lookup_min: int = 2

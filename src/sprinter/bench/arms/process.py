@@ -16,15 +16,17 @@ from sprinter.errors import SprinterError, UserError
 
 __all__ = ["JsonProcess"]
 
-_PATIENCE_S = 5.0  # from the end of its input to being killed
+_PATIENCE_S = 5.0  # time between closing the child's input and killing it
 _TAIL_BYTES = 1 << 14
 
 
 class JsonProcess:
-    """Starts a child; ``ask`` sends a line and waits for the answer. The child ends with this process at the latest.
+    """Starts a child; ``ask`` sends a line and waits for the answer. The child ends no later than this process.
 
     Args:
-        what: its name, for messages.
+        command: the command line.
+        env: environment variables of the child.
+        what: name of the child, for error messages.
 
     Raises:
         UserError: the command cannot be run.
@@ -34,7 +36,7 @@ class JsonProcess:
         self._what = what
         self._log = tempfile.TemporaryFile()  # noqa: SIM115, closed by close()
         try:
-            # A group of its own: Ctrl-C is for us, and what the child starts ends with it.
+            # A separate process group: Ctrl-C reaches only this process, and the child's children end with it.
             self._child = subprocess.Popen(
                 command, env=dict(env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
                 encoding="utf-8", start_new_session=True,
@@ -47,17 +49,17 @@ class JsonProcess:
         atexit.register(self.close)
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The child's answer.
+        """Send a message and return the child's answer.
 
         Raises:
-            UserError: it says that the user made a mistake ({"mistake": line}).
-            SprinterError: it says that something went wrong ({"error": line}), or it is dead; its last line on stderr
-                is told.
+            UserError: the child reports a mistake of the user ({"mistake": line}).
+            SprinterError: the child reports an error ({"error": line}), or it has died; the message has its last line
+                on stderr.
         """
         sink, source = self._child.stdin, self._child.stdout
         assert sink is not None and source is not None
         line = ""
-        with contextlib.suppress(OSError, ValueError):  # a broken or closed pipe: it is dead
+        with contextlib.suppress(OSError, ValueError):  # a broken or closed pipe: the child has died
             sink.write(json.dumps(message) + "\n")
             sink.flush()
             line = source.readline()
@@ -71,7 +73,7 @@ class JsonProcess:
         return answer
 
     def close(self) -> None:
-        """End the child, by force if it must be. May be called twice."""
+        """End the child, by force if necessary; may be called twice."""
         atexit.unregister(self.close)
         child = self._child
         for pipe in (child.stdin, child.stdout):
@@ -84,13 +86,13 @@ class JsonProcess:
         self._log.close()
 
     def _kill(self) -> None:
-        """The child, and what it started and left behind."""
+        """Kill the child and its remaining children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
 
     def _obituary(self) -> str:
-        """That it ended, how, and what it said last."""
+        """Error message with the child's exit status and its last line of output."""
         try:
             status = self._child.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:

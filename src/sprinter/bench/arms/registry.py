@@ -1,4 +1,4 @@
-"""Arms by name, and those that other packages add."""
+"""Registry of arms by name, including those of other packages."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ __all__ = ["ARMS", "LookupSettings"]
 ARMS = Registry("arm", "sprinter.bench_arms")
 """Name ("transformers:assisted") → class or function with keyword parameters, all with defaults, that gives an ``Arm``.
 
-Other packages add theirs through entry points of the group ``sprinter.bench_arms``. Making an arm must be cheap: what
-costs time belongs in its ``start``.
+Other packages add arms through entry points of the group ``sprinter.bench_arms``. Constructing an arm must be cheap;
+slow work belongs in its ``start``.
 """
 
 
 @dataclass(eq=False, kw_only=True)
 class LookupSettings:
-    """What other engines' prompt lookups are told, here with the defaults of both.
+    """Settings of other engines' prompt lookup, with the defaults of both.
 
     Args:
-        tokens: most tokens that are copied at once. ngram: longest run of last tokens that is looked for.
+        tokens: maximum number of tokens copied at once.
+        ngram: maximum length of the suffix that is searched for.
     """
 
     tokens: int = 10

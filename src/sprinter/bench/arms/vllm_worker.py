@@ -1,7 +1,7 @@
-"""Answers requests with vLLM: one JSON object a line, the first sets up the engine, each one after it holds requests.
+"""vLLM worker: reads one JSON object per line; the first has the engine's settings, the others have requests.
 
-Run by an interpreter that has vllm, which may be another than ours: only the standard library and vllm are imported.
-Ends when its input ends.
+It is run by an interpreter that has vllm, perhaps not that of this package, so it imports only the standard library and
+vllm. It ends when its input ends.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["VllmEngine", "main"]
 
 
 class VllmEngine:
-    """vLLM's engine; requests that come together are served together.
+    """vLLM's engine; requests of one message are batched.
 
     Args:
-        settings: of ``EngineArgs``.
+        settings: arguments of ``EngineArgs``.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -37,22 +37,24 @@ class VllmEngine:
             settings = settings | {"per_request_spec_decode_metrics": "summary"}
         self._engine = self._vllm.LLMEngine.from_engine_args(self._vllm.EngineArgs(**settings))
         self._device = str(importlib.import_module("vllm.platforms").current_platform.device_type)
-        self._mended = _mend() if "speculative_config" in settings and self._device == "cpu" else {}
+        self._fixed = (
+            _fix_draft_sampling() if "speculative_config" in settings and self._device == "cpu" else {}
+        )
         self._asked = 0
 
     def facts(self) -> dict[str, Any]:
-        """Where it runs, and on what."""
+        """Versions and device."""
         names = ("vllm", "torch", "transformers")
         versions = {
             name: str(getattr(importlib.import_module(name), "__version__", "unknown")) for name in names
         }
-        return {"versions": versions | self._mended, "device": self._device}
+        return {"versions": versions | self._fixed, "device": self._device}
 
     def answer(self, asks: list[dict[str, Any]]) -> dict[str, Any]:
-        """For each request, in order, the fields of ``Answer`` that vLLM knows, and its numbers of the speculation.
+        """For each request, in order, the fields of ``ArmAnswer`` that vLLM knows, and its speculation metrics.
 
         Args:
-            asks: ``ids`` and ``params`` of requests that are handed over together.
+            asks: ``ids`` and ``params`` of requests that are submitted together.
         """
         chosen = [
             self._vllm.SamplingParams(**ask["params"], detokenize=False, output_kind=self._kind)
@@ -71,7 +73,7 @@ class VllmEngine:
             gc.enable()
 
     def _run(self, names: list[str], prompts: list[list[int]], params: list[Any]) -> list[dict[str, Any]]:
-        told: dict[str, dict[str, Any]] = {
+        answers: dict[str, dict[str, Any]] = {
             name: {"ids": [], "wall_s": 0.0, "arrivals_s": [], "accept_lengths": [], "speculation": None}
             for name in names
         }
@@ -82,26 +84,26 @@ class VllmEngine:
             outputs = self._engine.step()
             now = time.perf_counter() - began
             for output in outputs:
-                _note(told[output.request_id], output.outputs[0], now)
-        return list(told.values())
+                _note(answers[output.request_id], output.outputs[0], now)
+        return list(answers.values())
 
 
-def _note(told: dict[str, Any], given: Any, now: float) -> None:
-    """What a step gave one request."""
-    told["wall_s"] = now
+def _note(answer: dict[str, Any], given: Any, now: float) -> None:
+    """Add the output of a step to the answer of one request."""
+    answer["wall_s"] = now
     if given.token_ids:
-        told["arrivals_s"] += [now] * len(given.token_ids)
-        told["accept_lengths"].append(len(given.token_ids))
-        told["ids"] += given.token_ids
+        answer["arrivals_s"] += [now] * len(given.token_ids)
+        answer["accept_lengths"].append(len(given.token_ids))
+        answer["ids"] += given.token_ids
     metrics = getattr(given, "spec_decode_metrics", None)
-    told["speculation"] = None if metrics is None else metrics.to_dict()
+    answer["speculation"] = None if metrics is None else metrics.to_dict()
 
 
-def _mend() -> dict[str, str]:
-    """Makes vLLM's speculative decoding on a CPU draw from the target's law, where it does not; says what was done.
+def _fix_draft_sampling() -> dict[str, str]:
+    """Fix vLLM's speculative decoding on a CPU, so that it samples from the target's law; return a note if it did.
 
-    vLLM 0.32.0 leaves the temperature, top-k and top-p of each draft token unset there (vllm-project/vllm, issue
-    55005), so that its texts follow no law. A version that sets them is left as it is.
+    On a CPU vLLM 0.32.0 leaves the temperature, top-k and top-p of each draft token unset (vllm-project/vllm, issue
+    55005), so that its texts do not follow the target's law. A version that sets them is not changed.
     """
     torch: Any = importlib.import_module("torch")
     sampler: Any = importlib.import_module("vllm.v1.sample.rejection_sampler")
@@ -135,8 +137,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
-        mend = "install it there, or give python=PATH (or SPRINTER_VLLM_PYTHON) of an interpreter that has it"
-        _say(out, {"mistake": f"{settings['python']} has no vllm: {mend}"})
+        fix = "install it there, or give python=PATH (or SPRINTER_VLLM_PYTHON) of an interpreter that has it"
+        _say(out, {"mistake": f"{settings['python']} has no vllm: {fix}"})
         return
     except Exception as error:
         _say(out, _trouble(error))
@@ -149,7 +151,7 @@ def main() -> None:
 
 
 def _input() -> Queue[str]:
-    """Lines as they come. A thread reads them, so that this process ends with its input even while it sets up."""
+    """Queue of input lines. A thread reads them, so that the process ends with its input even during set-up."""
     lines: Queue[str] = Queue()
 
     def read() -> None:
@@ -162,11 +164,11 @@ def _input() -> Queue[str]:
 
 
 def _own_stdout() -> TextIO:
-    """Our own way to the parent: what else is printed in this process goes to stderr."""
+    """A stream to the parent process; everything else that this process prints goes to stderr."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that last words come last
+        sys.stdout.reconfigure(line_buffering=True)  # so that the last line is flushed
     return out
 
 
@@ -176,13 +178,13 @@ def _say(out: TextIO, message: dict[str, Any]) -> None:
 
 
 def _trouble(error: Exception) -> dict[str, str]:
-    """One line for the parent, the whole to stderr."""
+    """One line for the parent; the full error goes to stderr."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines() or ["no message"]
     return {"error": f"{type(error).__name__}: {lines[0]}"}
 
 
 if __name__ == "__main__":
-    # The modules of our folder are not to be taken for others of the same name.
+    # Modules in this directory must not shadow others with the same name.
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     main()

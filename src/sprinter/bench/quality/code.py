@@ -6,27 +6,27 @@ from sprinter.bench.quality.exact import check_answer
 from sprinter.bench.quality.sandbox import Outcome, SandboxLimits, run_code
 from sprinter.bench.sample import SampleCheck
 
-__all__ = ["STOPS", "cut_code", "passes", "program_of"]
+__all__ = ["STOP_STRINGS", "cut_code", "passes", "program_of"]
 
-STOPS = ("\nclass", "\ndef", "\n#", "\n@", "\nif", "\nprint", "\n```")
-"""Where an answer leaves the function: the paper's five, decorators and the end of a Markdown block."""
+STOP_STRINGS = ("\nclass", "\ndef", "\n#", "\n@", "\nif", "\nprint", "\n```")
+"""Strings that end the function in an answer: the paper's five, decorators and the end of a Markdown block."""
 
 
 def cut_code(text: str) -> str:
-    """The text up to the first of ``STOPS``."""
-    return text[: min((at for stop in STOPS if (at := text.find(stop)) >= 0), default=len(text))]
+    """The text up to the first of ``STOP_STRINGS``."""
+    return text[: min((at for stop in STOP_STRINGS if (at := text.find(stop)) >= 0), default=len(text))]
 
 
 def program_of(prompt: str, text: str, check: SampleCheck) -> str:
-    """Prompt, answer, test, and the call of the test."""
+    """Source code of prompt, answer, test, and the call of the test."""
     return f"{prompt}{cut_code(text)}\n{check.answer}\ncheck({check.entry_point})\n"
 
 
 def passes(prompt: str, text: str, check: SampleCheck, limits: SandboxLimits | None = None) -> Outcome:
-    """Run an answer against its test. This runs generated code: see ``sandbox`` for what holds it.
+    """Run an answer against its test. This runs generated code, in the sandbox of ``sandbox``.
 
     Raises:
-        UserError: this machine cannot hold it, or the check is none of code.
+        UserError: this machine has no sandbox, or the check is not one of code.
     """
     check_answer(check)
     return run_code(program_of(prompt, text, check), limits or SandboxLimits())

@@ -1,7 +1,8 @@
-"""Arm against base arm: one duel a prompt, verdicts of a judge, win-tie rates.
+"""Compare each arm with a base arm: one duel per prompt, verdicts of a judge, win-tie rates.
 
-The offline judge takes the answer that the target finds likelier, a token; both within a band are a tie. It asks for no
-network, and it says how close an arm keeps to the target, not how good a text is: likely text may be dull.
+The offline judge prefers the answer with the higher log-likelihood per token under the target; a difference within a
+band is a tie. It needs no network. It measures how close an arm stays to the target, not how good a text is: likely
+text may be dull.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from sprinter.errors import SprinterError, UserError
 __all__ = ["Duel", "DuelJudge", "DuelVerdict", "JudgeError", "LikelihoodJudge", "duels", "judge_rows"]
 
 DuelVerdict = Literal["win", "tie", "loss"]
-"""Of the arm, against the base arm."""
+"""Result of the arm against the base arm."""
 DuelRow = Mapping[str, Any]
-"""One row of a results file."""
+"""A row of a results file."""
 
 _SCORES: Mapping[DuelVerdict, dict[str, float]] = {
     "win": {"win": 1.0, "win_tie": 1.0},
@@ -30,7 +31,7 @@ _SCORES: Mapping[DuelVerdict, dict[str, float]] = {
 
 
 class JudgeError(SprinterError):
-    """The judge cannot go on: one line."""
+    """The judge cannot continue; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Duel:
 
     Attributes:
         sample: the question.
-        mine, base: texts of the arm and of the base arm, one a turn.
-        mine_score, base_score: log-likelihood a token under the target; None: not measured.
+        mine, base: texts of the arm and of the base arm, one per turn.
+        mine_score, base_score: log-likelihood per token under the target; None: not measured.
     """
 
     sample: Sample
@@ -51,23 +52,23 @@ class Duel:
 
 
 class DuelJudge(Protocol):
-    """Who decides duels. ``decide`` may be called by ``workers`` threads at once."""
+    """A judge of duels. Up to ``workers`` threads call ``decide`` concurrently."""
 
     @property
     def workers(self) -> int:
-        """Duels at a time."""
+        """Number of concurrent duels."""
         ...
 
     def decide(self, duel: Duel) -> DuelVerdict | None:
-        """The verdict; None: it could not be made out.
+        """Return the verdict; None if it could not be determined.
 
         Raises:
-            JudgeError: no duel can be decided any more.
+            JudgeError: no further duel can be decided.
         """
         ...
 
     def facts(self) -> dict[str, Any]:
-        """For the results file: "judge" and what it was told, what it cost."""
+        """Facts for the results file: "judge", its settings and its cost."""
         ...
 
 
@@ -76,7 +77,7 @@ class LikelihoodJudge:
     """The offline judge.
 
     Attributes:
-        band: difference of log-likelihoods a token (nats) up to which two answers tie; 0.05 is 5 % of perplexity.
+        band: difference in log-likelihood per token (nats) up to which two answers tie; 0.05 is 5 % of perplexity.
     """
 
     band: float = 0.05
@@ -86,7 +87,7 @@ class LikelihoodJudge:
         between("band", self.band, 0, 100)
 
     def decide(self, duel: Duel) -> DuelVerdict | None:
-        """The likelier answer, a token."""
+        """Prefer the answer with the higher log-likelihood per token."""
         if duel.mine_score is None or duel.base_score is None:
             return None
         ahead = duel.mine_score - duel.base_score
@@ -136,15 +137,16 @@ def judge_rows(
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Verdicts of all duels.
 
-    Equal answers tie unseen. A judge that cannot go on is marked as failed; then no row has a score, since those that
-    it came to first are no fair part of all.
+    Equal answers tie without being judged. A judge that cannot continue is marked as failed, and no row gets a score,
+    because the rows judged first would not be a fair sample.
 
     Args:
-        progress: called with (duels done, duels).
+        judge: decides the duels.
+        progress: called with (duels done, duels in total).
 
     Returns:
-        For each row {"win", "win_tie"} (each 0 or 1; empty where there was no verdict), to go into its "quality"; and
-        facts for the results file: "base", "status" ("ok" or "failed"), "error" (one line or None), "duels", "equal",
+        For each row {"win", "win_tie"} (each 0 or 1; empty without a verdict), to be added to its "quality"; and facts
+        for the results file: "base", "status" ("ok" or "failed"), "error" (one line or None), "duels", "equal",
         "undecided", and the judge's own.
 
     Raises:

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint: chat completions, asked with patience. Nothing but the standard library."""
+"""Client of an OpenAI-compatible chat completions endpoint, with retries. It uses only the standard library."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from sprinter.errors import UserError
 __all__ = ["KEYS", "Endpoint", "Refused", "Reply", "key_from_environment"]
 
 KEYS = ("SPRINTER_JUDGE_KEY", "OPENAI_API_KEY")
-"""Environment variables that may hold the key; the first that is set counts."""
+"""Environment variables that may hold the key; the first that is set is used."""
 
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _THIS_ONE = frozenset({400, 413, 422})
-"""The question is at fault (too long, ...), not the endpoint."""
+"""HTTP status codes for an invalid question (too long, ...); others concern the endpoint."""
 _MOST_BYTES = 4 * 2**20
 Message = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back: text, and tokens that were counted (None: the endpoint did not say)."""
+    """Text of a reply, and its token counts (None: not reported by the endpoint)."""
 
     text: str
     prompt_tokens: int | None
@@ -39,11 +39,11 @@ class Reply:
 
 
 class Refused(Exception):
-    """The endpoint will not answer this question; others it may."""
+    """The endpoint rejects this question; it may answer others."""
 
 
 class _Failed(Exception):
-    """One attempt failed; another may not. ``wait_s``: what the endpoint asked for."""
+    """One attempt failed and can be repeated. ``wait_s``: waiting time requested by the endpoint."""
 
     def __init__(self, why: str, wait_s: float | None = None) -> None:
         super().__init__(why)
@@ -51,7 +51,7 @@ class _Failed(Exception):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key goes to no other host."""
+    """Does not follow redirects, so that the key is sent to no other host."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -64,16 +64,16 @@ def key_from_environment() -> str | None:
 
 @dataclass(slots=True)
 class Endpoint:
-    """Where a model is asked.
+    """An OpenAI-compatible endpoint and a model.
 
     Attributes:
-        url: base address, such as "http://localhost:8000/v1".
-        model: its name there.
-        key: sent as bearer token; None: none. It is written nowhere.
-        timeout_s: of one attempt.
-        attempts: at one question; between them 1, 2, 4, ... seconds, or what the endpoint asks for.
-        longest_wait_s: between two attempts.
-        options: sampling options; one that the endpoint does not know is left out from then on.
+        url: base URL, such as "http://localhost:8000/v1".
+        model: name of the model.
+        key: API key, sent as bearer token; None: no key. It is never stored.
+        timeout_s: timeout of one attempt.
+        attempts: attempts per question, with pauses of 1, 2, 4, ... seconds or as requested by the endpoint.
+        longest_wait_s: maximum pause between two attempts.
+        options: sampling options; an option that the endpoint does not support is left out from then on.
 
     Raises:
         UserError: no http address, no model, a number out of range.
@@ -96,7 +96,7 @@ class Endpoint:
             fine = False
         if not fine or not self.url.isascii() or any(c.isspace() for c in self.url):
             raise UserError(f"--judge '{self.url}' is no address: give one such as http://localhost:8000/v1")
-        if parts.username or parts.password:  # the address is told in the results
+        if parts.username or parts.password:  # results contain the URL
             raise UserError(f"--judge holds a name or password: give the key in {KEYS[0]} instead")
         if not self.model:
             raise UserError("a judge needs the name of its model: give --judge-model NAME")
@@ -106,11 +106,11 @@ class Endpoint:
         at_least("attempts", self.attempts, 1)
 
     def ask(self, messages: Sequence[Message]) -> Reply:
-        """One chat completion.
+        """Request one chat completion.
 
         Raises:
-            Refused: this question is not answered.
-            JudgeError: the endpoint is down, out of patience or does not let us in.
+            Refused: the endpoint rejects this question.
+            JudgeError: the endpoint is down, limits the rate for too long, or denies access.
         """
         why = ""
         for attempt in range(self.attempts):
@@ -145,7 +145,7 @@ class Endpoint:
     def _refusal(
         self, error: urllib.error.HTTPError, messages: Sequence[Message], sent: dict[str, Any]
     ) -> Reply:
-        """What an HTTP error means."""
+        """Raise the exception for an HTTP error; repeat the request without an unsupported option."""
         try:
             said = error.read(_MOST_BYTES).decode(errors="replace")
         except (OSError, HTTPException):
@@ -180,7 +180,7 @@ def _read(body: bytes) -> Reply:
 
 
 def _message(said: str) -> str:
-    """The message of an error's body, as OpenAI writes it, or the body's first line."""
+    """Message in an error's body, in OpenAI's format, or the body's first line."""
     try:
         error = json.loads(said)["error"]
         return str(error["message"] if isinstance(error, dict) else error)
@@ -191,5 +191,5 @@ def _message(said: str) -> str:
 def _seconds(value: str | None) -> float | None:
     try:
         return None if value is None else max(0.0, float(value))
-    except ValueError:  # a date: our own waits will do
+    except ValueError:  # a date: use the default pauses
         return None

@@ -18,7 +18,7 @@ _LETTERS = "ABCDEFGH"
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text; thousands' commas and a dollar sign are allowed, 5-3 ends in 3 and "is -3" in -3.
+    """Last number of a text. Thousands separators and a dollar sign are allowed; "5-3" gives 3, "is -3" gives -3.
 
     >>> last_number("She pays 3 * $1,200.50 and is left with -4.0.")
     Decimal('-4.0')
@@ -28,7 +28,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def first_choice(text: str) -> str | None:
-    """The first letter from A to H that stands alone; an "A" that begins a later sentence is an article.
+    """First letter from A to H that is a word by itself; an "A" that begins a later sentence is taken as an article.
 
     >>> first_choice("(B) bank"), first_choice("Look. A door is no library, so C."), first_choice("It is A because")
     ('B', 'C', 'A')
@@ -54,7 +54,7 @@ def right(text: str, check: SampleCheck) -> bool:
 
 
 def check_answer(check: SampleCheck) -> None:
-    """Raise a UserError if a check cannot be answered by any text."""
+    """Raise a UserError if no text can satisfy a check."""
     if check.kind == "number" and last_number(check.answer) is None:
         raise UserError(
             f"the right answer '{check.answer[:40]}' holds no number: give a number, or another check"

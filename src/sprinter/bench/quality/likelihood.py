@@ -1,4 +1,4 @@
-"""Log-likelihood of texts under the target, in batches and chunks of bounded memory."""
+"""Log-likelihood of texts under the target, in batches and prefill chunks of bounded memory."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from sprinter.models.runners.forward import CHUNK
 __all__ = ["log_likelihoods", "perplexity"]
 
 JudgedText = tuple[Sequence[int], Sequence[int]]
-"""A prompt's ids and the new ids after it."""
+"""Token ids of a prompt, and those of its continuation."""
 
-_MEMORY_BYTES = 128 * 2**20  # of the logits of a chunk and what is made of them
-_COPIES = 3  # logits, as float32, their logarithms
-_LEAST = -1e4  # stands for ln 0, so that sums stay finite
+_MEMORY_BYTES = 128 * 2**20  # for the logits of a chunk and their copies
+_COPIES = 3  # logits, logits in float32, log-probabilities
+_LEAST = -1e4  # replaces ln 0, so that sums stay finite
 _MOST = 700.0  # e^700 is still a float64
 
 
 def log_likelihoods(pair: Pair, texts: Sequence[JudgedText], *, batch: int = 8) -> list[Tensor]:
-    """ln p(token | all before it) of each new token, under the target's raw law (temperature 1, nothing cut off).
+    """ln p(token | prefix) of each new token, under the target's raw law (temperature 1, no truncation).
 
-    Logits are raised to float32. Padding of the vocabulary is cut off, as in decoding. ln 0 is told as −10,000.
+    Logits are converted to float32. Padding of the vocabulary is dropped, as in decoding. ln 0 is reported as −10,000.
 
     Args:
-        texts: prompt (at least one id) and new ids of each.
-        batch: texts in one pass; models that decode one row at a time take one.
+        pair: pair with the target.
+        texts: prompt (at least one id) and new ids of each text.
+        batch: texts per forward pass; 1 for models that decode one row at a time.
 
     Returns:
         ``[n]`` float64 on the CPU for each text, in the given order.
@@ -46,7 +47,7 @@ def log_likelihoods(pair: Pair, texts: Sequence[JudgedText], *, batch: int = 8) 
         _check(pair, prompt, new)
     rows = 1 if runner_kind(target.model)[0] == "crop" else batch
     results = [torch.zeros(0, dtype=torch.float64)] * len(texts)
-    # Prompts of like length together: their common part needs no logits.
+    # Batch prompts of similar length: no logits are needed before the end of the shortest prompt.
     order = sorted(
         (i for i, text in enumerate(texts) if len(text[1])), key=lambda i: tuple(map(len, texts[i]))
     )
@@ -62,7 +63,7 @@ def log_likelihoods(pair: Pair, texts: Sequence[JudgedText], *, batch: int = 8) 
 
 
 def perplexity(log_likelihood: float, tokens: int) -> float:
-    """exp(−log-likelihood / tokens); never infinite."""
+    """exp(−log-likelihood / tokens), bounded so that it is finite."""
     return math.exp(min(-log_likelihood / tokens, _MOST))
 
 
@@ -82,10 +83,10 @@ def _check(pair: Pair, prompt: Sequence[int], new: Sequence[int]) -> None:
 
 @torch.inference_mode()
 def _score(runner: Runner, texts: Sequence[JudgedText], vocab: int) -> list[Tensor]:
-    """One pass over all texts, chunk by chunk; the last token of a text is not fed."""
+    """Score a batch of texts, chunk by chunk; the last token of a text is not fed."""
     whole = [[*prompt, *new] for prompt, new in texts]
     fed = [len(ids) - 1 for ids in whole]
-    starts = torch.tensor([len(prompt) - 1 for prompt, _ in texts])  # first position whose logits count
+    starts = torch.tensor([len(prompt) - 1 for prompt, _ in texts])  # first position whose logits are needed
     width = max(fed)
     ids = torch.tensor([row + [0] * (width + 1 - len(row)) for row in whole])
     ends = torch.tensor(fed)
@@ -107,12 +108,12 @@ def _score(runner: Runner, texts: Sequence[JudgedText], vocab: int) -> list[Tens
 
 
 def _positions(runner: Runner) -> int:
-    """Positions of a chunk with logits."""
+    """Number of positions per chunk, limited by the memory for logits."""
     return max(1, _MEMORY_BYTES // (_COPIES * 4 * runner.batch * runner.vocab_size))
 
 
 def _chosen(logits: Tensor, chosen: Tensor, tokens: Tensor, vocab: int) -> Tensor:
-    """ln p of the tokens at the chosen positions, row by row. All ``[batch, n, ...]``."""
+    """ln p of the tokens at the chosen positions, row by row. All arguments are ``[batch, n, ...]``."""
     there = chosen.to(logits.device)
     logs = torch.log_softmax(logits[there][:, :vocab].float(), -1)
     values = logs.gather(-1, tokens[chosen].to(logits.device)[:, None])[:, 0].cpu().double()

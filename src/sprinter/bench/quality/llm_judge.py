@@ -1,4 +1,4 @@
-"""A language model as judge (Zheng et al. 2023): both orders are asked, and only what holds in both counts."""
+"""A language model as judge (Zheng et al. 2023), asked in both orders; a verdict counts only if both orders agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MARK = re.compile(r"\[\[\s*([ABC])\s*\]\]")
 
 
 def messages_of(duel: Duel, swapped: bool) -> list[dict[str, str]]:
-    """What the judge is asked; A is the arm's answer, or the base arm's where ``swapped``."""
+    """Messages for the judge; A is the arm's answer, or the base arm's if ``swapped``."""
     texts = (duel.base, duel.mine) if swapped else (duel.mine, duel.base)
     turns = duel.sample.turns
     parts = []
@@ -41,13 +41,13 @@ def messages_of(duel: Duel, swapped: bool) -> list[dict[str, str]]:
 
 
 def verdict_of(text: str) -> Choice | None:
-    """The last mark of a reply; None: there is none."""
+    """Last mark ([[A]], [[B]] or [[C]]) in a reply; None: there is none."""
     marks = _MARK.findall(text)
     return marks[-1] if marks else None
 
 
 def combine(straight: Choice, swapped: Choice) -> DuelVerdict:
-    """The verdict of both orders: A is the arm in the first, the base arm in the second. A disagreement is a tie."""
+    """Combine both orders: A is the arm in the first and the base arm in the second. A disagreement is a tie."""
     if straight == "A" and swapped == "B":
         return "win"
     return "loss" if straight == "B" and swapped == "A" else "tie"
@@ -55,13 +55,13 @@ def combine(straight: Choice, swapped: Choice) -> DuelVerdict:
 
 @dataclass
 class LlmJudge:
-    """A model behind an endpoint as judge. ``close`` it.
+    """Judge that asks a model behind an endpoint. Call ``close`` after use.
 
     Attributes:
-        endpoint: where it is asked.
-        replies: what it said is kept there, and is not asked again.
-        price_in, price_out: of a million tokens, in whatever money; None: costs are not told.
-        workers: questions at a time.
+        endpoint: the endpoint.
+        replies: where replies are stored; a question with a stored reply is not asked again.
+        price_in, price_out: prices per million tokens, in any currency; None: costs are not reported.
+        workers: number of concurrent questions.
 
     Raises:
         UserError: a number out of range.
@@ -83,11 +83,11 @@ class LlmJudge:
                 between(name, getattr(self, name), 0, 1e6)
 
     def decide(self, duel: Duel) -> DuelVerdict | None:
-        """Ask both orders.
+        """Ask in both orders.
 
         Raises:
             JudgeError: the endpoint is down.
-            UserError: the replies cannot be kept.
+            UserError: the replies cannot be stored.
         """
         straight, swapped = (self._ask(messages_of(duel, turned)) for turned in (False, True))
         if straight is None or swapped is None:
@@ -96,7 +96,7 @@ class LlmJudge:
         return combine(straight, swapped)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON values: tokens, cost (of this run, and of all replies that it used), how often order decided."""
+        """As JSON values: tokens, cost (of this run, and of all replies used), how often the orders disagreed."""
         counts = self._counts
         return {
             "judge": "llm",
@@ -116,7 +116,7 @@ class LlmJudge:
         }
 
     def close(self) -> None:
-        """Close the file of replies."""
+        """Close the replies' file."""
         self.replies.close()
 
     def _ask(self, messages: list[dict[str, str]]) -> Choice | None:

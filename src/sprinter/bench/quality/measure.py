@@ -1,4 +1,4 @@
-"""The entry: all measures of an answer. Called after the timed part; nothing here is timed."""
+"""Entry point of the measures of answers; called after the timed part of a run."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Answered", "QualitySettings", "measure", "measure_all", "prepare"]
 
 @dataclass(frozen=True, slots=True)
 class QualitySettings:
-    """What is measured, and how.
+    """Which measures to compute, and how.
 
     Attributes:
-        rouge: ROUGE where there are references.
-        stemmer: ROUGE on stemmed words.
-        likelihood: perplexity and log-likelihood under the target; the offline judge needs them.
-        run_code: run generated code where a sample has a test. Off: pass@1 is absent.
-        code_s, code_memory_bytes: limits of a run.
-        batch: texts in one pass of the target.
+        rouge: compute ROUGE for samples with references.
+        stemmer: stem words for ROUGE.
+        likelihood: compute perplexity and log-likelihood under the target, which the offline judge needs.
+        run_code: run generated code of samples with a test; otherwise pass@1 is absent.
+        code_s, code_memory_bytes: limits of a program.
+        batch: texts per forward pass of the target.
 
     Raises:
         UserError: a value out of range.
@@ -50,7 +50,7 @@ class QualitySettings:
         self.limits()
 
     def limits(self) -> SandboxLimits:
-        """Of generated code."""
+        """Limits of generated code."""
         return SandboxLimits(seconds=self.code_s, memory_bytes=self.code_memory_bytes)
 
     def facts(self) -> dict[str, Any]:
@@ -60,13 +60,13 @@ class QualitySettings:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What was answered to a sample; the three lists have one entry a turn, fewer if a later turn did not fit.
+    """Answers to a sample; the three lists have one entry per turn, fewer if a later turn did not fit.
 
     Attributes:
         sample: the question.
-        prompt_ids: the prompt of each turn, earlier turns included.
-        answer_ids: the answer, an end-of-sequence token included.
-        texts: the answer as text.
+        prompt_ids: token ids of the prompt of each turn, earlier turns included.
+        answer_ids: token ids of each answer, an end-of-sequence token included.
+        texts: the answers as text.
     """
 
     sample: Sample
@@ -82,7 +82,7 @@ def prepare(settings: QualitySettings, samples: Iterable[Sample]) -> dict[str, A
         Facts for the results file: the settings, and "code_network" ("namespace" or "guard") where code will be run.
 
     Raises:
-        UserError: rouge-score is missing, generated code cannot be held here, a check that nothing can answer.
+        UserError: rouge-score is missing, there is no sandbox for generated code, or no text can satisfy a check.
     """
     samples = list(samples)
     if settings.rouge and any(sample.references for sample in samples):
@@ -112,18 +112,18 @@ def measure_all(
     settings: QualitySettings,
     progress: Callable[[int, int], None] = lambda done, wanted: None,
 ) -> list[dict[str, float]]:
-    """All measures of answers, by the names of ``metrics.METRICS``. What does not apply to an answer is absent.
+    """All measures of answers, by the names of ``metrics.METRICS``. Measures that do not apply are absent.
 
-    Of several turns likelihoods are summed, ROUGE and repetition are means over turns, and the last answer is checked.
+    Over several turns likelihoods are summed, ROUGE and repetition are averaged, and the last answer is checked.
 
     Args:
-        progress: called with (answers done, answers).
+        progress: called with (answers done, answers in total).
 
     Raises:
-        UserError: an answer beyond the target's context, a package that is missing, a check that nothing can answer.
+        UserError: an answer exceeds the target's context, a package is missing, or no text can satisfy a check.
     """
     ends = set(pair.models.target.eos_ids)
-    values, size = [], 4 * settings.batch  # so many go to the target together
+    values, size = [], 4 * settings.batch  # answers per call of the target
     for at in range(0, len(answers), size):
         part = answers[at : at + size]
         scores = _likelihoods(pair, part, settings) if settings.likelihood else [{}] * len(part)
@@ -159,8 +159,8 @@ def _likelihoods(
 def _of_text(answer: Answered, ends: set[int], settings: QualitySettings) -> dict[str, float]:
     turns = [_variety([id for id in ids if id not in ends]) for ids in answer.answer_ids]
     if settings.rouge:
-        told = zip(answer.texts, answer.sample.references, strict=False)
-        turns += [rouge(text, reference, settings.stemmer) for text, reference in told]
+        referenced = zip(answer.texts, answer.sample.references, strict=False)
+        turns += [rouge(text, reference, settings.stemmer) for text, reference in referenced]
     names = {name: None for turn in turns for name in turn}
     means = {name: fmean(turn[name] for turn in turns if name in turn) for name in names}
     return means | _checked(answer, settings)

@@ -1,4 +1,4 @@
-"""The measures of an answer: names, meaning, direction; and their means over prompts."""
+"""Measures of an answer (name, meaning, direction), and their means over prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sprinter.bench.statistics import BootstrapInterval, ratio_of_sums
 __all__ = ["METRICS", "Metric", "Values", "intervals"]
 
 Values = Mapping[str, float]
-"""Measures of one answer by name; one that does not apply to it is absent."""
+"""Measures of one answer by name; measures that do not apply to it are absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Metric:
     """One measure.
 
     Attributes:
-        name: its key.
-        meaning: in a few words.
-        better: "higher" or "lower"; None: neither, a number that others are made of.
-        unit: "" for shares and ratios.
+        name: key of the measure.
+        meaning: short description.
+        better: "higher" or "lower"; None: neither, an intermediate number.
+        unit: unit; "" for shares and ratios.
         main: whether short tables show it.
     """
 
@@ -48,13 +48,13 @@ METRICS: Mapping[str, Metric] = {
         Metric("perplexity", "of the answer under the target, temperature 1", "lower", main=True),
         Metric("log_likelihood_per_token", "under the target, temperature 1", "higher", "nats"),
         Metric("log_likelihood", "of the whole answer under the target", None, "nats"),
-        Metric("scored_tokens", "tokens that the likelihood is of", None, "tokens"),
+        Metric("scored_tokens", "tokens that the likelihood covers", None, "tokens"),
         Metric("distinct1", "distinct tokens over tokens", "higher"),
         Metric("distinct2", "distinct pairs of tokens over pairs", "higher", main=True),
         Metric(
-            "repeated4", "share of runs of four tokens that stood in the answer before", "lower", main=True
+            "repeated4", "share of runs of four tokens that occurred in the answer before", "lower", main=True
         ),
-        Metric("longest_repeat", "longest run of tokens that stands in the answer twice", "lower", "tokens"),
+        Metric("longest_repeat", "longest run of tokens that occurs in the answer twice", "lower", "tokens"),
         Metric("exact_match", "right number or choice", "higher", main=True),
         Metric("pass_at_1", "the program passes its test", "higher", main=True),
         Metric("win", "wins against the base arm", "higher"),
@@ -66,10 +66,10 @@ _POOLED = ("perplexity", "log_likelihood_per_token")
 
 
 def intervals(prompts: Sequence[Sequence[Values]]) -> dict[str, BootstrapInterval]:
-    """Mean of each measure with its 95 % interval, over those answers that have it, bootstrap over prompts.
+    """Mean of each measure with its 95 % bootstrap interval over prompts, over the answers that have the measure.
 
-    Perplexity and log-likelihood a token are taken over all tokens, not as means over answers: one unlikely answer
-    would outweigh all others.
+    Perplexity and log-likelihood per token are computed over all tokens, not as means over answers, because one
+    unlikely answer would outweigh all others.
 
     Args:
         prompts: for each prompt the measures of its answers (repeats).

@@ -1,4 +1,4 @@
-"""Records by key in a file of JSON lines: what a judge was asked and said, so that nothing is asked twice."""
+"""Records by key in a JSON lines file: a judge's replies, stored so that no question is asked twice."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Replies", "key_of"]
 
 
 def key_of(question: Any) -> str:
-    """SHA-256 of a question, any JSON value."""
+    """SHA-256 of a question, which may be any JSON value."""
     return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
 
 
 class Replies:
-    """A file of records, each with a "key". Threads may share it.
+    """A file of records, each with a "key". It is thread-safe.
 
     Args:
-        path: made if it is not there; what it holds is read. A line that was cut when a run was killed is dropped.
+        path: read if it exists, otherwise created. A last line that was truncated when a run was killed is dropped.
 
     Raises:
-        UserError: it cannot be read or written, or holds something else.
+        UserError: the file cannot be read or written, or holds something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,7 +34,7 @@ class Replies:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._known = {record["key"]: record for record in read_json_lines(path)}
-            if path.exists():  # without a line that was cut
+            if path.exists():  # drops a truncated last line
                 write_atomic(path, "".join(map(_line, self._known.values())))
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         except OSError as error:
@@ -45,14 +45,14 @@ class Replies:
             raise UserError(f"'{path}' is damaged: move it away and run it again") from None
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The record of a question; None: it was not asked yet."""
+        """Record of a question; None if it was not asked yet."""
         return self._known.get(key)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Keep a record.
+        """Store a record and flush it.
 
         Raises:
-            UserError: the disk is full, or will not be written.
+            UserError: the disk is full or cannot be written.
         """
         with self._lock:
             try:

@@ -1,4 +1,4 @@
-"""ROUGE-1, 2 and L against a reference (Lin 2004), by the rouge-score package."""
+"""ROUGE-1, 2 and L against a reference (Lin 2004), computed by the rouge-score package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CELLS", "ROUGE", "check_rouge", "rouge"]
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 CELLS = 4_000_000
-"""Largest table (words of the answer × words of the reference) that ROUGE-L is counted on; longer texts have none."""
+"""Maximum table size (words of the answer × words of the reference) for ROUGE-L; longer texts have no ROUGE-L."""
 
 
 def check_rouge() -> None:
@@ -28,8 +28,8 @@ def check_rouge() -> None:
 def rouge(text: str, reference: str, stemmer: bool = False) -> dict[str, float]:
     """F-measure, precision and recall of each of ``ROUGE``, in [0, 1].
 
-    Words are runs of a-z and 0-9, as in the original program. A reference that has none is not measured: the result is
-    empty. Words of more than three letters are stemmed (Porter) with ``stemmer``.
+    Words are runs of a-z and 0-9, as in the original program. With a reference that has none the result is empty. With
+    ``stemmer`` words of more than three letters are stemmed (Porter).
 
     Raises:
         UserError: rouge-score is not installed.

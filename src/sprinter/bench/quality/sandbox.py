@@ -1,10 +1,10 @@
-"""Run a program that nobody has read: time, memory, processes and files limited, no network. Linux only.
+"""Run untrusted code with limits on time, memory, processes and files, and without network. Linux only.
 
-The program runs in a Python of its own (no site packages, empty environment, empty directory, session of its own). The
-kernel limits CPU time, memory, file size, open files and processes (no new one may start). There is no network: a user
-and network namespace of its own where the kernel allows that ("namespace"); everywhere, and alone where it does not
-("guard"), Python's audit hook refuses sockets, processes, foreign functions and writing to files. Root becomes the user
-nobody first. This holds accidents and ordinary mischief; against an attacker use a virtual machine.
+The program runs in a separate Python process (no site packages, empty environment, empty directory, own session). The
+kernel limits CPU time, memory, file size, open files and processes (no new one may start). Network access is blocked by
+a user and network namespace if the kernel allows one ("namespace"). In any case, and without a namespace as the only
+protection ("guard"), Python's audit hook denies sockets, processes, foreign functions and writing to files. Root
+becomes the user nobody first. This stops accidents and simple abuse; against an attacker use a virtual machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sprinter.errors import UserError
 __all__ = ["Outcome", "SandboxLimits", "SandboxNetwork", "network", "run_code"]
 
 SandboxNetwork = Literal["namespace", "guard"]
-"""What keeps a program from the network."""
+"""What blocks a program's network access."""
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _SAID_BYTES = 1 << 16
@@ -34,12 +34,12 @@ _SAID_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """What a program may use.
+    """Limits of a program.
 
     Attributes:
-        seconds: of wall-clock time; CPU time is limited to the next whole number.
-        memory_bytes: of address space.
-        file_bytes: of any file that it writes to.
+        seconds: wall-clock time; CPU time is limited to the next whole number of seconds.
+        memory_bytes: address space.
+        file_bytes: size of each file that it writes.
     """
 
     seconds: float = 5.0
@@ -57,9 +57,9 @@ class Outcome:
     """How a program ended.
 
     Attributes:
-        passed: it came to its end.
+        passed: whether it ran to its end.
         why: "passed", "out of time", the error in one line, or the signal that ended it.
-        network: what kept it from the network; None: it ended before that was told.
+        network: what blocked its network access; None: it ended before this was reported.
     """
 
     passed: bool
@@ -69,10 +69,10 @@ class Outcome:
 
 @cache
 def network() -> SandboxNetwork:
-    """What keeps programs from the network on this machine; tried once.
+    """What blocks programs' network access on this machine; determined once, by a trial.
 
     Raises:
-        UserError: programs cannot be held here; says why.
+        UserError: programs cannot be sandboxed on this machine; gives the reason.
     """
     outcome = run_code("pass", SandboxLimits(seconds=30))
     if not outcome.passed or outcome.network is None:
@@ -89,10 +89,10 @@ def run_code(program: str, limits: SandboxLimits) -> Outcome:
     if sys.platform != "linux":
         raise UserError("generated code is run on Linux alone, whose limits hold it: leave --run-code away")
     wanted = [-(-limits.seconds // 1), limits.memory_bytes, limits.file_bytes]
-    # Nothing of ours is on its path and nothing of the user's in its environment.
+    # -I -S: neither this package on its path nor the user's environment.
     command = [sys.executable, "-I", "-S", "-B", str(_CHILD), *(str(int(value)) for value in wanted)]
     with TemporaryDirectory(prefix="sprinter-") as home, TemporaryFile() as source, TemporaryFile() as said:
-        os.chmod(home, 0o755)  # may be another user's home
+        os.chmod(home, 0o755)  # the home may have to be readable for another user
         source.write(program.encode("utf-8", "replace"))
         source.seek(0)
         child = subprocess.Popen(
@@ -109,27 +109,27 @@ def run_code(program: str, limits: SandboxLimits) -> Outcome:
 
 
 def _ends(child: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Whether the child ends in time; if not, it and all that it started are killed."""
+    """Whether the child ends in time; if not, kill it and all that it started."""
     try:
         child.wait(seconds)
         return True
     except subprocess.TimeoutExpired:
         return False
     finally:
-        if child.returncode is None:  # also where the user interrupts
+        if child.returncode is None:  # also after an interrupt by the user
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
 
 def _read(said: IO[bytes]) -> dict[str, Any]:
-    """What the child said: one JSON object a line."""
+    """Merge the child's reports, one JSON object per line."""
     said.seek(0)
     facts: dict[str, Any] = {}
     for line in said.read(_SAID_BYTES).splitlines():
         try:
             facts |= json.loads(line)
         except (ValueError, TypeError):
-            return {}  # the program has written there
+            return {}  # the program has written to it
     return facts
 
 

@@ -1,7 +1,7 @@
-"""The sandbox's other side: a script that takes away its own rights, then runs the program on its standard input.
+"""The sandboxed process: a script that drops its privileges, then runs the program on its standard input.
 
-Started by ``sandbox.run_code`` as ``python -I -S -B sandbox_child.py CPU_SECONDS MEMORY_BYTES FILE_BYTES``. It says on
-standard output, one JSON object a line, what keeps the program from the network and how it ended.
+Started by ``sandbox.run_code`` as ``python -I -S -B sandbox_child.py CPU_SECONDS MEMORY_BYTES FILE_BYTES``. It writes
+one JSON object per line to standard output: what blocks the program's network access, and how the program ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def main() -> None:
-    """Limit this process, run the program, say how it ended."""
+    """Limit this process, run the program, report how it ended."""
     source = sys.stdin.buffer.read().decode()
     say = _take_streams()
     try:
@@ -40,7 +40,7 @@ def main() -> None:
     say({"network": network})
     sys.addaudithook(_guard())
     try:
-        # To run what it is given is what this script is for.
+        # Running the given program is the purpose of this script.
         exec(compile(source, "<answer>", "exec"), {"__name__": "__main__"})  # noqa: S102
     except BaseException as error:
         say({"failed": " ".join(f"{type(error).__name__}: {error}".split())[:200]})
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _take_streams() -> Callable[[dict[str, Any]], None]:
-    """Keep standard output for ourselves; the program gets none of the three streams."""
+    """Reserve standard output for reports; the program gets none of the three standard streams."""
     own, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -63,14 +63,14 @@ def _take_streams() -> Callable[[dict[str, Any]], None]:
 
 
 def _give_up_rights() -> str:
-    """Stop being root, leave the network, die with the parent. What keeps the program from the network."""
+    """Drop root, leave the network and die with the parent; return what blocks network access."""
     if os.geteuid() == 0:
         _become_nobody()
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
     alone = libc.unshare(_NEW_USER | _NEW_NET) == 0
-    # After the change of user, which resets them.
+    # After the change of user, which resets these options.
     for option, value in ((_DEATH_SIGNAL, int(signal.SIGKILL)), (_DUMPABLE, 1), (_NO_NEW_RIGHTS, 1)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl failed")
@@ -80,7 +80,7 @@ def _give_up_rights() -> str:
 
 
 def _become_nobody() -> None:
-    """From root to nobody; the standard library, perhaps in root's own directories, stays open to us."""
+    """Change from root to the user nobody; the standard library stays readable, even in root's directories."""
     folders = {path: os.open(path, os.O_RDONLY) for path in sys.path if os.path.isdir(path)}
     try:
         os.setgroups([])
@@ -92,7 +92,7 @@ def _become_nobody() -> None:
 
 
 def _look_there(paths: dict[str, str]) -> None:
-    """Let imports look at other names of the same directories; packages that are loaded already too."""
+    """Redirect imports to other paths of the same directories, for packages that are already loaded too."""
     sys.path[:] = paths.values()
     sys.path_importer_cache.clear()
     for module in list(sys.modules.values()):
@@ -111,7 +111,7 @@ def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
         resource.RLIMIT_FSIZE: file_bytes,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
         resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: 0,  # no process and no thread beside this one
+        resource.RLIMIT_NPROC: 0,  # no other process or thread
     }
     for what, most in wanted.items():
         hard = resource.getrlimit(what)[1]
@@ -120,7 +120,7 @@ def _limit(cpu_s: int, memory_bytes: int, file_bytes: int) -> None:
 
 
 def _guard() -> Callable[[str, tuple[Any, ...]], None]:
-    """The audit hook; it looks at nothing that the program can change by name."""
+    """Make the audit hook. It uses no name that the program could rebind."""
 
     def guard(
         event: str, args: tuple[Any, ...], refused: tuple[str, ...] = _REFUSED, writing: int = _WRITING

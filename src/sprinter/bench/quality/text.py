@@ -1,4 +1,4 @@
-"""Variety and repetition of a text, from its token ids alone."""
+"""Diversity and repetition of a text, computed from its token ids."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def distinct(ids: Sequence[int], n: int) -> float | None:
 
 
 def repeated(ids: Sequence[int], n: int = 4) -> float | None:
-    """Share of n-grams that stood in the text before (Welleck et al. 2020, seq-rep-n), in [0, 1)."""
+    """Share of n-grams that occurred in the text before (Welleck et al. 2020, seq-rep-n), in [0, 1)."""
     share = distinct(ids, n)
     return None if share is None else 1 - share
 
 
 def longest_repeat(ids: Sequence[int]) -> int:
-    """Length of the longest run of tokens that stands in the text twice; the two may overlap. 0: no token does."""
+    """Length of the longest run of tokens that occurs in the text twice, possibly overlapping; 0: no token repeats."""
     low, high = 0, max(len(ids) - 1, 0)
-    while low < high:  # what is repeated at length n is repeated at every smaller one
+    while low < high:  # a repeated run of length n contains repeated runs of all smaller lengths
         middle = (low + high + 1) // 2
         if _different(ids, middle) < len(ids) - middle + 1:
             low = middle
@@ -33,6 +33,6 @@ def longest_repeat(ids: Sequence[int]) -> int:
 
 
 def _different(ids: Sequence[int], n: int) -> int:
-    """Number of different n-grams; by hash, so that long ones take no memory."""
+    """Number of different n-grams, counted by hash, so that long ones need little memory."""
     data = memoryview(array("q", ids).tobytes())
     return len({hash(bytes(data[8 * at : 8 * (at + n)])) for at in range(len(ids) - n + 1)})

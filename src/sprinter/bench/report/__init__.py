@@ -1,4 +1,4 @@
-"""A results file as one HTML page: no request to anywhere, light and dark, at any width, with and without scripts."""
+"""Render a results file as one HTML page without external requests: light and dark, any width, scripts optional."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the rows tell: speed along a text, and by category."""
+"""Breakdowns computed from the rows: speed along a text, and speed by category."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sprinter.bench.summary import Group, groups
 __all__ = ["LONG", "Categories", "LongForm", "categories", "longforms"]
 
 LONG = 64
-"""New tokens from which a text is long enough for a curve along it."""
+"""Minimum number of new tokens for a curve along a text."""
 _BINS = 8
 _WIDTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -25,9 +25,10 @@ class LongForm:
     """Speed along texts.
 
     Attributes:
-        edges: positions in the context, ends of the bins.
-        tokens_per_s: of each arm in each bin; None: nobody got there.
-        speed_up: over the base in each bin, with interval, of prompts where both got there; empty without a base.
+        edges: edges of the bins, as positions in the context.
+        tokens_per_s: speed of each arm in each bin; None: no answer reached it.
+        speed_up: speed relative to the base in each bin, with interval, over prompts where both reached it; empty
+            without a base.
     """
 
     edges: Sequence[int]
@@ -37,14 +38,14 @@ class LongForm:
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """Speed-up of each arm in each category of a suite; ``speed_up[arm][category]``."""
+    """Speed-up of each arm in each category of a suite: ``speed_up[arm][category]``."""
 
     names: Sequence[str]
     speed_up: Mapping[str, Mapping[str, BootstrapInterval]]
 
 
 def longforms(run: Digest) -> dict[View, LongForm]:
-    """A curve for each suite and temperature with texts of at least ``LONG`` new tokens, told token by token."""
+    """A curve for each suite and temperature with texts of at least ``LONG`` new tokens and known arrival times."""
     rows = run.results.get("rows") or []
     long = {
         (row["suite"], row["temperature"])
@@ -88,7 +89,7 @@ def _turns(row: Mapping[str, Any]) -> Iterator[tuple[int, Sequence[float]]]:
 
 
 def _binned(group: Group, edges: Sequence[int]) -> tuple[Array, Array]:
-    """Tokens and seconds, ``[prompts, bins]``; a text's first token is the prompt's pass and left out."""
+    """Tokens and seconds, ``[prompts, bins]``, without each text's first token, whose time includes prefill."""
     prompts = {prompt: i for i, prompt in enumerate(sorted(group.prompts))}
     tokens = np.zeros((len(prompts), len(edges) - 1))
     seconds = np.zeros_like(tokens)
@@ -111,7 +112,7 @@ def _up(arm: tuple[Array, Array], base: tuple[Array, Array], i: int) -> Bootstra
 
 
 def categories(run: Digest) -> dict[View, Categories]:
-    """Speed-up over the base by category, for each suite that has several."""
+    """Speed-up relative to the base by category, for each suite with several categories."""
     rows = run.results.get("rows") or []
     kinds: dict[str, list[str]] = {}
     for row in rows:
@@ -124,8 +125,8 @@ def categories(run: Digest) -> dict[View, Categories]:
     for (arm, suite, temperature), group in found.items():
         other = found.get((run.base or "", suite, temperature))
         if suite in several and other is not None and other.prompts == group.prompts:
-            told = {name: _category(group, other, name) for name in kinds[suite]}
-            views.setdefault((suite, temperature), {})[arm] = told
+            by_name = {name: _category(group, other, name) for name in kinds[suite]}
+            views.setdefault((suite, temperature), {})[arm] = by_name
     return {view: Categories(kinds[view[0]], table) for view, table in views.items()}
 
 

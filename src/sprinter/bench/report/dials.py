@@ -1,4 +1,4 @@
-"""Methods with a dial: arms that differ in one parameter alone, and what allotting texts at random would give."""
+"""Methods with a dial (arms that differ in one parameter), and the baseline of assigning texts to a model at random."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ class Dial:
     """One method's curve.
 
     Attributes:
-        name: of the method, with the parameters that stay. parameter: the one that moves.
-        look: of its arms. points: (dial's value, summary), by value.
+        name: name of the method with its fixed parameters.
+        parameter: parameter that varies.
+        look: look of its arms.
+        points: (value of the parameter, summary), ordered by value.
     """
 
     name: str
@@ -32,7 +34,7 @@ class Dial:
 
 
 def dials(run: Digest, summaries: Sequence[Summary]) -> list[Dial]:
-    """Each lossy method with at least two places of its dial among the summaries."""
+    """Each lossy method with at least two values of its dial among the summaries."""
     by_method: dict[str, list[Summary]] = {}
     for summary in summaries:
         look = run.looks[summary["arm"]]
@@ -75,12 +77,12 @@ def _float(text: str | None) -> float | None:
 def allocation_line(
     target: tuple[float, float], draft: tuple[float, float], steps: int = 24
 ) -> list[tuple[float, float]]:
-    """(speed, y) as a growing share of texts goes to the draft alone; times add up, so speeds do not.
+    """(speed, y) for a growing share of texts written by the draft alone.
 
-    Fuzzy Speculative Decoding, section 5.3, draws a straight line between the two; this is what such a mixture gives.
+    Fuzzy Speculative Decoding, section 5.3, draws a straight line. This curve is exact: times add up, speeds do not.
 
     Args:
-        target, draft: (speed, y) of each alone; y (drift, a quality) is a mean over tokens.
+        target, draft: (speed, y) of each alone; y (drift, or a quality) is a mean over tokens.
     """
     shares = [i / steps for i in range(steps + 1)]
     return [
@@ -103,7 +105,9 @@ def ends(run: Digest, summaries: Sequence[Summary]) -> tuple[Summary, Summary] |
 
 
 def quality_of(summaries: Sequence[Summary]) -> tuple[str, str] | None:
-    """(name, what an axis says) of the quality that a dial's picture shows: right answers where the suite has them."""
-    told = {name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None}
-    name = next((name for name in _QUALITIES if name in told), None)
+    """(name, axis label) of the quality measure in a dial's figure, preferably the share of right answers."""
+    measured = {
+        name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None
+    }
+    name = next((name for name in _QUALITIES if name in measured), None)
     return None if name is None else (name, f"{name.replace('_', ' ')}: {METRICS[name].meaning}")

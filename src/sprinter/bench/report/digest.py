@@ -1,4 +1,4 @@
-"""What tables and pictures of a run share: its arms, suites and temperatures, speeds and drifts, the front."""
+"""Data for the tables and figures of a run: arms, suites and temperatures, speeds and drifts, the front."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ View = tuple[str, float]
 
 @dataclass(frozen=True)
 class Digest:
-    """A results file, sorted for reading.
+    """A results file, indexed for the report.
 
     Attributes:
-        results: the file's content.
-        arms: in order; also those that only a summary names.
-        looks: of each arm.
+        results: content of the file.
+        arms: arms in order, including those that only a summary names.
+        looks: look of each arm.
         failed: error of each arm that failed.
-        suites: names, "all" first where it is. temperatures: in order.
-        bases: arms that speeds are told relative to, the run's order; may be empty.
+        suites: names of the suites, "all" first if present.
+        temperatures: temperatures in order.
+        bases: arms that speeds are reported relative to, in the run's order; may be empty.
         views: summaries of each suite and temperature, in the order of the arms.
     """
 
@@ -48,7 +49,7 @@ class Digest:
 
 
 def digest(results: Mapping[str, Any]) -> Digest:
-    """Sort a results file."""
+    """Index a results file."""
     summaries: list[Summary] = list(results.get("summary") or [])
     arms = list(results.get("arms") or [])
     known = {arm["name"] for arm in arms}
@@ -62,14 +63,14 @@ def digest(results: Mapping[str, Any]) -> Digest:
     for summary in sorted(summaries, key=lambda s: order[s["arm"]]):
         views.setdefault((summary["suite"], float(summary["temperature"])), []).append(summary)
     suites = [str(suite["name"]) for suite in results.get("suites") or []]
-    told = _once([*suites, *(suite for suite, _ in views)])
+    shown = _once([*suites, *(suite for suite, _ in views)])
     there = {suite for suite, _ in views}
     return Digest(
         results,
         arms,
         looks(arms, {s["arm"]: s.get("lossless") for s in reversed(summaries)}),
-        {arm["name"]: str(arm.get("error") or "no reason told") for arm in arms if arm.get("status") == "failed"},
-        [suite for suite in _once([ALL, *told]) if suite in there],
+        {arm["name"]: str(arm.get("error") or "no reason given") for arm in arms if arm.get("status") == "failed"},
+        [suite for suite in _once([ALL, *shown]) if suite in there],
         sorted({temperature for _, temperature in views}),
         _bases(results, summaries),
         views,
@@ -87,7 +88,7 @@ def _once(names: Iterable[str]) -> list[str]:
 
 
 def speed_of(summary: Summary, base: str | None) -> BootstrapInterval | None:
-    """Speed over a base arm; without one, tokens/s."""
+    """Speed relative to a base arm; without one, tokens/s."""
     if base is None:
         return interval(summary.get("tokens_per_s"))
     return interval((summary.get("speed_over") or {}).get(base))
@@ -101,7 +102,7 @@ def drift_of(summary: Summary) -> BootstrapInterval | None:
 
 
 def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Those of (speed, drift) that no other beats in one and equals in the other, slowest first."""
+    """Names of the Pareto-optimal points (speed, drift), slowest first."""
     best: list[str] = []
     for name, (_, drift) in sorted(points.items(), key=lambda item: (-item[1][0], item[1][1])):
         if not best or drift < points[best[-1]][1]:
@@ -110,21 +111,21 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 
 
 def headline(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The table that terminal and page both begin with: each arm at each temperature over all suites, fastest first.
+    """The first table of terminal and page: each arm at each temperature over all suites, fastest first.
 
     Returns:
         Rows {"arm", "engine", "temperature", "suite", "lossless", "status", "error", "tokens_per_s", "base",
         "speed_up": Interval, "speed_by_suite": {suite: Interval}, "target_calls_per_token": Interval,
-        "tokens_per_round": Interval, "mean_drift": Interval, "ttft_ms", "gap_ms": {"p50", "p95"}, "front": bool}; None
-        where something is not known. ``suite`` is "all", or the only one. ``speed_up`` is over ``base``, the first base
-        of the run. ``front``: no other arm is both as fast and as near to the target. An arm without an answer has one
-        row at temperature None.
+        "tokens_per_round": Interval, "mean_drift": Interval, "ttft_ms", "gap_ms": {"p50", "p95"}, "front": bool};
+        unknown values are None. ``suite`` is "all", or the only one. ``speed_up`` is relative to ``base``, the first
+        base of the run. ``front``: no other arm is both as fast and as close to the target. An arm without an answer
+        has one row at temperature None.
     """
     run = digest(results)
     rows = [row for temperature in run.temperatures for row in _headlines(run, temperature)]
-    told = {row["arm"] for row in rows}
+    shown = {row["arm"] for row in rows}
     for arm in run.arms:
-        if arm["name"] not in told:
+        if arm["name"] not in shown:
             empty = {
                 "arm": arm["name"],
                 "engine": arm.get("engine"),
@@ -140,21 +141,21 @@ def _headlines(run: Digest, temperature: float) -> list[dict[str, Any]]:
     if first is None:
         return []
     speeds: dict[str, dict[str, BootstrapInterval | None]] = {}
-    told: dict[str, Summary] = {}
+    shown: dict[str, Summary] = {}
     for suite, summaries in by_suite.items():
         for summary in summaries:
             arm = summary["arm"]
             speeds.setdefault(arm, {})[suite] = speed_of(summary, run.base)
-            # An arm that this suite knows nothing of has no numbers but those by suite.
+            # An arm without a summary for this suite has only numbers by suite.
             facts = {key: summary.get(key) for key in ("arm", "engine", "temperature", "lossless")}
-            told.setdefault(arm, summary if suite == first else facts | {"suite": first})
+            shown.setdefault(arm, summary if suite == first else facts | {"suite": first})
     on_front = set(front(plane_points(by_suite[first], run.base)))
-    rows = [_headline(run, summary, speeds[arm], on_front) for arm, summary in told.items()]
+    rows = [_headline(run, summary, speeds[arm], on_front) for arm, summary in shown.items()]
     return sorted(rows, key=lambda row: -(value(row["speed_up"]) or value(row["tokens_per_s"]) or 0))
 
 
 def plane_points(summaries: Sequence[Summary], base: str | None) -> dict[str, tuple[float, float]]:
-    """(speed, drift) of the arms that know both."""
+    """(speed, drift) of the arms for which both are known."""
     both = {s["arm"]: (value(speed_of(s, base)), value(drift_of(s))) for s in summaries}
     return {arm: (x, y) for arm, (x, y) in both.items() if x is not None and y is not None}
 

@@ -1,4 +1,4 @@
-"""Where labels find room beside their marks; one that finds none is left out (its tooltip says it still)."""
+"""Place labels next to their marks; a label without room is left out (the mark's tooltip has its text)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import NamedTuple
 __all__ = ["PlacedLabel", "Taken", "lane_rows", "place"]
 
 _LETTER, _HEIGHT = 6.3, 13.0
-"""Pixels of a letter at the style's size, a little more than its mean."""
+"""Width and height of a letter in pixels at the style's font size, slightly above the mean."""
 Spot = tuple[float, float, str]
 _SPOTS: Sequence[Spot] = (
     (9, 4, "start"), (-9, 4, "end"), (0, -9, "middle"), (0, 17, "middle"), (7, -7, "start"), (-7, -7, "end"),
     (7, 14, "start"), (-7, 14, "end"), (14, -15, "start"), (-14, -15, "end"), (14, 22, "start"), (-14, 22, "end"),
 )  # fmt: skip
-"""Shifts that are tried in turn: right, down, and which end of the text stands there."""
+"""Offsets that are tried in order: right, down, and text anchor."""
 
 
 class Taken(NamedTuple):
-    """Room that no label may take: share of the width, pixels down, half its size."""
+    """Area that labels must not cover: share of the width, pixels down, half its size."""
 
     x: float
     y: float
@@ -41,7 +41,7 @@ _Box = tuple[float, float, float, float]
 def place(
     labels: Sequence[PlacedLabel], marks: Sequence[Taken], width: int, height: int
 ) -> list[tuple[PlacedLabel, Spot]]:
-    """(label, its shift) of those that overlap no mark, no other label and no edge at this width."""
+    """(label, offset) of the labels that overlap no mark, no other label and no edge at this width."""
     taken: list[_Box] = [(x * width - r, y - r, x * width + r, y + r) for x, y, r in marks]
     placed: list[tuple[PlacedLabel, Spot]] = []
     for label in sorted(labels, key=lambda each: -each.urgency):
@@ -56,7 +56,7 @@ def place(
 
 
 def lane_rows(places: Sequence[float], width: int = 280, size: float = 14.0) -> list[int]:
-    """A row for each place (share of the width) so that marks in one row do not overlap."""
+    """Assign a row to each place (share of the width) so that marks in one row do not overlap."""
     rows: list[float] = []
     found = [0] * len(places)
     for i in sorted(range(len(places)), key=lambda i: places[i]):

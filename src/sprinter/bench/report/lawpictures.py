@@ -1,4 +1,4 @@
-"""The pictures of the pair's laws: SVIP's Figures 2 to 4."""
+"""Figures of the pair's laws: SVIP's Figures 2 to 4."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Analysis = Mapping[str, Any]
 
 
 def law_parts(analysis: Analysis | None) -> dict[str, BarPart]:
-    """Pictures by title; see ``sprinter.bench.analysis`` for what they show."""
+    """Figures by title; ``sprinter.bench.analysis`` describes the data."""
     if not analysis:
         return {}
     return {
@@ -136,7 +136,7 @@ def _bounds(found: Mapping[str, Any]) -> BarPart:
 
 
 def legend(names: Sequence[tuple[str, str, str | None]]) -> Markup:
-    """Lines and what they mean."""
+    """Legend: lines with their meaning."""
     entries = [
         tag("li", tag("svg", tag("line", x1=0, x2=26, y1=6, y2=6, class_=f"line {colour}", stroke_width=2.4,
                                  stroke_dasharray=dash), width=26, height=12, aria_hidden="true"), f" {name}")

@@ -1,7 +1,7 @@
-"""Colour, mark and short name of each arm, the same in every picture.
+"""Colour, mark and short name of each arm, the same in every figure.
 
-A colour (Okabe and Ito's palette) says what kind of method an arm is, a mark which method of that kind; arms of one
-method that differ in its dial look alike and are told apart by their labels.
+The colour (Okabe and Ito's palette) shows the kind of method, the mark the method. Arms of one method that differ in
+its dial share colour and mark; their labels distinguish them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "baseline": ("grey", "baselines"),
     "peer": ("purple", "other engines"),
 }
-"""Kind of an arm: its colour (a class of the page's style), and what the legend says."""
+"""Kind of an arm -> (colour, which is a CSS class of the page, text of the legend)."""
 
 MARKS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus", "star")
 
@@ -42,13 +42,17 @@ _LABEL_LENGTH = 26
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How an arm is drawn.
+    """Visual style of an arm.
 
     Attributes:
-        index: place in the run; marks and rows of one arm carry it.
-        name: in full. label: short, unique in the run.
-        method: its name without parameters. parameters: of the spec, as far as it is one of ours.
-        kind: key of ``KINDS``. colour: class of the style. mark: one of ``MARKS``.
+        index: index in the run, which the arm's marks and rows carry.
+        name: full name.
+        label: short name, unique in the run.
+        method: name of the method without parameters.
+        parameters: parameters of the spec, if it is a preset of this package.
+        kind: key of ``KINDS``.
+        colour: CSS class.
+        mark: one of ``MARKS``.
     """
 
     index: int
@@ -62,11 +66,11 @@ class Look:
 
 
 def looks(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | None]) -> dict[str, Look]:
-    """The look of each arm by name.
+    """Look of each arm by name.
 
     Args:
-        arms: as results have them.
-        lossless: of each arm, where something was measured.
+        arms: "arms" of a results file.
+        lossless: whether each arm is lossless, if known.
     """
     specs = [_spec_of(arm) for arm in arms]
     labels = _labels([str(arm["name"]) for arm in arms], specs)
@@ -84,7 +88,7 @@ def looks(arms: Sequence[Mapping[str, Any]], lossless: Mapping[str, bool | None]
 
 
 def read_spec(spec: str) -> tuple[str, dict[str, str]]:
-    """("fuzzy", {"threshold": "0.3", ...}) of a preset's spec, defaults filled in; (spec, {}) of any other text."""
+    """("fuzzy", {"threshold": "0.3", ...}) for a preset's spec, with defaults; (spec, {}) for any other text."""
     try:
         spec = parse_method(spec).name
     except SprinterError:
@@ -113,13 +117,13 @@ def _kind(arm: Mapping[str, Any], method: str, lossless: bool | None) -> str:
 
 
 def _labels(names: Sequence[str], specs: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
-    """A method's name and those parameters in which its arms differ; where that is not unique, the arm's name."""
+    """A method's name with the parameters in which its arms differ; the arm's name if that is not unique."""
     labels = []
     for name, (method, parameters) in zip(names, specs, strict=True):
         alike = [other for other_method, other in specs if other_method == method]
-        told = [f"{key}={each}" for key, each in parameters.items() if len({o.get(key) for o in alike}) > 1]
+        varied = [f"{key}={each}" for key, each in parameters.items() if len({o.get(key) for o in alike}) > 1]
         own_name = not parameters or not name.startswith(method)
-        labels.append(_cut(name if own_name else " ".join([method, *told])))
+        labels.append(_cut(name if own_name else " ".join([method, *varied])))
     return [
         label if labels.count(label) == 1 else f"{_cut(names[i], _LABEL_LENGTH - 4)} #{i + 1}"
         for i, label in enumerate(labels)

@@ -1,4 +1,4 @@
-"""Numbers of a results file as a page writes them. What is missing, not finite or no number is None, and shown as –."""
+"""Format numbers of a results file. A value that is missing, not finite or not a number is None, shown as –."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NONE = "–"
 
 
 def value(of: Any) -> float | None:
-    """A finite number; of an interval, its middle."""
+    """A finite number; for an interval, its value."""
     if isinstance(of, list | tuple):
         of = of[0] if of else None
     if isinstance(of, bool) or not isinstance(of, int | float) or not math.isfinite(of):
@@ -44,7 +44,7 @@ def interval(of: Any) -> BootstrapInterval | None:
 
 
 def number(of: Any, digits: int = 3) -> str:
-    """With about so many digits that count: 1,234 · 56.1 · 1.62 · 0.0312."""
+    """A number with about ``digits`` significant digits: 1,234 · 56.1 · 1.62 · 0.0312."""
     middle = value(of)
     if middle is None:
         return NONE
@@ -67,19 +67,19 @@ def multiple(of: Any) -> str:
 
 
 def drift(of: Any) -> str:
-    """With four places, so that columns can be compared."""
+    """A drift with four decimals, so that columns can be compared."""
     middle = value(of)
     return NONE if middle is None else f"{middle:.4f}" if middle else "0"
 
 
 def percentage(of: Any) -> str:
-    """A share as per cent."""
+    """A share in per cent."""
     middle = value(of)
     return NONE if middle is None else f"{100 * middle:.{1 if middle < 0.9995 else 0}f} %"
 
 
 def duration(seconds: Any) -> str:
-    """90 → 1 min 30 s."""
+    """A duration: 90 → 1 min 30 s."""
     whole = value(seconds)
     if whole is None:
         return NONE
@@ -91,7 +91,7 @@ def duration(seconds: Any) -> str:
 
 
 def text_of(of: Any) -> str:
-    """Any JSON value in a line."""
+    """Any JSON value on one line."""
     if of is None or of == "" or of == [] or of == {}:
         return NONE
     if isinstance(of, bool):

@@ -30,9 +30,9 @@
   }
   // tooltips, at once and by touch; the browser's own are for pages without scripts
   const tip = document.getElementById("tip");
-  const told = new WeakMap();
+  const tips = new WeakMap();
   for (const title of document.querySelectorAll(".tip > title, rect.tip > title")) {
-    told.set(title.parentNode, title.textContent);
+    tips.set(title.parentNode, title.textContent);
     title.remove();
   }
   const light = document.createElement("style");
@@ -44,7 +44,7 @@
     const arm = mark.dataset.arm;
     const drawn = mark.closest("svg.area, .kinds");
     light.textContent = drawn && arm ? `svg.area [data-arm]:not([data-arm="${arm}"]){opacity:.18}` : "";
-    const text = told.get(mark);
+    const text = tips.get(mark);
     tip.hidden = !text;
     if (!text) return;
     tip.textContent = text;

@@ -1,4 +1,4 @@
-"""The page: what was run, tables and pictures by suite and temperature, in one file."""
+"""The report page: facts about the run, tables and figures by suite and temperature, in one file."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = ["write_report"]
 
 _FOLDER = Path(__file__).parent
 _DRIFTS = (0.0, 0.02, 0.1)
-"""Mean drifts that the page's first lines name the fastest arm for."""
+"""Drift limits for which the page's first lines name the fastest arm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What is shown for a suite and a temperature (indices; None: for all): tables and pictures in order."""
+    """Tables and figures for a suite and a temperature (indices; None: all), in order."""
 
     parts: Sequence[BarPart | Table]
     suite: int | None = None
@@ -47,7 +47,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading, a line on how to read it, and its blocks."""
+    """A heading, one line of explanation, and blocks."""
 
     id: str
     title: str
@@ -59,12 +59,15 @@ def write_report(results: Mapping[str, Any], path: Path) -> Path:
     """Write the report of a run, atomically.
 
     Args:
-        results: content of a ``results.json``; see ``sprinter.bench.results``. Parts that it does not have are left out
-            of the page with a line that says why.
-        path: of the HTML file; its folder is made.
+        results: content of a ``results.json``; see ``sprinter.bench.results``. For missing parts the page has a line
+            that gives the reason.
+        path: path of the HTML file; its directory is created.
+
+    Returns:
+        ``path``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return write_atomic(path, _page(results))
@@ -97,7 +100,7 @@ def _page(results: Mapping[str, Any]) -> str:
 
 
 def _breakable(name: str) -> Markup:
-    """An arm's name that may go on in the next line after its punctuation."""
+    """An arm's name with optional line breaks after punctuation."""
     return Markup(re.sub(r"([(=,:])(?=\S)", r"\1<wbr>", str(escape(name))))
 
 
@@ -142,10 +145,10 @@ def _details(results: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]
 
 
 def _suites(run: Digest) -> list[dict[str, str]]:
-    told = []
+    shown = []
     for suite in run.results.get("suites") or []:
         sources = [f"{s.get('name')} ({str(s.get('sha256'))[:12]})" for s in suite.get("sources") or []]
-        told.append(
+        shown.append(
             {
                 "name": str(suite.get("name")),
                 "samples": text_of(suite.get("samples")),
@@ -156,11 +159,11 @@ def _suites(run: Digest) -> list[dict[str, str]]:
                 "sources": ", ".join(sources) or "–",
             }
         )
-    return told
+    return shown
 
 
 def _highlights(run: Digest, temperature: float) -> list[dict[str, Any]]:
-    """The fastest arm with at most so much drift; one that is named already is not named again."""
+    """The fastest arm for each limit of drift, each arm only once."""
     rows = [
         r
         for r in headline(run.results)
@@ -179,7 +182,7 @@ def _highlights(run: Digest, temperature: float) -> list[dict[str, Any]]:
 
 
 def _legend(run: Digest) -> list[tuple[str, list[Look]]]:
-    """Kinds and their methods, one look a method."""
+    """Kinds and their methods, with one look per method."""
     kinds: dict[str, dict[str, Look]] = {}
     for look in run.looks.values():
         kinds.setdefault(look.kind, {}).setdefault(look.method, look)
@@ -190,7 +193,7 @@ def _legend(run: Digest) -> list[tuple[str, list[Look]]]:
 def _views(
     run: Digest, make: Callable[[Digest, Sequence[Summary], tuple[str, float]], Sequence[BarPart | Table]]
 ) -> Iterator[Block]:
-    """One block a suite and temperature."""
+    """One block per suite and temperature."""
     for s, suite in enumerate(run.suites):
         for t, temperature in enumerate(run.temperatures):
             summaries = run.views.get((suite, temperature))
@@ -216,31 +219,31 @@ def _sections(run: Digest) -> list[Section]:
             "plane",
             "Speed and drift",
             "Right is faster, down is nearer to the target. Bars through marks are 95 % intervals.",
-            list(_views(run, lambda run, told, view: [plane(run, told)])),
+            list(_views(run, lambda run, rows, view: [plane(run, rows)])),
         ),
         Section(
             "speed",
             "Speed-up",
-            "Bars with 95 % bootstrap intervals over prompts; speed over other arms stands under All numbers.",
-            list(_views(run, lambda run, told, view: [_told(speed_table(run, told), "no speed is known")])),
+            "Bars with 95 % bootstrap intervals over prompts; speed over other arms is under All numbers.",
+            list(_views(run, lambda run, rows, view: [_else(speed_table(run, rows), "no speed is known")])),
         ),
         Section(
             "dials",
             "Dials",
             "What a method gains as its dial is turned, and what it loses.",
-            list(_views(run, lambda run, told, view: [dial_pictures(run, told)])),
+            list(_views(run, lambda run, rows, view: [dial_pictures(run, rows)])),
         ),
         Section(
             "rounds",
             "Tokens a round",
-            "How many tokens one look of the target yields.",
-            list(_views(run, lambda run, told, view: [rounds(run, told)])),
+            "How many tokens one target call yields.",
+            list(_views(run, lambda run, rows, view: [rounds(run, rows)])),
         ),
         Section(
             "acceptance",
             "Acceptance by place in the draft",
             "",
-            list(_views(run, lambda run, told, view: [acceptance(run, told, _positions(run, view[1]))])),
+            list(_views(run, lambda run, rows, view: [acceptance(run, rows, _positions(run, view[1]))])),
         ),
         _longform_section(run),
         Section(
@@ -250,8 +253,8 @@ def _sections(run: Digest) -> list[Section]:
             list(
                 _views(
                     run,
-                    lambda run, told, view: [
-                        _told(latency_table(run, told), "no arm told when its tokens came")
+                    lambda run, rows, view: [
+                        _else(latency_table(run, rows), "no arm reported when its tokens came")
                     ],
                 )
             ),
@@ -262,7 +265,8 @@ def _sections(run: Digest) -> list[Section]:
             "",
             list(
                 _views(
-                    run, lambda run, told, view: [_told(quality_table(run, told), "no quality was measured")]
+                    run,
+                    lambda run, rows, view: [_else(quality_table(run, rows), "no quality was measured")],
                 )
             ),
         ),
@@ -272,17 +276,17 @@ def _sections(run: Digest) -> list[Section]:
             "numbers",
             "All numbers",
             "Every arm, by suite and temperature.",
-            list(_views(run, lambda run, told, view: [full_table(run, told)])),
+            list(_views(run, lambda run, rows, view: [full_table(run, rows)])),
         ),
     ]
 
 
-def _told(table: Table | None, reason: str) -> BarPart | Table:
+def _else(table: Table | None, reason: str) -> BarPart | Table:
     return table if table is not None and table.rows else BarPart(None, [reason])
 
 
 def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
-    """Acceptance by place from the laws, where it was read at this temperature."""
+    """Acceptance by position from the laws, if they were analysed at this temperature."""
     analysis = run.results.get("analysis") or {}
     if (analysis.get("sampling") or {}).get("temperature") != temperature:
         return None
@@ -293,7 +297,7 @@ def _positions(run: Digest, temperature: float) -> Mapping[str, Any] | None:
 def _longform_section(run: Digest) -> Section:
     found = longforms(run)
 
-    def make(run: Digest, told: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
+    def make(run: Digest, rows: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
         if view in found:
             return [longform_picture(run, found[view]), longform_table(run, found[view])]
         return [
@@ -309,12 +313,12 @@ def _longform_section(run: Digest) -> Section:
 def _category_section(run: Digest) -> Section:
     found = categories(run)
 
-    def make(run: Digest, told: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
+    def make(run: Digest, rows: Sequence[Summary], view: tuple[str, float]) -> Sequence[BarPart | Table]:
         if view in found:
             return [category_table(run, found[view])]
         return [
             BarPart(
-                None, [_elsewhere(found, "no suite has several categories and an arm to be told relative to")]
+                None, [_elsewhere(found, "no suite has several categories and a base arm to compare with")]
             )
         ]
 
@@ -322,9 +326,9 @@ def _category_section(run: Digest) -> Section:
 
 
 def _elsewhere(found: Iterable[tuple[str, float]], nowhere: str) -> str:
-    """Why a view does not have what only some suites have."""
+    """Why a view lacks a part that only some suites have."""
     suites = ", ".join(dict.fromkeys(suite for suite, _ in found))
-    return f"told for {suites} only (choose it above)" if suites else nowhere
+    return f"shown for {suites} only (choose it above)" if suites else nowhere
 
 
 def _law_section(run: Digest) -> Section:
@@ -338,9 +342,9 @@ def _law_section(run: Digest) -> Section:
             f"texts that the target wrote at temperature {text_of(temperature)}; mean acceptance rate "
             f"{number(analysis.get('overlap'))}."
         )
-    missing: list[BarPart | Table] = [BarPart(None, ["the laws were not read in this run"])]
-    told = [BarPart(part.body and _titled(title, part.body), part.notes) for title, part in parts.items()]
-    return Section("laws", "Laws of the pair", lead, [Block(told or missing)])
+    missing: list[BarPart | Table] = [BarPart(None, ["the laws were not analysed in this run"])]
+    shown = [BarPart(part.body and _titled(title, part.body), part.notes) for title, part in parts.items()]
+    return Section("laws", "Laws of the pair", lead, [Block(shown or missing)])
 
 
 def _titled(title: str, body: Markup) -> Markup:
@@ -348,7 +352,7 @@ def _titled(title: str, body: Markup) -> Markup:
 
 
 def _merged(section: Section) -> Section:
-    """One line in place of many, where every block is missing for the same reason."""
+    """Replace the blocks by one line if all are missing for the same reason."""
     parts = [part for block in section.blocks for part in block.parts]
     reasons = {tuple(part.notes) for part in parts if isinstance(part, BarPart) and part.body is None}
     if len(reasons) != 1 or any(isinstance(part, Table) or part.body is not None for part in parts):

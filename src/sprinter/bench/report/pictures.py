@@ -1,4 +1,4 @@
-"""The pictures of a run: speed and drift, dials, tokens a round, acceptance by position, long texts."""
+"""Figures of a run: speed and drift, dials, tokens per round, acceptance by position, long texts."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ __all__ = [
 
 _LANE_ROW = 15
 _BY_RATIO = 5
-"""Speeds that differ by more than this factor stand on an axis of ratios."""
+"""If speeds differ by more than this factor the axis is logarithmic."""
 _PLACES = 20
 _MOST = 21
-"""Tokens a round from which on histograms count together."""
+"""Number of tokens per round from which histograms have a single bin."""
 _NO_DRAFTS = ("draft-only", "allocation")
-"""Methods without rounds: their drafts are whole texts."""
+"""Methods without rounds, whose drafts are whole texts."""
 _LEAST_ROUNDS = 20
 
 
 class BarPart(NamedTuple):
-    """A picture or table, or in one sentence why there is none; notes stand below it."""
+    """A figure or table with notes below it, or a sentence that says why there is none."""
 
     body: Markup | None
     notes: Sequence[str] = ()
 
 
 def range_text(of: BootstrapInterval | None, show: Callable[[Any], str] = number) -> str:
-    """1.62× (1.55× to 1.70×)."""
+    """Value and interval as text: 1.62× (1.55× to 1.70×)."""
     if of is None:
         return "not known"
     return show(of[0]) if None in of else f"{show(of[0])} ({show(of[1])} to {show(of[2])})"
 
 
 def tip_of(run: Digest, summary: Summary) -> str:
-    """What a mark's tooltip says."""
+    """Text of a mark's tooltip."""
     speed, far = speed_of(summary, run.base), drift_of(summary)
     exact = summary.get("lossless") is True
     lines = [
@@ -81,14 +81,14 @@ def _speed_axis(run: Digest, speeds: Sequence[float]) -> Axis:
 
 # --- speed and drift -------------------------------------------------------------------------------------------------
 def plane(run: Digest, summaries: Sequence[Summary]) -> BarPart:
-    """Speed across, drift down; exact arms in a lane of their own; the front."""
+    """Speed (horizontal) against drift (vertical), exact arms in a separate lane, and the front."""
     points = plane_points(summaries, run.base)
-    told = [summary for summary in summaries if summary["arm"] in points]
-    if not told:
+    shown = [summary for summary in summaries if summary["arm"] in points]
+    if not shown:
         return BarPart(None, ["no arm knows both its speed and its drift"])
-    exact = [summary for summary in told if summary.get("lossless") is True]
-    lossy = [summary for summary in told if summary.get("lossless") is not True]
-    x = _speed_axis(run, [end for s in told for end in _span(speed_of(s, run.base))])
+    exact = [summary for summary in shown if summary.get("lossless") is True]
+    lossy = [summary for summary in shown if summary.get("lossless") is not True]
+    x = _speed_axis(run, [end for s in shown for end in _span(speed_of(s, run.base))])
     most = max((bounds(far)[1] for s in lossy if (far := drift_of(s))), default=0.0) or 0.1
     y = axis([], "↑ mean drift TV(π, p), less is nearer to the target", low=0.0, high=1.06 * most)
     rows = lane_rows([x.share(points[s["arm"]][0]) for s in exact])
@@ -112,10 +112,10 @@ def plane(run: Digest, summaries: Sequence[Summary]) -> BarPart:
 
 
 def _plane_name(run: Digest, points: Mapping[str, tuple[float, float]]) -> str:
-    told = "; ".join(
+    shown = "; ".join(
         f"{arm} {number(points[arm][0])} at drift {drift(points[arm][1])}" for arm in front(points)
     )
-    return f"Speed against drift of {len(points)} arms. On the front: {told}."
+    return f"Speed against drift of {len(points)} arms. On the front: {shown}."
 
 
 def _whiskers(plot: Plot, run: Digest, summary: Summary, at: tuple[float, float]) -> None:
@@ -129,13 +129,13 @@ def _whiskers(plot: Plot, run: Digest, summary: Summary, at: tuple[float, float]
 
 
 def _span(of: BootstrapInterval | None) -> list[float]:
-    """What an axis must reach."""
+    """Ends of an interval, which an axis must include."""
     return [] if of is None else [of[0], *bounds(of)]
 
 
 # --- dials -----------------------------------------------------------------------------------------------------------
 def dial_pictures(run: Digest, summaries: Sequence[Summary]) -> BarPart:
-    """Drift, and a quality, against speed as dials move."""
+    """Drift, and a quality, against speed for several values of each dial."""
     found = dials(run, summaries)
     if not found:
         return BarPart(None, ["no lossy method ran at two places of its dial"])
@@ -201,13 +201,13 @@ def _at(run: Digest, summary: Summary, measure: Measure) -> tuple[float, float] 
 
 # --- rounds ----------------------------------------------------------------------------------------------------------
 def rounds(run: Digest, summaries: Sequence[Summary]) -> BarPart:
-    """A histogram of tokens a round for each arm, all on one scale across."""
-    told = [s for s in summaries if sum(s.get("round_histogram") or []) and len(s["round_histogram"]) > 2]
-    if not told:
-        return BarPart(None, ["no arm told how many tokens its rounds added"])
-    most = min(_MOST, max(len(s["round_histogram"]) for s in told) - 1)
-    cards = [_card(run, summary, most) for summary in told]
-    rest = [s["arm"] for s in summaries if s not in told]
+    """A histogram of tokens per round for each arm, all with the same horizontal scale."""
+    shown = [s for s in summaries if sum(s.get("round_histogram") or []) and len(s["round_histogram"]) > 2]
+    if not shown:
+        return BarPart(None, ["no arm reported how many tokens its rounds added"])
+    most = min(_MOST, max(len(s["round_histogram"]) for s in shown) - 1)
+    cards = [_card(run, summary, most) for summary in shown]
+    rest = [s["arm"] for s in summaries if s not in shown]
     notes = [f"Share of rounds that added 1 to {most} tokens (or more); the height is each arm's own."]
     if rest:
         notes.append(f"Left out, one token a round or not known: {', '.join(rest)}.")
@@ -232,7 +232,7 @@ def _card(run: Digest, summary: Summary, most: int) -> Markup:
 
 
 def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any] | None) -> BarPart:
-    """Chance that a draft token is kept by its place in the draft, the fastest arm of each method."""
+    """Acceptance rate of draft tokens by position in the draft, for the fastest arm of each method."""
     best: dict[str, tuple[Summary, list[float]]] = {}
     for summary in sorted(summaries, key=lambda s: value(s.get("tokens_per_s")) or 0):
         places = acceptance_by_position(summary.get("round_histogram") or [])
@@ -243,7 +243,7 @@ def acceptance(run: Digest, summaries: Sequence[Summary], laws: Mapping[str, Any
             best[method] = (summary, kept)
     law = (laws or {}).get("kept", [])[:_PLACES]
     if not best and not law:
-        return BarPart(None, ["no arm told how many tokens its rounds added"])
+        return BarPart(None, ["no arm reported how many tokens its rounds added"])
     longest = max([len(law), *(len(kept) for _, kept in best.values())])
     x = Axis(0.5, longest + 0.5, "place in the draft →", _whole(longest))
     least = min([*law, *(share for _, kept in best.values() for share in kept)])
@@ -277,10 +277,10 @@ def _whole(most: int) -> list[float]:
 
 # --- long texts ------------------------------------------------------------------------------------------------------
 def longform_picture(run: Digest, found: LongForm) -> BarPart:
-    """Speed against the position in the context: the fastest arm of each kind, and the base."""
+    """Speed against the position in the context, for the fastest arm of each kind and the base."""
     over = bool(found.speed_up)
-    told: Mapping[str, Sequence[Any]] = found.speed_up if over else found.tokens_per_s
-    lines = {arm: _centres(found.edges, each) for arm, each in told.items()}
+    shown: Mapping[str, Sequence[Any]] = found.speed_up if over else found.tokens_per_s
+    lines = {arm: _centres(found.edges, each) for arm, each in shown.items()}
     best: dict[str, str] = {}
     for arm, points in sorted(lines.items(), key=lambda item: _mean([at[0] for _, at in item[1]])):
         if points:

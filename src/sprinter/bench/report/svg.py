@@ -1,7 +1,7 @@
-"""Pictures as SVG that fits any width: places across are shares of the width, places down and letters are pixels.
+"""SVG figures for any width: horizontal positions are shares of the width, vertical positions and text are pixels.
 
-So a picture is drawn once, its letters stay legible on a telephone, and colours follow the page's light or dark scheme.
-Lines are drawn in an inner picture that is stretched (``vector-effect`` keeps their width).
+So a figure is drawn once, its text stays legible on a phone, and its colours follow the page's light or dark scheme.
+Lines are drawn in an inner SVG that is stretched (``vector-effect`` keeps their width).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sprinter.bench.report.numbers import number
 __all__ = ["HALF", "WIDE", "Axis", "Plot", "axis", "tag"]
 
 WIDE, HALF, _NARROW = 850, 386, 280
-"""Least widths in pixels, axis and margins apart, that labels are laid out for: of a picture alone and of one of a pair
-on a window of 960 pixels or more, and of any on a telephone. The style shows those that fit."""
+"""Minimum widths in pixels, without axis and margins, that labels are laid out for: a single figure, one of two figures
+side by side in a window of 960 pixels or more, and any figure on a phone. The style sheet shows the labels that fit."""
 _UNITS = 1000
-"""Width of the stretched inner picture."""
+"""Width of the stretched inner SVG."""
 
 
 def tag(name: str, *children: str, **attributes: object) -> Markup:
-    """An element; values are escaped, ``class_`` is "class", other "_" are "-", None leaves an attribute out."""
-    told = "".join(
+    """Make an element; values are escaped, ``class_`` is "class", other "_" become "-", None omits an attribute."""
+    shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(each))}"'
         for key, each in attributes.items()
         if each is not None
     )
     inside = "".join(escape(child) for child in children)
-    return Markup(f"<{name}{told}>{inside}</{name}>")
+    return Markup(f"<{name}{shown}>{inside}</{name}>")
 
 
 def _plain(each: object) -> object:
@@ -43,11 +43,13 @@ def _plain(each: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A range of values along one side.
+    """An axis.
 
     Attributes:
-        low, high: its ends. label: what is told, with its unit. ticks: values that are marked.
-        log: by ratios.
+        low, high: ends of the range.
+        label: quantity with its unit.
+        ticks: values with tick marks.
+        log: whether the scale is logarithmic.
     """
 
     low: float
@@ -57,7 +59,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value lies, 0 at the low end and 1 at the high one; cut there."""
+        """Position of a value, 0 at the low end and 1 at the high one; values outside are clamped."""
         low, high, at = (self._scaled(each) for each in (self.low, self.high, value))
         return min(1.0, max(0.0, (at - low) / (high - low)))
 
@@ -73,10 +75,11 @@ def axis(
     high: float | None = None,
     log: bool = False,
 ) -> Axis:
-    """An axis that holds all values, with about five ticks.
+    """Make an axis that includes all values, with about five ticks.
 
     Args:
-        low, high: ends that are given. log: all values are positive.
+        low, high: fixed ends; None: chosen.
+        log: logarithmic scale; all values must be positive.
     """
     least = min(values, default=0.0) if low is None else low
     most = max(values, default=1.0) if high is None else high
@@ -105,12 +108,15 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 class Plot:
-    """One picture, filled by its methods in the order of drawing.
+    """One figure; its methods draw in the order of their calls.
 
     Args:
-        x, y: axes. name: what a screen reader says in its place. height: of the area, in pixels.
-        lane: pixels below the area for marks that have no place on the y axis; lane_label: what it is called.
-        wide: least width of the area on a wide window, ``WIDE`` or ``HALF``.
+        x, y: axes.
+        name: text for screen readers.
+        height: height of the plot area in pixels.
+        lane: pixels below the area for marks that have no place on the y axis.
+        lane_label: label of the lane.
+        wide: minimum width of the area in a wide window, ``WIDE`` or ``HALF``.
     """
 
     def __init__(
@@ -127,7 +133,7 @@ class Plot:
         self, points: Sequence[tuple[float, float]], colour: str, *, dash: str | None = None, width: float = 1.8,
         steps: bool = False, index: int | None = None,
     ) -> None:  # fmt: skip
-        """Through points; ``steps``: along first, then up."""
+        """A line through points; ``steps``: a step function."""
         if steps:
             corners = [(right[0], left[1]) for left, right in pairwise(points)]
             points = [point for pair in zip_longest(points, corners) for point in pair if point is not None]
@@ -141,13 +147,13 @@ class Plot:
     def band(
         self, low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]], colour: str
     ) -> None:
-        """Between two lines."""
+        """A filled band between two lines."""
         self._lines.append(
             tag("polygon", points=self._points([*low, *reversed(high)]), class_=f"band {colour}")
         )
 
     def bar(self, left: float, right: float, top: float, colour: str, tip: str) -> None:
-        """From the bottom up to ``top``."""
+        """A bar from the bottom to ``top``."""
         start, end, y = self._units(left), self._units(right), self._down(top)
         gap = min(1.5, (end - start) / 6)
         self._lines.append(
@@ -156,7 +162,7 @@ class Plot:
         )  # fmt: skip
 
     def rule(self, x: float, text: str) -> None:
-        """A thin line down, and what it is."""
+        """A thin vertical line with a label."""
         at, bottom = self._units(x), self.height + self.lane
         self._lines.append(tag("line", class_="rule", x1=at, x2=at, y1=0, y2=bottom))
         self._marks.append(tag("text", text, class_="note", x=self._percent(x), y=0, dx=4, dy=10))
@@ -164,7 +170,7 @@ class Plot:
     def mark(
         self, x: float, y: float | None, look: Look, tip: str, *, row: float = 0, label: str = "", urgency: int = 0
     ) -> None:  # fmt: skip
-        """A mark with its tooltip. ``y`` None: in the lane, ``row`` pixels down. Labels of high urgency go first."""
+        """A mark with a tooltip. ``y`` None: in the lane, ``row`` pixels down. Urgent labels are placed first."""
         down = self._down(y) if y is not None else self.height + row
         at = self._percent(x)
         hit = tag("circle", cx=at, cy=down, r=11, class_="hit")
@@ -175,23 +181,23 @@ class Plot:
             self._labels.append(PlacedLabel(self.x.share(x), down, label, urgency, look.index))
 
     def dot(self, x: float, y: float, colour: str, tip: str, index: int | None = None) -> None:
-        """A place on a line that tells its numbers."""
+        """A point on a line, with a tooltip."""
         self._marks.append(
             tag("circle", tag("title", tip), cx=self._percent(x), cy=self._down(y), r=2.6, class_=f"dot tip {colour}",
                 data_arm=index)
         )  # fmt: skip
 
     def whisker(self, start: tuple[float, float], end: tuple[float, float], colour: str, index: int) -> None:
-        """A thin line between two points: an interval."""
+        """A thin line between two points, for an interval."""
         points = self._points([start, end])
         self._lines.append(tag("polyline", points=points, class_=f"whisker {colour}", data_arm=index))
 
     def text(self, x: float, y: float, label: str, index: int, urgency: int = 0) -> None:
-        """A label near a point, put where it fits."""
+        """A label near a point, placed where it fits."""
         self._labels.append(PlacedLabel(self.x.share(x), self._down(y), label, urgency, index))
 
     def html(self) -> Markup:
-        """The picture with its axes."""
+        """The figure with its axes."""
         whole = self.height + self.lane
         lines = tag("svg", *self._lines, viewBox=f"0 0 {_UNITS} {whole}", preserveAspectRatio="none", width="100%",
                     height=whole)  # fmt: skip
@@ -224,7 +230,7 @@ class Plot:
         return parts
 
     def _placed(self, width: int, which: str) -> list[Markup]:
-        """Labels that find room at this width."""
+        """Labels that fit at this width."""
         foot, note = self.height + self.lane - 10.0, range(0, 7 * len(self._lane_label), 7)
         taken = [*self._taken, *(Taken(x / width, foot, 6.0) for x in note)]
         return [

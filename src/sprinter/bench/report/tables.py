@@ -1,4 +1,4 @@
-"""The tables of a page, with bars drawn into their cells."""
+"""Tables of the report page, some with bars in their cells."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Cell(NamedTuple):
-    """What a cell shows, its tooltip, and what it is: a number (""), a "word" or a "bar"."""
+    """Content of a cell, its tooltip, and its type: a number (""), a "word" or a "bar"."""
 
     text: str | Markup
     title: str = ""
@@ -40,7 +40,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Cells of one arm; ``note`` stands under its name."""
+    """Cells of one arm; ``note`` is shown below its name."""
 
     look: Look
     cells: Sequence[Cell]
@@ -51,7 +51,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Head: (title, tooltip) of each column after the arm's. ``bars``: the last column is a drawing."""
+    """A table. ``head``: (title, tooltip) of each column after the arm's. ``bars``: the last column has bars."""
 
     caption: str
     head: Sequence[tuple[str, str]]
@@ -61,11 +61,11 @@ class Table:
 
 
 def _cell(of: Any, show: Callable[[Any], str] = number) -> Cell:
-    told = interval(of)
-    if told is None:
+    found = interval(of)
+    if found is None:
         return Cell(NONE)
-    title = f"{show(told[1])} to {show(told[2])}" if None not in told else ""
-    return Cell(show(told[0]), title)
+    title = f"{show(found[1])} to {show(found[2])}" if None not in found else ""
+    return Cell(show(found[0]), title)
 
 
 def _with_interval(of: BootstrapInterval | None, show: Callable[[Any], str] = number) -> Cell:
@@ -105,10 +105,10 @@ def headline_table(run: Digest, temperature: float) -> Table:
     head += [
         ("drift", "mean TV(π, p): how far the law of a token is from the target's"),
         ("calls / token", "target calls a new token"),
-        ("tokens/s", "new tokens a second, the prompt's pass included"),
+        ("tokens/s", "new tokens a second, prefill included"),
         ("law", "exact: texts follow the target's law"),
     ]
-    told = []
+    shown = []
     for row in rows:
         speeds = [interval(row["speed_by_suite"].get(suite)) for suite in suites]
         first = _with_interval(speeds[0], show) if speeds else Cell(NONE)
@@ -119,15 +119,15 @@ def headline_table(run: Digest, temperature: float) -> Table:
             _cell(row["tokens_per_s"]),
             _exact(row["lossless"]),
         ]
-        told.append(_row(run, row, [*([first] if suites else []), *rest, *others], row["front"]))
-    return Table(f"All arms at temperature {temperature:g}: {what}", head, told)
+        shown.append(_row(run, row, [*([first] if suites else []), *rest, *others], row["front"]))
+    return Table(f"All arms at temperature {temperature:g}: {what}", head, shown)
 
 
 def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
     """Bars with intervals, fastest first."""
     base = run.base
-    told = [(summary, speed_of(summary, base)) for summary in summaries]
-    there = [(summary, speed) for summary, speed in told if speed is not None]
+    shown = [(summary, speed_of(summary, base)) for summary in summaries]
+    there = [(summary, speed) for summary, speed in shown if speed is not None]
     there.sort(key=lambda item: -item[1][0])
     most = max((bounds(speed)[1] for _, speed in there), default=1.0)
     show, mark = (multiple, 1.0) if base else (number, None)
@@ -135,7 +135,7 @@ def speed_table(run: Digest, summaries: Sequence[Summary]) -> Table:
         _row(run, s, [_with_interval(speed, show), _bar(run.looks[s["arm"]].colour, speed, most, mark)])
         for s, speed in there
     ]
-    missing = [summary["arm"] for summary, speed in told if speed is None]
+    missing = [summary["arm"] for summary, speed in shown if speed is None]
     title = f"speed over {base}" if base else "tokens a second"
     head = ("speed-up" if base else "tokens/s", f"{title}, with its 95 % interval")
     return Table(title, [head, ("", "")], rows, True, missing)
@@ -183,7 +183,7 @@ def _at(summary: Summary, key: str, level: str) -> float | None:
 
 
 def _span(colour: str, summary: Summary, key: str, most: float) -> Cell:
-    """From p50 to p95."""
+    """A bar from p50 to p95."""
     low, high = (_at(summary, key, level) for level in ("p50", "p95"))
     if low is None or high is None:
         return Cell("", kind="bar")
@@ -193,7 +193,7 @@ def _span(colour: str, summary: Summary, key: str, most: float) -> Cell:
 
 
 _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
-    ("tokens_per_s", "tokens/s", "new tokens a second, the prompt's pass included", number),
+    ("tokens_per_s", "tokens/s", "new tokens a second, prefill included", number),
     ("target_calls_per_token", "calls / token", "target calls a new token", number),
     ("draft_steps_per_token", "draft steps / token", "draft steps a new token", number),
     ("tokens_per_round", "tokens / round", "new tokens a round (target call)", number),
@@ -207,7 +207,7 @@ _FULL: Sequence[tuple[str, str, str, Callable[[Any], str]]] = (
 
 
 def full_table(run: Digest, summaries: Sequence[Summary]) -> Table:
-    """Every number of a summary but latency and quality."""
+    """Every number of a summary except latency and quality."""
     head = [("law", "exact: texts follow the target's law")]
     head += [(f"over {base}", f"speed over {base}; 95 % interval") for base in run.bases]
     head += [("drift", "mean TV(π, p)"), *((title, hint) for _, title, hint, _ in _FULL)]
@@ -221,9 +221,13 @@ def full_table(run: Digest, summaries: Sequence[Summary]) -> Table:
 
 
 def quality_table(run: Digest, summaries: Sequence[Summary]) -> Table | None:
-    """Main qualities with intervals; None: there is none."""
-    told = {name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None}
-    names = [name for name in METRICS if name in told and METRICS[name].main] + sorted(told - METRICS.keys())
+    """Main quality measures with intervals; None if nothing was measured."""
+    shown = {
+        name for s in summaries for name, of in (s.get("quality") or {}).items() if value(of) is not None
+    }
+    names = [name for name in METRICS if name in shown and METRICS[name].main] + sorted(
+        shown - METRICS.keys()
+    )
     if not names:
         return None
     arrows = {"higher": "\u00a0↑", "lower": "\u00a0↓"}
@@ -241,11 +245,11 @@ def quality_table(run: Digest, summaries: Sequence[Summary]) -> Table | None:
 
 def longform_table(run: Digest, found: LongForm) -> Table:
     """Speed by position for every arm."""
-    told: Mapping[str, Sequence[Any]] = found.speed_up or found.tokens_per_s
+    shown: Mapping[str, Sequence[Any]] = found.speed_up or found.tokens_per_s
     show = multiple if found.speed_up else number
     ends = list(zip(found.edges, found.edges[1:], strict=False))
     head = [(f"{start:,}–{end:,}", f"tokens {start:,} to {end:,} of the context") for start, end in ends]
-    rows = [_row(run, {"arm": arm}, [_cell(of, show) for of in bins]) for arm, bins in told.items()]
+    rows = [_row(run, {"arm": arm}, [_cell(of, show) for of in bins]) for arm, bins in shown.items()]
     what = f"speed over {run.base}" if found.speed_up else "tokens a second"
     return Table(f"{what} by position in the context", head, rows)
 
@@ -254,7 +258,7 @@ def category_table(run: Digest, found: Categories) -> Table:
     """Speed-up by category for every arm."""
     head = [(name, f"speed over {run.base} on {name}") for name in found.names]
     rows = [
-        _row(run, {"arm": arm}, [_cell(told.get(name), multiple) for name in found.names])
-        for arm, told in found.speed_up.items()
+        _row(run, {"arm": arm}, [_cell(shown.get(name), multiple) for name in found.names])
+        for arm, shown in found.speed_up.items()
     ]
     return Table(f"speed over {run.base} by category", head, rows)

@@ -1,7 +1,7 @@
-"""Suites: prompts by name or from files, and what is right about their answers.
+"""Suites: prompts by name or from files, and checks of their answers.
 
-``load_suite`` gives the samples, ``turn_ids`` the token ids that a pair is asked with. Other packages add suites
-through entry points of the group ``sprinter.bench_suites``: functions without arguments that return an ``Entry``.
+``load_suite`` returns the samples, ``turn_ids`` the token ids of a prompt for a pair. Other packages add suites through
+entry points of the group ``sprinter.bench_suites``: functions without arguments that return an ``Entry``.
 """
 
 from sprinter.bench.suites.entry import Entry, Files, Hub, Making, SuiteSource

@@ -1,4 +1,4 @@
-"""What a suite is made of: sources of records, and a function that makes samples of them."""
+"""Definition of a suite: sources of records, and a function that makes samples of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sprinter.training.sources import SourceRecord, read_hub, read_records
 __all__ = ["Entry", "Files", "Hub", "Making", "Reading", "SuiteRows", "SuiteSource"]
 
 SuiteRows = Iterator[tuple[str, SourceRecord]]
-"""Where a record stands, in words, and the record."""
+"""(location of a record as text, record)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Files:
     """Files under ``--data``.
 
     Attributes:
-        names: read one after another; all must be there.
-        read: gives the records of one file.
+        names: file names, read in this order; all must exist.
+        read: reads the records of one file.
     """
 
     names: tuple[str, ...]
@@ -38,16 +38,16 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A data set for those who give no ``--data``.
+    """A data set on the hub, used without ``--data``.
 
     Attributes:
         name: hub id, or "json" with ``data_files``.
-        split: of the data set.
-        config: its configuration, where it has several.
-        data_files: address or pattern of the files to read.
-        text: field that holds the text, where it is not called "text".
-        most: records to read; 0: all.
-        keep: which records count.
+        split: split of the data set.
+        config: configuration of the data set, if it has several.
+        data_files: URL or pattern of the files to read.
+        text: field that holds the text, if it is not called "text".
+        most: maximum number of records to read; 0: all.
+        keep: predicate for the records to use.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Hub:
     keep: Callable[[SourceRecord], bool] = lambda record: True
 
     def read(self) -> SuiteRows:
-        """The records that count, in order."""
+        """Yield the records to use, in order."""
         rows = read_hub(self.name, self.split, config=self.config, data_files=self.data_files)
         kept = ((where, self._renamed(record)) for where, record in rows if self.keep(record))
         return islice(kept, self.most) if self.most else kept
@@ -73,22 +73,22 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class SuiteSource:
-    """One part of a suite's data (questions, references, ...), as files or, where there is a network, from the hub."""
+    """One part of a suite's data (questions, references, ...), from files or from the hub."""
 
     files: Files | None
     hub: Hub | None = None
 
     def missing(self, data: Path) -> list[str]:
-        """Its files that are not in ``data``."""
+        """Names of its files that are not in ``data``."""
         return [name for name in self.files.names if not (data / name).is_file()] if self.files else []
 
 
 class Reading:
-    """A source while it is read.
+    """A source that is being read, with hashes of what was read.
 
     Args:
-        source: what to read.
-        data: directory of its files; None: from the hub.
+        source: source to read.
+        data: directory of its files; None: read from the hub.
     """
 
     def __init__(self, source: SuiteSource, data: Path | None) -> None:
@@ -98,10 +98,10 @@ class Reading:
         self._digest = hashlib.sha256()
 
     def rows(self) -> SuiteRows:
-        """The records.
+        """Yield the records.
 
         Raises:
-            UserError: a file or data set is missing or cannot be read, or a record is no object with fields.
+            UserError: a file or data set is missing or cannot be read, or a record is not an object with fields.
         """
         for where, record in self._from_files() if self._hub is None else self._from_hub(self._hub):
             if not isinstance(record, dict):
@@ -110,7 +110,7 @@ class Reading:
 
     def _from_files(self) -> SuiteRows:
         if self._files is None or not self._paths:
-            raise UserError(f"this suite is read from files alone: {self._mend}")
+            raise UserError(f"this suite is read from files alone: {self._hint}")
         for path in self._paths:
             yield from self._files.read(str(path))
 
@@ -120,14 +120,14 @@ class Reading:
                 self._digest.update(json.dumps(record, sort_keys=True, default=str).encode() + b"\n")
                 yield where, record
         except UserError as error:
-            raise UserError(f"{error}, or {self._mend}") from None
+            raise UserError(f"{error}, or {self._hint}") from None
 
     @property
-    def _mend(self) -> str:
+    def _hint(self) -> str:
         return f"give --data with {', '.join(self._files.names)}" if self._files else "give a file"
 
     def facts(self) -> list[dict[str, str]]:
-        """Name and sha256 of each file, or of the records that were read from the hub."""
+        """Name and sha256 of each file, or of the records read from the hub."""
         if self._hub is not None:
             return [{"name": str(self._hub), "sha256": self._digest.hexdigest()}]
         found = []
@@ -139,14 +139,14 @@ class Reading:
 
 @dataclass(slots=True)
 class Making:
-    """What samples are made with, and what was passed over.
+    """Parameters for making samples, and the number of texts that were skipped.
 
     Attributes:
-        name: of the suite.
-        rule: for running text.
-        tokenizer: the pair's, for rules that count tokens.
-        text_field: of the records, where the user named it.
-        skipped: texts that gave no sample, by reason.
+        name: name of the suite.
+        rule: rule for running text.
+        tokenizer: the pair's tokenizer, for rules that count tokens.
+        text_field: field of the records that holds the text, if the user named it.
+        skipped: number of texts that gave no sample, by reason.
     """
 
     name: str
@@ -158,17 +158,17 @@ class Making:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A suite as a list knows it.
+    """Definition of a suite.
 
     Attributes:
-        about: one line.
-        sources: the parts of its data.
-        make: from one iterator of records a source to samples.
-        new_tokens: usual limit of new tokens a turn; 0: up to the context limit.
-        rule: for running text how it is cut; else, in words, how prompts are made.
-        grouped: samples are asked one a group in turn, so that the first N are spread evenly.
-        group: from a category to its group.
-        chat: prompts are what a user says, and not text to go on from.
+        about: one-line description.
+        sources: parts of its data.
+        make: function from one iterator of records per source to samples.
+        new_tokens: default limit of new tokens per turn; 0: up to the context limit.
+        rule: for running text the rule that splits it; otherwise a description of how prompts are made.
+        grouped: whether samples of all groups are asked in turn, so that the first N are spread evenly.
+        group: function from a category to its group.
+        chat: whether prompts are messages of a user, not text to be continued.
     """
 
     about: str

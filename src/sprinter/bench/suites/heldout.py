@@ -1,7 +1,7 @@
-"""Texts that the built-in pair was not trained on, out of the very files that it was trained on.
+"""Held-out texts of the files that the built-in pair was trained on.
 
-A document is cleaned of what the wiki extractor left behind and is held out if the sha256 of its text, as a number, is
-divisible by 100. The split depends on nothing else, so it is the same everywhere.
+A document is cleaned of remains of the wiki extractor. It is held out if the sha256 of its text, as a number, is
+divisible by 100; the split depends on nothing else.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ __all__ = ["MODULUS", "clean_wiki", "held_out", "stories", "wikinews", "wikipedi
 
 MODULUS = 100
 
-# The extractor drops pronunciation templates and leaves their separators: "Einstein (; ]; 14 March" and "()".
+# The extractor removes pronunciation templates and leaves their separators: "Einstein (; ]; 14 March" and "()".
 _ORPHANS = re.compile(r"\((?:[\s;,:\]\[]*[;,:\]\[])\s*")
 _EMPTY = re.compile(r" ?\(\s*\)")
 _END = "<|endoftext|>"
 
 
 def held_out(text: str) -> bool:
-    """Whether the built-in pair never saw this text: a cleaned document of its sources."""
+    """Whether the built-in pair was not trained on this text, a cleaned document of its sources."""
     return int(hashlib.sha256(text.encode()).hexdigest(), 16) % MODULUS == 0
 
 
 def clean_wiki(text: str) -> str:
-    """Without escapes and the remains of dropped templates."""
+    """Remove escapes and the remains of templates."""
     return _EMPTY.sub("", _ORPHANS.sub("(", html.unescape(text))).strip()
 
 
@@ -50,7 +50,7 @@ def wikinews(source: str) -> SuiteRows:
 
 
 def stories(source: str) -> SuiteRows:
-    """Held-out stories of a file that parts them by ``<|endoftext|>``; the first and last may be cut: left out."""
+    """Held-out stories of a file that separates them by ``<|endoftext|>``, without the first and last (truncated)."""
     return _kept("tinystories", _stories(source), lambda record, where: str(record["text"]))
 
 

@@ -1,4 +1,4 @@
-"""A suite by its name or from a file."""
+"""Load a suite by its name or from a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sprinter.training.sources import FIELDS, is_source, read_records
 __all__ = ["load_suite", "suite_names"]
 
 _PROMPTS = ("prompt", "question", "turns")
-"""Fields that hold prompts; the others of ``FIELDS`` hold running text."""
+"""Fields that hold prompts; the other fields of ``FIELDS`` hold running text."""
 
 
 def suite_names() -> dict[str, str]:
-    """The named suites, plug-ins included, and what each is in one line."""
+    """Named suites, plug-ins included, with a one-line description of each."""
     return {name: _entry(name).about for name in SUITES.names()}
 
 
@@ -44,18 +44,19 @@ def load_suite(
     """Load a suite.
 
     Args:
-        name: of a named suite, else a file (.txt, .jsonl, both perhaps with .gz, .parquet) or, with a slash in it, a
-            data set on the hub. Fields "turns", "prompt" and "question" of a record are prompts as they are; any
-            other is running text, as are lines.
+        name: name of a suite, a file (.txt, .txt.gz, .jsonl, .jsonl.gz, .parquet), or a data set on the hub (with a
+            slash). Fields "turns", "prompt" and "question" of a record are whole prompts; any other field, like the
+            lines of a text file, is running text.
         data: directory with the files of the named suites. None: they are loaded from the hub, through ``datasets``.
-        limit: most samples, spread evenly over the suite's groups; the first N are the same for every limit >= N.
-        rule: how running text becomes prompts, or changes to the suite's own rule as ``TextRule.parse`` reads them.
-        new_tokens: limit of new tokens a turn instead of the suite's own; 0: up to the context limit.
-        field: of the records of a file: where its text is; dots lead into objects.
-        tokenizer: the pair's, for rules that count tokens.
+        limit: maximum number of samples, spread evenly over the suite's groups; the first N are the same for every
+            limit >= N.
+        rule: how running text becomes prompts, or changes to the suite's own rule as for ``TextRule.parse``.
+        new_tokens: maximum number of new tokens per turn instead of the suite's own; 0: up to the context limit.
+        field: field of a file's records that holds the text; dots lead into nested objects.
+        tokenizer: the pair's tokenizer, for rules that count tokens.
 
     Raises:
-        UserError: no such suite, a file that is missing, damaged, empty or not UTF-8, a record without the field, ...
+        UserError: unknown suite, a file that is missing, damaged, empty or not UTF-8, a record without the field, ...
     """
     if limit is not None:
         at_least("limit", limit, 1)
@@ -84,7 +85,7 @@ def load_suite(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A suite found: its name, its entry, and the directory of its files."""
+    """Name, entry and data directory of a suite."""
 
     name: str
     entry: Entry
@@ -95,7 +96,7 @@ def _entry(name: str) -> Entry:
     entry = SUITES.get(name)()
     if not isinstance(entry, Entry):
         raise SprinterError(
-            f"the plug-in suite '{name}' gives {type(entry).__name__}, no Entry: mend or uninstall it"
+            f"the plug-in suite '{name}' gives {type(entry).__name__}, no Entry: fix or uninstall it"
         )
     return entry
 
@@ -134,7 +135,7 @@ def _check_files(name: str, entry: Entry, data: Path | None) -> None:
 
 
 def _of_records(source: SuiteSource, name: str, field: str | None, running: bool) -> Entry:
-    """An entry for a file or data set of the user's; its first record tells what it holds."""
+    """Entry for a file or data set of the user; its first record shows what it holds."""
     first = next((record for _, record in read_records(name)), {})
     fields = first if isinstance(first, dict) else {}
     known = field or next((field for field in FIELDS if field in fields), "")
@@ -158,7 +159,7 @@ def _rule(place: _Place, rule: TextRule | str | None) -> TextRule | None:
 
 
 def _evenly(samples: Iterable[Sample], group: Callable[[str], str]) -> list[Sample]:
-    """One of each group in turn, and within a group one of each category in turn."""
+    """Take one sample of each group in turn, and within a group one of each category in turn."""
     by_category = _in_turn(samples, lambda sample: sample.category)
     return _in_turn(by_category, lambda sample: group(sample.category))
 

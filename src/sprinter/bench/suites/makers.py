@@ -1,4 +1,4 @@
-"""From records to samples: one function a kind of suite."""
+"""Make samples from records, with one function per kind of suite."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = [
 ]  # fmt: skip
 
 _MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
-_CALCULATOR = re.compile(r"<<[^<>]*=[^<>]*>>")  # GSM8K's notes to a calculator
+_CALCULATOR = re.compile(r"<<[^<>]*=[^<>]*>>")  # GSM8K's calculator annotations
 _ANSWER = re.compile(r"####\s*(-?[\d.,]*\d)")
 _SHOTS = 5
 
 
 def running_text(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
-    """The beginnings of texts; what really follows is the reference."""
+    """Beginnings of texts, with the continuations as references."""
     rule = making.rule
-    for id, category, text in _pieces((row for rows in sources for row in rows), making):
+    for id, category, text in _texts((row for rows in sources for row in rows), making):
         prompt, rest = rule.cut(text, making.tokenizer)
         if prompt:
             yield Sample(id, category, (prompt,), (rest,) if rest else ())
@@ -35,14 +35,14 @@ def running_text(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 
 
 def talks(sources: list[SuiteRows], making: Making, field: str = "turns") -> Iterator[Sample]:
-    """Prompts and talks of several turns, as Spec-Bench, MT-bench and Vicuna-bench have them."""
+    """Prompts and conversations of several turns, as in Spec-Bench, MT-bench and Vicuna-bench."""
     for n, (where, record) in enumerate(sources[0], 1):
         turns = text_of(record, field, where) if "." in field else _get(record, field, where)
         yield talk({**record, "turns": turns}, where, _id(record, n), making.name)
 
 
 def judged_talks(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
-    """MT-bench: talks, joined with GPT-4's answers where there are any."""
+    """MT-bench: conversations, with GPT-4's answers as references if there are any."""
     questions, answers = sources
     judged = {str(_get(r, "question_id", w)): _get(_get(r, "choices", w)[0], "turns", w) for w, r in answers}
     for n, (where, record) in enumerate(questions, 1):
@@ -51,11 +51,11 @@ def judged_talks(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 
 
 def talk(record: SourceRecord, where: str, id: str, category: str) -> Sample:
-    """One record: "turns" (a text, or texts), perhaps "category" and "reference"."""
+    """Make a sample of a record with "turns" (a text, or a list of texts) and optional "category" and "reference"."""
     turns = _get(record, "turns", where)
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
-        raise UserError(f"the prompt of {where} must be a text, or a list of texts: mend the record")
+        raise UserError(f"the prompt of {where} must be a text, or a list of texts: fix the record")
     references = _references(record.get("reference"), len(turns))
     answer = _number(references[0]) if len(references) == 1 else None
     return Sample(
@@ -73,14 +73,14 @@ def maths(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
         solution = text_of(record, "answer", where)
         answer = _number(solution)
         if answer is None:
-            raise UserError(f"'answer' of {where} does not end in '#### NUMBER': mend the record")
+            raise UserError(f"'answer' of {where} does not end in '#### NUMBER': fix the record")
         prompt = f"Question: {text_of(record, 'question', where).strip()}\nAnswer:"
         reference = _CALCULATOR.sub("", solution).strip()
         yield Sample(str(n), making.name, (prompt,), (reference,), SampleCheck("number", answer))
 
 
 def code(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
-    """HumanEval: the prompt as it is; its test, and the function that this calls."""
+    """HumanEval: the prompt, its test, and the function that the test calls."""
     for where, record in sources[0]:
         prompt, test, entry, solution, id = (
             text_of(record, name, where)
@@ -90,7 +90,7 @@ def code(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 
 
 def multiple_choice(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
-    """CommonsenseQA: the question, its choices with letters, and the letter that is right."""
+    """CommonsenseQA: the question, its choices with letters, and the right letter."""
     for where, record in sources[0]:
         question, choices = _stem_and_choices(record, where)
         letter = text_of(record, "answerKey", where)
@@ -103,7 +103,7 @@ def multiple_choice(sources: list[SuiteRows], making: Making) -> Iterator[Sample
 
 
 def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
-    """MMLU: up to five solved questions of the subject, then the one that is asked (Hendrycks et al., 2021)."""
+    """MMLU: up to five solved questions of the subject, then the question (Hendrycks et al., 2021)."""
     questions, examples = sources
     solved: dict[str, list[str]] = {}
     for where, record in examples:
@@ -122,12 +122,12 @@ def shots(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 
 
 def group_of_spec_bench(category: str) -> str:
-    """Spec-Bench's six groups: the categories of MT-bench are one of them."""
+    """Spec-Bench's group of a category; the categories of MT-bench form one of its six groups."""
     return "mt_bench" if category in _MT_BENCH else category
 
 
-def _pieces(rows: SuiteRows, making: Making) -> Iterator[tuple[str, str, str]]:
-    """Id, category and text; of paragraphs first the first of each text, then the second ..."""
+def _texts(rows: SuiteRows, making: Making) -> Iterator[tuple[str, str, str]]:
+    """Yield id, category and text; with paragraphs the first of each text, then the second of each, and so on."""
     texts = (_text(record, n, where, making) for n, (where, record) in enumerate(rows, 1))
     if not making.rule.paragraphs:
         yield from texts
@@ -139,7 +139,7 @@ def _pieces(rows: SuiteRows, making: Making) -> Iterator[tuple[str, str, str]]:
         making.skipped["too_short"] += sum(map(bool, lines)) - len(long)
         usable.append([(f"{id}.{n}", category, line) for n, line in enumerate(long)])
     for column in zip_longest(*usable):
-        yield from (piece for piece in column if piece is not None)
+        yield from (part for part in column if part is not None)
 
 
 def _text(record: SourceRecord, number: int, where: str, making: Making) -> tuple[str, str, str]:
@@ -148,13 +148,13 @@ def _text(record: SourceRecord, number: int, where: str, making: Making) -> tupl
 
 
 def _id(record: SourceRecord, number: int) -> str:
-    """Its own, else its number."""
+    """Id of a record: its own, otherwise its number."""
     id = record.get("question_id", record.get("id"))
     return str(number if id is None else id)
 
 
 def _references(value: Any, turns: int) -> tuple[str, ...]:
-    """One a turn; of several that are equally right the first."""
+    """One reference per turn; of several right answers the first."""
     if not value:
         return ()
     firsts: Sequence[Any] = [value] if isinstance(value, str) else value
@@ -168,7 +168,7 @@ def _number(text: str) -> str | None:
 
 
 def _stem_and_choices(record: SourceRecord, where: str) -> tuple[str, list[tuple[str, str]]]:
-    """The original nests the choices in the question, the hub's copy has them beside it."""
+    """Question and choices; the original nests the choices in the question, the hub's copy has a separate field."""
     holder = record["question"] if isinstance(record.get("question"), dict) else record
     question = text_of(holder, "stem" if "stem" in holder else "question", where)
     choices = _get(holder, "choices", where)

@@ -1,4 +1,4 @@
-"""From a text to a prompt: its beginning is asked, what really follows is the reference."""
+"""Split a text into a prompt (its beginning) and a reference (its continuation)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class TextRule:
     """The prompt is the first share of a text's words (SPRINTER, section 4: the first 30 %).
 
     Attributes:
-        share: of the words, at least one word; 1 without ``words`` and ``tokens``: the whole text.
-        words: longer prompts are cut to so many; 0: no cut.
-        tokens: likewise in tokens of the pair, at a word's end. With ``share=1`` texts of fewer tokens are passed over,
-            so that all prompts are about this long (long-form generation).
-        min_words: shorter texts are passed over.
-        paragraphs: each line of a text is a text of its own; first lines of all texts first.
+        share: share of the words, at least one word; 1 without ``words`` and ``tokens``: the whole text.
+        words: maximum number of words; longer prompts are truncated. 0: no truncation.
+        tokens: maximum number of the pair's tokens; longer prompts are truncated at the end of a word. With ``share=1``
+            shorter texts are skipped, so that all prompts are about this long (long-form generation).
+        min_words: minimum number of words; shorter texts are skipped.
+        paragraphs: each line of a text is a separate text; the first lines of all texts come first.
 
     Raises:
         ValueError: a value out of range.
@@ -46,27 +46,27 @@ class TextRule:
 
     @classmethod
     def whole(cls) -> TextRule:
-        """Texts as they are; nothing is left for a reference."""
+        """Take whole texts as prompts, without references."""
         return cls(share=1.0, min_words=1)
 
     @classmethod
     def long_form(cls, tokens: int) -> TextRule:
-        """Prompts of so many tokens from whole texts; to be asked up to the context limit (SVIP, section 3.2)."""
+        """Take prompts of ``tokens`` tokens, for answers up to the context limit (SVIP, section 3.2)."""
         at_least("long", tokens, 1)
         return cls(share=1.0, tokens=tokens, min_words=1)
 
     @classmethod
     def parse(cls, text: str, base: TextRule | None = None) -> TextRule:
-        """From "whole", "long=64", or settings such as "share=0.5,words=200,min_words=60", which change ``base``.
+        """Parse "whole", "long=64", or settings such as "share=0.5,words=200,min_words=60", which change ``base``.
 
         Raises:
-            UserError: what is wrong and how to mend it.
+            UserError: what is wrong and how to fix it.
         """
         if text.strip() == "whole":
             return cls.whole()
         values: dict[str, float | int | bool] = {}
         for part in text.split(","):
-            name, equals, value = (piece.strip() for piece in part.partition("="))
+            name, equals, value = (word.strip() for word in part.partition("="))
             if not equals:
                 raise UserError(
                     f"'{part}' in the prompt rule is no setting: write whole, long=64 or share=0.5"
@@ -85,12 +85,12 @@ class TextRule:
 
     @property
     def takes_whole(self) -> bool:
-        """Whether a text is its own prompt."""
+        """Whether the prompt is the whole text."""
         return self.share == 1 and not self.words and not self.tokens
 
     @property
     def is_long_form(self) -> bool:
-        """Whether prompts have a length in tokens, whatever the text's own is."""
+        """Whether all prompts have about the same number of tokens."""
         return self.share == 1 and self.tokens > 0
 
     def __str__(self) -> str:
@@ -104,13 +104,13 @@ class TextRule:
         return f"{', '.join(parts)}, of {kind}{long}"
 
     def cut(self, text: str, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[str, str]:
-        """Prompt and what follows, which together are the text but for the space between them.
+        """Split a text into prompt and continuation, without the space between them.
 
-        Both are "" where the text gives no prompt: too short, or of longer words than ``tokens`` allows.
+        Both are "" if the text gives no prompt: it is too short, or its first word exceeds ``tokens``.
 
         Args:
             text: one text, or one paragraph.
-            tokenizer: the pair's; needed for ``tokens``.
+            tokenizer: the pair's tokenizer, needed for ``tokens``.
 
         Raises:
             UserError: the rule counts tokens and there is no tokenizer.
@@ -123,10 +123,10 @@ class TextRule:
         most = max(1, int(self.share * count))
         most = min(most, self.words) if self.words else most
         if self.tokens:
-            # A word has at least one token: words beyond these cannot be part of the prompt.
+            # A word has at least one token, so words beyond these are not part of the prompt.
             ends = _ends(text, min(most, self.tokens))
             most = bisect_right(ends, self.tokens, key=lambda end: _length(text[:end], tokenizer))
-            if most == 0:  # the first word alone has more
+            if most == 0:  # the first word alone is too long
                 return "", ""
         end = _ends(text, most)[-1]
         prompt, rest = text[:end], text[end:].strip()
@@ -134,7 +134,7 @@ class TextRule:
 
 
 def _ends(text: str, count: int) -> list[int]:
-    """Where the first ``count`` words end."""
+    """End offsets of the first ``count`` words."""
     return [match.end() for match in islice(re.finditer(r"\S+", text), count)]
 
 

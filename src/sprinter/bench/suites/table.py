@@ -1,4 +1,4 @@
-"""The named suites: their files, their data sets on the hub, how their prompts are made."""
+"""The named suites: their files, their data sets on the hub, and how their prompts are made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sprinter.training.sources import SourceRecord
 __all__ = ["SUITES"]
 
 SUITES = Registry("suite", "sprinter.bench_suites")
-"""Functions that give a suite's ``Entry``."""
+"""Functions that return a suite's ``Entry``, by name."""
 
 PAPER_TOKENS = 20  # SPRINTER, section 4
 TURN_TOKENS = 128  # what most work on speculative decoding generates (SVIP, section 3.2)
@@ -32,7 +32,7 @@ _WIKINEWS = tuple(f"wikinews_en_2022_{n:02d}.jsonl.gz" for n in range(2))
 
 
 def _question_tar(name: str) -> SuiteRows:
-    """MMLU's questions: a tar of CSV files without a head, one a subject; "question", four choices, the letter."""
+    """MMLU's questions: a tar of CSV files without headers, one per subject; question, four choices, right letter."""
     try:
         with tarfile.open(name) as tar:
             for member in sorted(tar.getmembers(), key=lambda member: member.name):
@@ -76,7 +76,7 @@ _WIKINEWS_FILES = Files(_WIKINEWS, heldout.wikinews)
 _WIKIPEDIA_HUB = Hub("wikimedia/wikipedia", config="20231101.en", most=2000, keep=_beyond_training)
 _WIKINEWS_HUB = Hub(
     "malteos/wikinews", data_files="en/*2023*.parquet", text="cleaned_text"
-)  # after training's dump
+)  # articles after the dump of the training data
 
 _NAMED: dict[str, Callable[[], Entry]] = {
     "wiki-summary": lambda: _text(

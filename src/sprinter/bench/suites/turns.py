@@ -1,4 +1,4 @@
-"""From samples to the token ids that a pair is asked with."""
+"""Make the token ids of a sample's turns."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["turn_ids"]
 def turn_ids(
     pair: Pair | LoadedPair, sample: Sample, turn: int, answers: Sequence[str], *, chat: bool = True
 ) -> list[int]:
-    """Token ids of one turn, with all that was said before it; they may be more than the context holds.
+    """Token ids of one turn with the conversation before it; they may exceed the context.
 
-    A tokenizer with a chat template gets user's and assistant's messages and the beginning of the next answer; else
-    turns and answers follow each other as text, parted by blank lines.
+    A chat template is applied to the user's and assistant's messages, with the generation prompt. Without one, turns
+    and answers are joined as text, separated by blank lines.
 
     Args:
-        pair: whom to ask.
-        sample: whose turns.
-        turn: which, from 0.
+        pair: pair that is asked.
+        sample: the sample.
+        turn: number of the turn, from 0.
         answers: texts of the answers to the turns before it.
-        chat: False: text even where there is a chat template, for prompts that are to be gone on with.
+        chat: False: join as text even if there is a chat template, for prompts that are texts to be continued.
 
     Raises:
         UserError: the pair has no tokenizer, its chat template fails, or an id is outside the vocabulary.
-        ValueError: ``answers`` are not as many as the turns before.
+        ValueError: the number of ``answers`` differs from the number of turns before.
     """
     models = pair.models if isinstance(pair, Pair) else pair
     tokenizer = models.tokenizer
@@ -54,7 +54,7 @@ def _from_template(tokenizer: PreTrainedTokenizerBase, said: list[tuple[str, str
         ids = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
-    except Exception as error:  # templates are programs that come with checkpoints
+    except Exception as error:  # templates are code that comes with checkpoints
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"the chat template of the tokenizer fails ({first}): give another tokenizer"
