@@ -63,6 +63,7 @@ class Forest:
         step = self.runner.extend(
             torch.tensor(feed), counts, rows=rows, parents=parents if tree else None, hidden_layers=[0]
         )
+        assert step.hidden.isfinite().all()  # padding too
         for i, (row, count) in enumerate(zip(numbers, counts, strict=True)):
             for at in range(count):
                 slot = len(self.tokens[row])

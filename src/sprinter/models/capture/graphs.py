@@ -216,7 +216,6 @@ class _Graph:
         if self._seen.dim() == 3:
             self._seen.fill_(NOWHERE)
             self._seen[..., 0] = 0  # what padding sees
-            self._seen[:rows, :n, 0] = NOWHERE
             self._seen[:rows, :n, : inputs[4].shape[2]].copy_(inputs[4])
         for own, given in zip(self._rows, (inputs[3], *inputs[5:]), strict=False):
             own[:rows].copy_(given)
