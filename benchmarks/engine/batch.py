@@ -45,13 +45,14 @@ from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.engine.task import Parts
 from sprinter.laws import Sampling
 
-SIZES = sized((1, 2, 4, 8, 10, 16, 32), (1, 2))
+SIZES = sized((1, 2, 4, 8, 10, 16, 32), (2,))
 PLAIN = "autoregressive"
-METHODS = (PLAIN, "speculative(gamma=4)", "sprinter(tau=0.5)")
+METHODS = sized((PLAIN, "speculative(gamma=4)", "sprinter(tau=0.5)"), (PLAIN, "sprinter(tau=0.5)"))
 POLICIES = (
     sprinter.Policy(share=0.0), sprinter.Policy(share=0.25), sprinter.Policy(share=0.5), sprinter.Policy(share=0.75),
     sprinter.Policy(share=1.0), sprinter.Policy(share=1.0, age=4), sprinter.Policy(share=1.0, age=8),
 )  # fmt: skip
+POLICIES = sized(POLICIES, POLICIES[2:5:2])
 _DEFAULT, POLICY_SIZES = sprinter.Policy(), sized((8, 32), (2,))
 DTYPES = ("float32", "bfloat16")
 NAME = "engine/batch"
@@ -216,7 +217,7 @@ def speeds(
     arms = Speeds(warm(pair), warm(half, [PLAIN]), not options.no_vllm)
     rows = Rows()
     for size in options.sizes:
-        more = min(4, max(1, 16 // size))
+        more = sized(min(4, max(1, 16 // size)), 1)
         rows += arms.rows(prompts, size, options.repeats * more)
     return rows
 

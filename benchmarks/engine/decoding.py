@@ -64,6 +64,8 @@ DIAL = (
         for tau, tail in ((0.6, 2), (0.65, 2), (0.65, 4), (0.7, 2), (0.7, 4))
     ),
 )  # a tail of untrusted tokens is checked at each call: it pays where calls are dear
+DIAL = sized(DIAL, DIAL[:2])
+ASSISTED = sized(ASSISTED, ASSISTED[:1])
 VLLM = {
     "float32": ("vllm:plain",),
     "bfloat16": (

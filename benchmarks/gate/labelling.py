@@ -45,7 +45,7 @@ TEXTS = {
 }
 MEMORY = ["lm1b_sample_dev.txt.gz", "gsm8k_train.jsonl.gz", "wikinews_en_2022_00.jsonl.gz"]
 BATCHES = sized((16, 32, 64), (4,))
-SETTINGS = sized(LabelSettings(), LabelSettings(new_tokens=4, batch_size=8))
+SETTINGS = sized(LabelSettings(), LabelSettings(new_tokens=4, batch_size=2))
 
 
 @torch.inference_mode()

@@ -37,7 +37,7 @@ from transformers.utils import logging
 from benchmarks.common import ROOT
 from benchmarks.gpu.stage import FULL, SHARES, TINY, Clock, Run, TimeUp, first_line
 from benchmarks.gpu.tables import markdown
-from benchmarks.smoke import made_up_text, scratch
+from benchmarks.smoke import SMOKE, made_up_text, scratch
 from sprinter.bench.environment import environment
 from sprinter.errors import UserError
 
@@ -59,7 +59,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
     parser.add_argument("--commit", help="to record, where there is no git")
     args = parser.parse_args(argv)
-    if args.out is None and not args.smoke:
+    if args.out is None and not SMOKE:
         parser.error("the following arguments are required: --out")
     args.out = args.out or scratch("gpu")
     return args
@@ -74,7 +74,7 @@ def check(args: argparse.Namespace) -> list[str]:
     wanted = [name.strip() for name in args.stages.split(",")]
     if unknown := [name for name in wanted if name not in SHARES]:
         raise UserError(f"there is no stage '{unknown[0]}': choose from {', '.join(SHARES)}")
-    if "train" in wanted and args.smoke and not args.text:
+    if "train" in wanted and SMOKE and not args.text:
         args.text = [made_up_text(scratch("text") / "text.txt")]
     if "train" in wanted and not args.text:
         raise UserError("the stage train needs text: give --text FILE..., or --stages without train")

@@ -24,6 +24,7 @@ from benchmarks.common import (
     arguments,
     best_gamma,
     cells,
+    command,
     curve,
     environment,
     fastest,
@@ -138,7 +139,12 @@ def again(pair: sprinter.Pair, tuning: list[str], prompts: list[str], names: lis
         rows[temperature] = [fresh.pop(old["arm"], old) for old in rows[temperature]]
         rows[temperature] += fresh.values()
         results["rows"] = [one for t in TEMPERATURES for one in rows[t]]
-    entry = {"arms": names, "environment": environment(), "seconds": round(time.time() - began, 1)}
+    entry = {
+        "command": command(NAME),
+        "arms": names,
+        "environment": environment(),
+        "seconds": round(time.time() - began, 1),
+    }
     results["again"] = [*results.get("again", []), entry]
     write_results(NAME, results, table(results["rows"]))
 
