@@ -109,7 +109,7 @@ def _articles(name: str, chance: random.Random) -> str:
     number = chance.randrange(10**9)
     told = []
     for wanted in (True, False):
-        paragraphs = [_sentence(chance, 64) for _ in range(5)]
+        paragraphs = [_sentence(chance, 64) for _ in range(20)]
         bodies = ("\n".join([*paragraphs, f"{name} {n}"]) for n in range(100_000))
         title = f"Title {wanted}"
         told.append(next((title, b) for b in bodies if held_out(f"{title}\n\n{b}") is wanted))

@@ -355,12 +355,12 @@ def dirty() -> list[tuple[float, str, str]]:
             for one in value if isinstance(value, list) else ():
                 yield from runs(one, above)
             return
-        facts = above | {key: value[key] for key in ("command", "seconds", "arms") if key in value}
+        facts = above | {key: value[key] for key in ("command", "seconds") if key in value}
         commit = value.get("environment", {}).get("commit") or ""
         if commit.endswith("+"):
             command = facts["command"].strip()
-            if isinstance(facts.get("arms"), list) and "--again" not in command:
-                command = f"{command} --again {shlex.join(facts['arms'])}"
+            if "arms" in value and "command" not in value:
+                command = f"{command} --again {shlex.join(value['arms'])}"
             yield float(facts.get("seconds") or 0), command, commit
         for one in value.values():
             yield from runs(one, facts)
