@@ -359,7 +359,7 @@ def dirty() -> list[tuple[float, str, str]]:
         commit = value.get("environment", {}).get("commit") or ""
         if commit.endswith("+"):
             command = facts["command"].strip()
-            if "arms" in value and "command" not in value:
+            if isinstance(value.get("arms"), list) and "command" not in value:
                 command = f"{command} --again {shlex.join(value['arms'])}"
             yield float(facts.get("seconds") or 0), command, commit
         for one in value.values():
@@ -371,7 +371,8 @@ def dirty() -> list[tuple[float, str, str]]:
             path.relative_to(RESULTS).with_suffix("").as_posix().replace("theory/measured", "theory/predict")
         )
         results = json.loads(path.read_text(encoding="utf-8"))
-        found |= set(runs(results, {"command": f"python benchmarks/{script}.py"}))
+        command = f"python benchmarks/{script}.py" + (" --measured-only" if path.stem == "measured" else "")
+        found |= set(runs(results, {"command": command}))
     return sorted(found)
 
 

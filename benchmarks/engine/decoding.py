@@ -80,8 +80,8 @@ VLLM = {
 DRIFT = 0.15
 CONDITIONS = (
     "transformers runs in float32. Its assisted and our exact decoding are tuned on other prompts; of vLLM's "
-    "settings the fastest on the prompts that are told is taken. The dial's setting is chosen on every other prompt, "
-    "and told on the rest."
+    "settings the fastest on the reported prompts is taken. The dial's setting is chosen on every other prompt, "
+    "and reported on the rest."
 )
 TEMPERATURES = sized((1.0, 0.0), (1.0,))
 TUNING_PROMPTS = sized(5, 1)
@@ -315,7 +315,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _said(facts: dict[str, Any]) -> list[str]:
-    """The ratios that were asked for, a line each."""
+    """The main ratios, a line each."""
     told = [
         f"{key.replace('_', ' ')}: {name} {cells(value)}"
         for key in (
@@ -349,7 +349,7 @@ def main() -> None:
     parser.add_argument("--no-vllm", action="store_true", default=SMOKE)
     options = parser.parse_args()
     if options.prompts < 2:
-        parser.error("--prompts: give 2 or more: the dial is chosen on one half and told on the other")
+        parser.error("--prompts: give 2 or more: the dial is chosen on one half and reported on the other")
     torch.set_num_threads(1)
     if SMOKE:
         compile_nothing()
@@ -373,7 +373,7 @@ def main() -> None:
                         results.setdefault(name, {})[f"{temperature:g}"] = made
                         note_run(
                             results, NAME, name, began
-                        )  # what is kept is told even if the rest is not reached
+                        )  # what is kept is reported even if the rest is not reached
                         write_results(NAME, results, table(results))
             note_run(results, NAME, name, began)
             write_results(NAME, results, table(results))

@@ -57,8 +57,8 @@ AHEAD = (1, 4)
 METHODS = ("autoregressive", "speculative(gamma=4)", "sprinter(tau=0.5)")
 NAME = "engine/passes"
 PARTS = ("passes", "steps", "equality", "context", "meter", "ahead")
-LOOKS: tuple[int | Literal["auto"], ...] = (1, 2, 4, "auto")
-LOOKING = ("sprinter(tau=0.65)", "sprinter(tau=0.45)", "svip")
+AHEAD_SETTINGS: tuple[int | Literal["auto"], ...] = (1, 2, 4, "auto")
+AHEAD_METHODS = ("sprinter(tau=0.65)", "sprinter(tau=0.45)", "svip")
 METERED = ("sprinter(tau=0.45)", "sprinter(tau=0.65)", "coin(rate=0.6, cap=20)")
 PROMPTS = sized(25, 2)
 DTYPES = ("float32", "bfloat16")
@@ -295,14 +295,14 @@ def meter(pair: sprinter.Pair, prompts: Sequence[Sequence[int]]) -> list[dict[st
     return found
 
 
-def looks(pair: sprinter.Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """Seconds with one token a look over seconds with more, and draft steps a token, settings in turn."""
+def steps_ahead(pair: sprinter.Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+    """Seconds with one draft step a host synchronisation over seconds with more, and steps a token, settings in turn."""
     found = []
-    for method in LOOKING:
-        outs: dict[Any, list[Any]] = {ahead: [] for ahead in LOOKS}
+    for method in AHEAD_METHODS:
+        outs: dict[Any, list[Any]] = {ahead: [] for ahead in AHEAD_SETTINGS}
         for turn in range(-1, len(prompts)):
-            for i in range(len(LOOKS)):
-                ahead = LOOKS[(turn + i) % len(LOOKS)]
+            for i in range(len(AHEAD_SETTINGS)):
+                ahead = AHEAD_SETTINGS[(turn + i) % len(AHEAD_SETTINGS)]
                 given = {"method": method, "max_new_tokens": NEW_TOKENS, "ahead": ahead}
                 out = pair.generate(prompts[turn], seed=max(turn, 0), **given)
                 outs[ahead] += [out.stats] if turn >= 0 else []
@@ -327,7 +327,7 @@ def table(results: Mapping[str, Any]) -> str:
     """What people read."""
     makers: dict[str, Callable[[Any], list[str]]] = {
         "passes": _passes_table, "steps": _steps_table, "equality": _equality_table,
-        "context": _context_table, "meter": _meter_table, "ahead": _looks_table,
+        "context": _context_table, "meter": _meter_table, "ahead": _ahead_table,
     }  # fmt: skip
     lines = ["# The fast engine"]
     for part, make in makers.items():
@@ -365,7 +365,7 @@ def _steps_table(part: Mapping[str, Any]) -> list[str]:
         f"| {r['host_over_unit']:.0%} | {r['captured_us'] / part['pass_us'] - 1:.0%} | {r['share_of_bandwidth']:.2f}"
         for r in part["rows"]
     ]
-    head = "heads | steps a look | eager | captured | its compiled code | host adds | over the pass alone | bandwidth"
+    head = "heads | steps a synchronisation | eager | captured | its compiled code | host adds | over the pass alone | bandwidth"
     return [*lines, *grid(head, rows)]
 
 
@@ -403,11 +403,11 @@ def _meter_table(part: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _looks_table(part: Sequence[Mapping[str, Any]]) -> list[str]:
+def _ahead_table(part: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
         f"`{r['method']}` | {r['ahead']} | {cells(r['over_one'])} | {r['steps_a_token']:.2f}" for r in part
     ]
-    lines = ["Speed with several tokens a look (`ahead`) over one, captured.", ""]
+    lines = ["Speed with several draft steps a host synchronisation (`ahead`) over one, captured.", ""]
     return [*lines, *grid("method | ahead | speed over one | draft steps a token", rows)]
 
 
@@ -431,7 +431,7 @@ def main() -> None:
         "equality": lambda: {dtype: equality(dtype, prompts, options.seeds) for dtype in DTYPES},
         "context": lambda: {name: context(longer(model)) for name, model in models.items()},
         "meter": lambda: meter(pair, prompts),
-        "ahead": lambda: looks(pair, prompts),
+        "ahead": lambda: steps_ahead(pair, prompts),
     }
     for part in options.parts:
         began = time.time()

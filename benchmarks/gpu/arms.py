@@ -76,7 +76,7 @@ def measure(
     settings: BenchSettings,
     deadline: float,
 ) -> dict[str, Any]:
-    """Ask until all is answered or the time is up; told over the prompts that every arm answered.
+    """Ask until all is answered or the time is up; reported over the prompts that every arm answered.
 
     The rows stay in the folder's rows/NAME.
     """

@@ -3,7 +3,7 @@
 Two random models do not agree as a real pair does. So the rates are set: ``random(rate=r)`` keeps each draft token with
 chance r, ``coin(rate=r)`` trusts each with chance r. Every pass, law, draw and meter is still computed. These rows are
 SYNTHETIC: they tell what a round costs and what speed follows from given rates, and nothing of quality. transformers'
-assisted decoding keeps by the two random laws, as it must; its tokens a round are told beside its speed.
+assisted decoding keeps by the two random laws, as it must; its tokens a round are reported beside its speed.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_stage(run: Run, name: str, files: list[Path]) -> None:
-    """One stage; its module is imported here, so that a mistake is told before the slow imports."""
+    """One stage; its module is imported here, so that a mistake is reported before the slow imports."""
     deadline = run.clock.deadline(name)
     run.say(f"stage {name}, until {deadline - run.clock.began:.0f} s")
     if name == "train":
@@ -135,7 +135,7 @@ def run_stage(run: Run, name: str, files: list[Path]) -> None:
 
 
 def run_all(run: Run, stages: list[str], files: list[Path]) -> list[str]:
-    """All stages; one that fails is told as failed and the next begins. Names of those that failed."""
+    """All stages; one that fails is reported and the next begins. Returns the names of those that failed."""
     failed: list[str] = []
     for name in stages:
         began = time.monotonic()

@@ -40,7 +40,7 @@ class Sizes:
         copy_bytes: of the large buffer whose copy gives the bandwidth.
         cached: tokens in the cache when a pass is timed.
         passes: tokens a timed pass.
-        pass_repeats: passes of which the median is told.
+        pass_repeats: forward passes of which the median is reported.
         latency_prompts, latency_new_tokens: of the random-weight runs.
     """
 
@@ -121,7 +121,7 @@ class Run:
         device: where the models are.
         smoke: tiny sizes.
         compile: whether layers are compiled for training; turned off where that fails.
-        render: makes gpu.md of what is told.
+        render: makes gpu.md from ``told``.
         told: what gpu.json holds.
     """
 

@@ -9,7 +9,8 @@ one run with all arms interleaved on the same prompts:
 * what a pass over n tokens costs, and what the methods would gain if the passes were all that cost: why each that
   loses does.
 
-The best setting of each method is chosen on every other prompt and told on the rest, so that choosing flatters nobody.
+The best setting of each method is chosen on every other prompt and reported on the rest, so that the choice does not
+flatter it.
 
 Run: python benchmarks/llamacpp/speed.py --data DIR [--prompts 40] [--dtypes f32 f16] [--targets builtin enlarged]
 """

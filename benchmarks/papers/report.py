@@ -1,4 +1,4 @@
-"""What the re-run tables of the papers are told with: claims that numbers decide, tables, parts that can be resumed."""
+"""How re-run tables of papers are reported: claims that numbers decide, tables, parts that can be resumed."""
 
 from __future__ import annotations
 
