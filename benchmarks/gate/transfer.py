@@ -39,7 +39,7 @@ GATES = {
     "default": {"label": "overlap", "features": "hidden, entropy, max_q, top_q(k=10)"},
 }
 TRUTHS = {"paper": "ratio(lambda=1.2, at=drawn)", "default": "overlap above its median"}
-CORPORA = ("wikipedia", "wikinews", "lm1b", "gsm8k")
+CORPORA = sized(("wikipedia", "wikinews", "lm1b", "gsm8k"), ("lm1b", "gsm8k"))
 DRIFT, NEW_TOKENS = 0.10, sized(20, 4)
 
 
@@ -64,7 +64,7 @@ def corpora(data: Path, count: int, held_out: int) -> dict[str, tuple[list[str],
             records = [json.loads(line) for line in lines]
         questions.append([f"{r['question']} {r['answer']}".replace("\n", " ") for r in records])
     texts["gsm8k"] = (questions[0][:count], questions[1][:held_out])
-    return texts
+    return {name: texts[name] for name in CORPORA}
 
 
 def prompts_of(texts: Sequence[str], count: int) -> list[str]:

@@ -19,7 +19,7 @@ FOLDER = ROOT / "benchmarks"
 FILES = sorted(FOLDER.rglob("*.py"))
 SCRIPTS = [path for path in FILES if "__main__" in path.read_text(encoding="utf-8")]
 MORE = {"gpu/run": ("--device", "cpu", "--minutes", "4")}
-SLOW: set[str] = set()
+SLOW = {"engine/decoding", "engine/passes", "gate/transfer", "gpu/run"}
 NEEDS = {"llamacpp/speed": "llama_cpp"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
