@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shlex
 import shutil
 import sys
 import time
@@ -237,7 +238,7 @@ def command(name: str) -> str:
     words = sys.argv[1:]
     folders = ("--data", "--out")
     kept = [w for i, w in enumerate(words) if w not in folders and (i == 0 or words[i - 1] not in folders)]
-    return " ".join([f"python benchmarks/{name}.py", *kept])
+    return f"python benchmarks/{name}.py {shlex.join(kept)}".strip()
 
 
 def write_results(name: str, results: dict[str, Any], table: str) -> None:
