@@ -19,7 +19,10 @@ FOLDER = ROOT / "benchmarks"
 FILES = sorted(FOLDER.rglob("*.py"))
 SCRIPTS = [path for path in FILES if "__main__" in path.read_text(encoding="utf-8")]
 MORE = {"gpu/run": ("--device", "cpu", "--minutes", "4")}
-SLOW = {"engine/decoding", "engine/passes", "gate/transfer", "gpu/run"}
+SLOW = {
+    *("bench/noise", "engine/decoding", "engine/passes", "gate/transfer", "gpu/run", "methods/every_method"),
+    *("papers/fsd", "papers/sprinter", "papers/svip"),
+}
 NEEDS = {"llamacpp/speed": "llama_cpp"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
