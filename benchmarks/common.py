@@ -1,10 +1,12 @@
-"""What the benchmark scripts share: prompts, interleaved runs, bootstrap intervals, the record of where they ran."""
+"""What the benchmark scripts share: options, prompts, interleaved runs, bootstrap intervals, the record of a run."""
 
 from __future__ import annotations
 
 import argparse
 import gc
 import json
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import sprinter
+from benchmarks.smoke import SMOKE, made_up_data, scratch, sized
 from sprinter.bench.environment import environment
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import load_suite
@@ -23,13 +26,14 @@ from sprinter.errors import UserError
 from sprinter.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))  # some benchmarks read what the pair was trained on
+sys.path.insert(1, str(ROOT / "scripts"))  # some benchmarks read what the pair was trained on
 
 T = TypeVar("T")
+RESULTS = scratch("results") if SMOKE else ROOT / "benchmarks" / "results"
 PROMPT_WORDS = 200
-NEW_TOKENS = 64
-TEMPERATURES = (1.0, 0.7, 0.0)
-GAMMAS = (1, 2, 3, 4, 5, 6)
+NEW_TOKENS = sized(64, 8)
+TEMPERATURES = sized((1.0, 0.7, 0.0), (1.0, 0.0))
+GAMMAS = sized((1, 2, 3, 4, 5, 6), (1, 2))
 
 
 def heldout_prompts(data: Path, count: int, skip: int = 0, longest: int = PROMPT_WORDS) -> list[str]:
@@ -93,7 +97,7 @@ def in_turn(arms: Sequence[T], rounds: int, note: str) -> Iterator[tuple[int, T]
 
 
 def interleave(arms: Sequence[Arm], prompts: Sequence[Any], repeats: int = 1, note: str = "") -> None:
-    """Every arm on every prompt in turn, one warm-up prompt thrown away."""
+    """Every arm on every prompt in turn; one warm-up prompt is discarded."""
     for arm in arms:
         arm.run(prompts[0], 0)
     for i, arm in in_turn(arms, repeats * len(prompts), note):
@@ -113,7 +117,7 @@ def speed_ratio(arm: Arm, base: Arm) -> BootstrapInterval:
 def method_arm(
     pair: sprinter.Pair, method: str, temperature: float, name: str = "", new_tokens: int = NEW_TOKENS
 ) -> Arm:
-    """An arm that generates with a method, meter complete; named after it unless told otherwise."""
+    """An arm that generates with a method, meter complete; named after the method unless ``name`` is given."""
 
     def run(prompt: str | Sequence[int], seed: int) -> Generation:
         return pair.generate(
@@ -163,7 +167,7 @@ def best_gamma(
 
 
 def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
-    """What the tables and the JSON say of an arm."""
+    """One row of the tables and of the JSON: an arm at a temperature."""
     new = arm.total("new_tokens")
     parts = ("prefill_s", "draft_s", "gate_s", "target_s", "other_s")
     return {
@@ -183,12 +187,30 @@ def row(arm: Arm, temperature: float, plain: Arm, exact: Arm) -> dict[str, Any]:
     }
 
 
-def arguments(doc: str | None, tuning_prompts: int, again: bool = False) -> argparse.Namespace:
-    """The options that the scripts share; ``doc`` is the script's docstring."""
+def option_parser(doc: str | None, data: bool = True) -> argparse.ArgumentParser:
+    """The options that all scripts have; ``doc`` is the script's docstring.
+
+    Args:
+        data: whether the script reads the data folder; with ``--smoke`` made-up text stands in for one that is not
+            given.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the text files")
-    parser.add_argument("--prompts", type=int, default=60)
-    parser.add_argument("--tuning-prompts", type=int, default=tuning_prompts)
+    if data:
+        folder = made_up_data() if SMOKE else None
+        parser.add_argument(
+            "--data", type=Path, required=not SMOKE, default=folder, help="folder with the text files"
+        )
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny counts, to see that everything runs; nothing is kept"
+    )
+    return parser
+
+
+def arguments(doc: str | None, tuning_prompts: int, again: bool = False) -> argparse.Namespace:
+    """The command line of a script that tunes on some prompts and measures on others."""
+    parser = option_parser(doc)
+    parser.add_argument("--prompts", type=int, default=sized(60, 2))
+    parser.add_argument("--tuning-prompts", type=int, default=sized(tuning_prompts, 1))
     parser.add_argument("--repeats", type=int, default=1)
     if again:
         parser.add_argument(
@@ -216,25 +238,48 @@ def command(name: str) -> str:
     words = sys.argv[1:]
     folders = ("--data", "--out")
     kept = [w for i, w in enumerate(words) if w not in folders and (i == 0 or words[i - 1] not in folders)]
-    return " ".join([f"python benchmarks/{name}.py", *kept])
+    return f"python benchmarks/{name}.py {shlex.join(kept)}".strip()
 
 
 def write_results(name: str, results: dict[str, Any], table: str) -> None:
-    """``benchmarks/results/NAME.json`` and ``NAME.md``; the last line on stdout is the JSON object."""
-    folder = ROOT / "benchmarks" / "results"
+    """``benchmarks/results/NAME.json`` and ``NAME.md``; the last line on stdout is the JSON object.
+
+    With ``--smoke`` they go into a temporary directory and the JSON says ``"smoke": true``.
+    """
+    results = {**results, "smoke": True} if SMOKE else results
+    path = RESULTS / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     for suffix, text in ((".json", json.dumps(results, indent=1) + "\n"), (".md", table + "\n")):
-        write_atomic(folder / f"{name}{suffix}", text)
+        write_atomic(path.with_name(path.name + suffix), text)
     print(table, file=sys.stderr)
     print(json.dumps(results))
 
 
 def kept_results(name: str) -> dict[str, Any]:
     """What was measured before, for a benchmark whose parts are measured one by one."""
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path = RESULTS / f"{name}.json"
     known: dict[str, Any] = (
         json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"benchmark": name}
     )
     return known
+
+
+def document(name: str) -> Path:
+    """A file under docs/ that a script writes; with ``--smoke`` a copy of it in a temporary directory."""
+    path = ROOT / "docs" / name
+    if not SMOKE:
+        return path
+    copy = scratch("docs") / name
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        shutil.copyfile(path, copy)
+    return copy
+
+
+def print_written(name: str, *paths: Path) -> None:
+    """The last line of a script that draws or converts: one JSON object with what it wrote."""
+    written = [str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path) for path in paths]
+    print(json.dumps({"benchmark": name, "written": written, **({"smoke": True} if SMOKE else {})}))
 
 
 def note_run(results: dict[str, Any], name: str, part: str, began: float) -> None:

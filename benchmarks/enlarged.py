@@ -10,13 +10,18 @@ Run: python benchmarks/enlarged.py OUT [--model DIR] [--layers 16] [--intermedia
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.common import option_parser, print_written
+from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.models.pair import builtin_paths, load_models
 
 LAYERS, INTERMEDIATE = 16, 2496
@@ -72,16 +77,24 @@ def write_enlarged(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = option_parser(__doc__, data=False)
+    parser.add_argument(
+        "out",
+        type=Path,
+        help="the new directory",
+        nargs="?" if SMOKE else None,
+        default=scratch("enlarged") if SMOKE else None,
     )
-    parser.add_argument("out", type=Path, help="the new directory")
     parser.add_argument("--model", type=Path, default=builtin_paths()["target"])
-    parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--intermediate", type=int, default=INTERMEDIATE)
+    parser.add_argument("--layers", type=int, default=sized(LAYERS, 13))
+    parser.add_argument("--intermediate", type=int, default=sized(INTERMEDIATE, 512))
     args = parser.parse_args()
     size = write_enlarged(args.model, args.out, args.layers, args.intermediate)
-    print(f"{args.out}: {size / 1e6:.1f} M parameters, {args.layers} layers, MLPs of {args.intermediate}")
+    print(
+        f"{args.out}: {size / 1e6:.1f} M parameters, {args.layers} layers, MLPs of {args.intermediate}",
+        file=sys.stderr,
+    )
+    print_written("enlarged", args.out)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw the figure of docs/studies/gate-signals.md from benchmarks/results/gate_study_builtin.json.
+"""Draw the figure of docs/studies/gate-signals.md from benchmarks/results/gate/study_builtin.json.
 
 python scripts/make_study_figures.py
 """
@@ -26,7 +26,7 @@ SHOWN = {  # gate -> (label, colour, marker)
 def main() -> None:
     mpl.use("Agg")
     mpl.rcParams.update(STYLE)
-    results = json.loads((ROOT / "benchmarks/results/gate_study_builtin.json").read_text(encoding="utf-8"))
+    results = json.loads((ROOT / "benchmarks/results/gate/study_builtin.json").read_text(encoding="utf-8"))
     fig, axes = plt.subplots(1, 3, figsize=(9.2, 3.3), sharey=True, layout="constrained")
     for ax, temperature in zip(axes, ("1.0", "0.7", "0.0"), strict=True):
         curve = results["curves"][temperature]

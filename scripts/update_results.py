@@ -1,13 +1,20 @@
-"""Write the measured numbers into README.md and docs/results.md from benchmarks/results/*.json.
+"""Write the measured numbers into README.md, docs/results.md and docs/results/ from benchmarks/results/.
 
 python scripts/update_results.py           write
 python scripts/update_results.py --check   exit 1 if a file differs from what would be written
+python scripts/update_results.py --dirty   list the commands whose results were made on uncommitted changes
+
+A page of docs/results/ holds the tables of one topic between two marks; what stands outside them is written by hand.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,27 +22,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-TITLES = {
-    "main_job": "The main job: speed, target calls and drift at three drifts",
-    "methods": "Every method",
-    "bench_table": "Every method and transformers' own generation on three suites",
-    "bench_noise": "How far the bench can be trusted",
-    "engine_decoding": "Captured passes: decoding",
-    "engine": "Captured passes: one pass, one step",
-    "batch": "Many rows at once",
-    "llamacpp": "llama.cpp as a runner",
-    "crosscheck": "Against transformers' assisted decoding",
-    "gate_study_builtin": "Gates: which signal is worth learning (built-in pair)",
-    "gate_study_other": "Gates: which signal is worth learning (another pair)",
-    "gate_transfer": "Gates: one kind of text to another",
-    "gate_labelling": "Labelling speed",
-    "theory_predict": "Predicted against measured",
-    "paper_sprinter": "SPRINTER's tables in kind",
-    "paper_svip": "SVIP's tables in kind",
-    "paper_fsd": "Fuzzy speculative decoding's tables in kind",
-    "paper_fsd_laws": "Fuzzy speculative decoding: divergences in kind",
-    "paper_theory": "OPT against UNO, target against draft, in kind",
-}
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One page of results.
+
+    Attributes:
+        about: what is measured, for the index.
+        titles: result file -> heading.
+        headline: one sentence of numbers from these files.
+    """
+
+    about: str
+    titles: dict[str, str]
+    headline: Callable[[], str]
 
 
 def load(name: str) -> dict[str, Any] | None:
@@ -69,7 +70,7 @@ def texts(results: dict[str, Any]) -> str:
 
 def readme_block() -> str:
     """The README's table: temperature 1 of the main job."""
-    results = load("main_job")
+    results = load("methods/main_job")
     if results is None:
         return "Numbers will stand here once a script in `benchmarks/` has printed them; none is written by hand."
     lines = [
@@ -91,7 +92,7 @@ def readme_block() -> str:
 
 def captured_lines() -> list[str]:
     """The README's second table: captured passes beside other engines, temperature 1."""
-    results = load("engine_decoding")
+    results = load("engine/decoding")
     if results is None:
         return []
     columns = ("builtin", "enlarged")
@@ -163,35 +164,229 @@ def equal_trust(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def results_page() -> str:
+def methods_headline() -> str:
+    """The main job at temperature 1 and the middle drift."""
+    row = next(
+        r
+        for r in need("methods/main_job")["rows"]
+        if r["temperature"] == 1.0 and r["arm"] == "sprinter @ 0.10"
+    )
+    speed, drift = row["speed_over_autoregressive"][0], row["mean_drift"][0]
+    return f"`sprinter` is {speed:.2f} times as fast as plain decoding at a mean drift of {drift:.3f} (temperature 1)."
+
+
+def bench_headline() -> str:
+    """How often the interval of two equal arms holds 1."""
+    noise = need("bench/noise")
+    return f"The same arm twice differs by less than its 95 % interval in {noise['hold_1']} of {noise['runs']} runs."
+
+
+def engine_headline() -> str:
+    """Plain decoding over transformers, and the dial on the dearer target."""
+    results = need("engine/decoding")
+    plain = results["builtin"]["1"]["plain_over_transformers"]["float32"][0]
+    dial = results["enlarged"]["1"]["sprinter_over_exact"]["float32"]["over_exact"][0]
+    return (
+        f"Compiled plain decoding is {plain:.1f} times as fast as transformers' `generate`; with a target that costs "
+        f"as much as a 17 M one, `sprinter` within drift 0.15 is {dial:.2f} times as fast as exact speculation."
+    )
+
+
+def llamacpp_headline() -> str:
+    """Our plain decoding over llama-cpp-python's."""
+    parts = need("llamacpp/speed")["results"].values()
+    plain = [
+        next(r for r in part["rows"] if r["arm"] == "autoregressive")["over_own_loop"][0] for part in parts
+    ]
+    return (
+        f"Our plain decoding runs at {min(plain):.2f} to {max(plain):.2f} of the speed of llama-cpp-python's."
+    )
+
+
+def gate_headline() -> str:
+    """Target calls a token that features of the draft's law save."""
+    found = need("gate/study_builtin")["curves"]["1.0"]["read_off"]["overlap, hidden and law"]["0.10"]
+    return (
+        f"A gate that also sees the draft's law saves {found['gain_over_paper'][0]:.0%} of the target calls of the "
+        "paper's gate at drift 0.10 (temperature 1)."
+    )
+
+
+def theory_headline() -> str:
+    """Median relative errors."""
+    found = need("theory/predict")["summary"]
+    calls, drift = found["tokens_per_call"], found["drift"]
+    return (
+        f"Median error of the prediction: {calls['median']:.1%} for tokens a target call ({calls['arms']} methods), "
+        f"{drift['median']:.1%} for drift ({drift['arms']})."
+    )
+
+
+def papers_headline() -> str:
+    """How many claims hold."""
+    names = TOPICS["papers"].titles
+    counts = Counter(verdict for name in names for verdict in need(name)["verdicts"].values())
+    return (
+        f"Of {counts.total()} claims {counts['holds']} hold, {counts['holds in part']} hold in part, "
+        f"{counts['does not hold']} do not hold, {counts['undecided']} are undecided."
+    )
+
+
+TOPICS = {
+    "methods": Topic(
+        "every method on the built-in pair, and counts against transformers'",
+        {
+            "methods/main_job": "The main job: speed, target calls and drift at three drifts",
+            "methods/every_method": "Every method",
+            "methods/crosscheck": "Against transformers' assisted decoding",
+        },
+        methods_headline,
+    ),
+    "bench": Topic(
+        "`sprinter bench` on three suites, and how far its verdicts can be trusted",
+        {
+            "bench/table": "Every method and transformers' own generation on three suites",
+            "bench/noise": "The same arm twice, and an arm made slower",
+        },
+        bench_headline,
+    ),
+    "engine": Topic(
+        "captured forward passes against transformers and vLLM, many rows at once",
+        {
+            "engine/decoding": "Captured passes: decoding",
+            "engine/passes": "Captured passes: one pass, one step",
+            "engine/batch": "Many rows at once",
+        },
+        engine_headline,
+    ),
+    "llamacpp": Topic(
+        "GGUF models against llama-cpp-python's own loop",
+        {"llamacpp/speed": "llama.cpp as a runner"},
+        llamacpp_headline,
+    ),
+    "gate": Topic(
+        "which signal to learn, transfer to other text, labelling speed",
+        {
+            "gate/study_builtin": "Gates: which signal is worth learning (built-in pair)",
+            "gate/study_other": "Gates: which signal is worth learning (another pair)",
+            "gate/transfer": "Gates: one kind of text to another",
+            "gate/labelling": "Labelling speed",
+        },
+        gate_headline,
+    ),
+    "theory": Topic(
+        "predicted against measured speed and drift",
+        {"theory/predict": "Predicted against measured"},
+        theory_headline,
+    ),
+    "papers": Topic(
+        "tables of four papers, re-run on the built-in pair",
+        {
+            "papers/sprinter": "SPRINTER's tables in kind",
+            "papers/svip": "SVIP's tables in kind",
+            "papers/fsd": "Fuzzy speculative decoding's tables in kind",
+            "papers/fsd_laws": "Fuzzy speculative decoding: divergences in kind",
+            "papers/theory": "OPT against UNO, target against draft, in kind",
+        },
+        papers_headline,
+    ),
+}
+
+
+def need(name: str) -> dict[str, Any]:
+    """One result file that must be there."""
+    results = load(name)
+    if results is None:
+        sys.exit(f"error: benchmarks/results/{name}.json is missing: run benchmarks/{name}.py")
+    return results
+
+
+def index_page() -> str:
     """docs/results.md."""
-    parts = [
+    lines = [
         "# Results",
         "",
-        "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand. Speeds are ratios",
-        "within one run, arms interleaved prompt by prompt, with 95 % bootstrap intervals over prompts;",
-        "the meter is complete.",
+        "Measured on the built-in pair unless a page says otherwise. Speeds are ratios within one run, arms",
+        "interleaved prompt by prompt, with 95 % bootstrap intervals over prompts; the meter is complete. Every table",
+        "stands with the command that prints it and the commit that it was made on; `+` after a commit: tracked files",
+        "had uncommitted changes. How to repeat a number: [CONTRIBUTING](../CONTRIBUTING.md#reproducing-a-number).",
+        "",
+        "| topic | what is measured | headline |",
+        "| --- | --- | --- |",
     ]
-    for name, title in TITLES.items():
+    for name, topic in TOPICS.items():
+        heading = page(name).read_text(encoding="utf-8").splitlines()[0].removeprefix("# Results: ")
+        lines.append(f"| [{heading}](results/{name}.md) | {topic.about} | {topic.headline()} |")
+    lines += ["", "Written by `scripts/update_results.py` from `benchmarks/results/`; do not edit by hand."]
+    return "\n".join(lines) + "\n"
+
+
+def page(topic: str) -> Path:
+    """The page of a topic."""
+    return ROOT / "docs" / "results" / f"{topic}.md"
+
+
+def tables(topic: Topic) -> str:
+    """The tables of a topic, each with its command, machine and commit."""
+    parts = [
+        "Numbers by `scripts/update_results.py` from `benchmarks/results/`; back to the [index](../results.md)."
+    ]
+    for name, title in topic.titles.items():
         results = load(name)
         if results is not None:
             table = (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip()
             parts += ["", f"## {title}", "", where(results), "", table]
-            parts += equal_trust(results) if name == "main_job" else []
-    notes = ROOT / "docs" / "results-notes.md"
-    if notes.is_file():
-        parts += ["", notes.read_text(encoding="utf-8").strip()]
-    return "\n".join(parts) + "\n"
+            parts += equal_trust(results) if name == "methods/main_job" else []
+    return "\n".join(parts)
+
+
+def between_marks(path: Path, text: str) -> str:
+    """The file with ``text`` between its marks."""
+    head, rest = path.read_text(encoding="utf-8").split(BEGIN)
+    tail = rest.split(END)[1]
+    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+
+
+def dirty() -> list[tuple[float, str, str]]:
+    """(seconds, command, commit) of every run that was made on uncommitted changes, shortest first."""
+
+    def runs(value: Any, above: dict[str, Any]) -> Iterator[tuple[float, str, str]]:
+        if not isinstance(value, dict):
+            for one in value if isinstance(value, list) else ():
+                yield from runs(one, above)
+            return
+        facts = above | {key: value[key] for key in ("command", "seconds") if key in value}
+        commit = value.get("environment", {}).get("commit") or ""
+        if commit.endswith("+"):
+            command = facts["command"].strip()
+            if isinstance(value.get("arms"), list) and "command" not in value:
+                command = f"{command} --again {shlex.join(value['arms'])}"
+            yield float(facts.get("seconds") or 0), command, commit
+        for one in value.values():
+            yield from runs(one, facts)
+
+    found = set()
+    for path in RESULTS.rglob("*.json"):
+        script = (
+            path.relative_to(RESULTS).with_suffix("").as_posix().replace("theory/measured", "theory/predict")
+        )
+        results = json.loads(path.read_text(encoding="utf-8"))
+        command = f"python benchmarks/{script}.py" + (" --measured-only" if path.stem == "measured" else "")
+        found |= set(runs(results, {"command": command}))
+    return sorted(found)
 
 
 def main() -> int:
-    """Write, or compare."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    head, rest = readme.split(BEGIN)
-    tail = rest.split(END)[1]
+    """Write, compare, or list."""
+    if "--dirty" in sys.argv:
+        for seconds, command, commit in dirty():
+            print(f"{seconds:8.0f} s  {commit:9}  {command} --data DIR")
+        return 0
+    readme = ROOT / "README.md"
     wanted = {
-        ROOT / "README.md": f"{head}{BEGIN}\n{readme_block()}\n{END}{tail}",
-        ROOT / "docs" / "results.md": results_page(),
+        readme: between_marks(readme, readme_block()),
+        ROOT / "docs" / "results.md": index_page(),
+        **{page(name): between_marks(page(name), tables(topic)) for name, topic in TOPICS.items()},
     }
     stale = [
         path

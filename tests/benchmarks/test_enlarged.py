@@ -13,15 +13,13 @@ from tests.models.tiny import padded_gpt2
 
 from sprinter.models.pair import builtin_paths, load_models
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKENS = torch.arange(3, 60).reshape(3, 19)
 
 
 @pytest.fixture
-def enlarged(monkeypatch: pytest.MonkeyPatch) -> Any:
+def enlarged() -> Any:
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("enlarged")
+    return importlib.import_module("benchmarks.enlarged")
 
 
 @pytest.mark.parametrize(

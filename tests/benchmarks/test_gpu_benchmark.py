@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py: the whole of it on tiny models, its mistakes, its clock."""
+"""benchmarks/gpu/run.py: the whole of it on tiny models, its mistakes, its clock."""
 
 from __future__ import annotations
 
@@ -21,11 +21,9 @@ STAGES = ("train", "arms", "latency", "roofline")
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+def gpu() -> Any:
     """The script as a module."""
-    for folder in ("scripts", "benchmarks"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-    return importlib.import_module("gpu")
+    return importlib.import_module("benchmarks.gpu.run")
 
 
 @pytest.fixture(scope="module")
@@ -85,13 +83,15 @@ def test_what_a_stage_leaves_over_the_next_may_use(gpu: Any) -> None:
 
 def test_the_command_is_recorded_without_folders(gpu: Any) -> None:
     words = ["--text", "/data/a.txt", "/data/b.txt", "--out", "/tmp/x/out", "--minutes", "9"]
-    assert gpu.recorded_command(words) == "python benchmarks/gpu.py --text a.txt b.txt --out out --minutes 9"
+    assert (
+        gpu.recorded_command(words) == "python benchmarks/gpu/run.py --text a.txt b.txt --out out --minutes 9"
+    )
 
 
 def test_bytes_of_a_pass(gpu: Any) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    roofline = importlib.import_module("gpu_roofline")
+    roofline = importlib.import_module("benchmarks.gpu.roofline")
     sizes = {"vocab_size": 100, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     for tied in (False, True):
@@ -107,7 +107,7 @@ def test_bytes_of_a_pass(gpu: Any) -> None:
 @pytest.mark.slow
 def test_whole_run_on_tiny_models(text: Path, tmp_path: Path) -> None:
     command = [
-        sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--smoke", "--minutes", "4",
+        sys.executable, str(ROOT / "benchmarks" / "gpu" / "run.py"), "--device", "cpu", "--smoke", "--minutes", "4",
         "--text", str(text), "--out", str(tmp_path / "out"), "--results", str(tmp_path / "results"),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

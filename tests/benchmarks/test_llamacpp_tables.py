@@ -1,4 +1,4 @@
-"""benchmarks/llamacpp_tables.py: what is said of measured numbers."""
+"""benchmarks/llamacpp/tables.py: what is said of measured numbers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ ONE = [1.0, 0.9, 1.1]
 
 
 @pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
+def tables() -> Any:
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("llamacpp_tables")
+    return importlib.import_module("benchmarks.llamacpp.tables")
 
 
 def row(arm: str, calls: float, read: float, steps: float, host_ms: float, speed: float) -> dict[str, Any]:
@@ -92,9 +91,9 @@ def test_the_page_is_filled_between_its_marks(
     page = tmp_path / "docs" / "llamacpp.md"
     page.parent.mkdir()
     page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr("benchmarks.common.ROOT", tmp_path)
     for _ in range(2):
-        tables.publish(measured(tables), "python benchmarks/llamacpp.py")
+        tables.publish(measured(tables), "python benchmarks/llamacpp/speed.py")
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert text.count("figures/llamacpp.png") == 1 and text.count("`sprinter(tau=0.6)`") == 1

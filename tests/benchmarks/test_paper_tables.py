@@ -1,11 +1,10 @@
-"""benchmarks/paper_*.py: what turns measured numbers into verdicts, win rates and thresholds."""
+"""benchmarks/papers: what turns measured numbers into verdicts, win rates and thresholds."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,27 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def scripts_in_reach(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As if a script of ``benchmarks`` ran; its helpers are forgotten again."""
-    before = set(sys.modules)
-    for folder in ("scripts", "benchmarks"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-    yield
-    for name in set(sys.modules) - before:
-        if getattr(sys.modules[name], "__file__", None) and "benchmarks" in str(sys.modules[name].__file__):
-            del sys.modules[name]
-
 
 def load(name: str) -> Any:
-    return importlib.import_module(name)
+    return importlib.import_module(f"benchmarks.{name}")
 
 
 def check(low: float, high: float, bound: float, above: bool = True) -> Any:
-    return load("paper_report").Check("x", ((low + high) / 2, low, high), bound, above)
+    return load("papers.report").Check("x", ((low + high) / 2, low, high), bound, above)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +41,7 @@ def test_a_check_is_decided_by_its_whole_interval(
 
 
 def test_a_claim_is_as_good_as_its_checks() -> None:
-    claim = load("paper_report").Claim
+    claim = load("papers.report").Claim
     yes, no, open_ = check(2, 3, 1), check(0, 0.5, 1), check(0, 3, 1)
     assert claim("", (yes, yes)).verdict == "holds"
     assert claim("", (yes, no)).verdict == "holds in part"
@@ -69,7 +54,7 @@ def test_a_claim_is_as_good_as_its_checks() -> None:
 
 
 def test_a_table_tells_its_numbers_and_verdicts() -> None:
-    report = load("paper_report")
+    report = load("papers.report")
     table = report.Table("T", "How.", ("a", "b"), [["1", "2"]], [report.Claim("So.", (check(2, 3, 1),))])
     assert table.markdown().startswith(
         "### T\n\nHow.\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- So. **Holds**"
@@ -78,14 +63,13 @@ def test_a_table_tells_its_numbers_and_verdicts() -> None:
 
 
 def test_a_docstring_is_told_without_its_command_line() -> None:
-    assert load("paper_report").about("One.\n\n    python x.py\n\nTwo.\n") == "One.\n\nTwo."
+    assert load("papers.report").about("One.\n\n    python x.py\n\nTwo.\n") == "One.\n\nTwo."
 
 
 def test_parts_are_measured_kept_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report, common = load("paper_report"), load("common")
+    report, common = load("papers.report"), load("common")
     for module in (report, common):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
     monkeypatch.setattr(report.sprinter, "load_pair", lambda: None)
     monkeypatch.setattr(report, "environment", lambda: {"commit": "c"})
     measured: list[str] = []
@@ -103,7 +87,7 @@ def test_parts_are_measured_kept_and_resumed(tmp_path: Path, monkeypatch: pytest
         report.run_parts("x", "X.", {"one": part("one"), "two": part("two")}, 20, prompts=3)
         return list(measured)
 
-    results = tmp_path / "benchmarks" / "results" / "x.json"
+    results = tmp_path / "x.json"
     assert run() == ["one", "two"]
     assert run("--resume") == []
     assert run("--only", "two") == ["two"]
@@ -113,14 +97,14 @@ def test_parts_are_measured_kept_and_resumed(tmp_path: Path, monkeypatch: pytest
 
 
 def test_every_answer_meets_every_answer_and_near_ones_tie() -> None:
-    common = load("paper_common")
+    common = load("papers.arms")
     ours, theirs = np.array([[1.0, 1.0], [3.0, 1.0]]), np.array([[2.0, 1.01], [2.0, 0.0]])
     assert common.win_shares(ours, theirs).tolist() == [0.5, 1.0]
     assert common.win_shares(ours, theirs, ties=0.5).tolist() == [0.5, 0.75]
 
 
 def test_a_group_folds_repeats_into_their_prompt() -> None:
-    common, arms = load("paper_common"), load("common")
+    common, arms = load("papers.arms"), load("common")
     prompts = [common.Ask((1,), group) for group in ("a", "b", "a")]
     outs = [SimpleNamespace(stats=SimpleNamespace(new_tokens=n)) for n in (1, 2, 3, 10, 20, 30)]
     arm = arms.Arm("x", lambda prompt, seed: None, outs)
@@ -132,13 +116,13 @@ def laws(loss: Any, divergence: Any) -> Any:
     """Laws of one text."""
     values = np.array(divergence)
     ones = np.ones(len(values))
-    return load("paper_fsd_laws").Laws(
+    return load("papers.fsd_laws").Laws(
         np.zeros(len(values), int), np.array(loss), ones, 0.5 * ones, {"js_reference": values}
     )
 
 
 def test_thresholds_rise_from_what_exact_decoding_accepts_to_a_fifth_of_the_gap() -> None:
-    fsd = load("paper_fsd")
+    fsd = load("papers.fsd")
     even = np.linspace(0.005, 0.995, 100)
     flat = laws(np.ones(100), even)  # each kept position costs the same: T keeps T and loses T
     assert list(fsd.levels(flat).values()) == [0.5, 0.7, 1.0]
@@ -150,7 +134,7 @@ def test_thresholds_rise_from_what_exact_decoding_accepts_to_a_fifth_of_the_gap(
 
 
 def test_what_is_kept_of_the_least_divergence() -> None:
-    module = load("paper_fsd_laws")
+    module = load("papers.fsd_laws")
     one = laws([1.0, 2.0, 3.0, 4.0], [0.4, 0.3, 0.2, 0.1])
     assert module.kept(one, "js_reference", 0.5).tolist() == [0, 0, 1, 1]
     assert module.kept(one, "chance", 0.5).tolist() == [0.5] * 4
@@ -158,7 +142,7 @@ def test_what_is_kept_of_the_least_divergence() -> None:
 
 
 def test_the_mixture_of_whole_texts_that_is_as_fast() -> None:
-    scores = load("paper_fsd_scores")
+    scores = load("papers.fsd_scores")
 
     def arm(score: float, seconds: float) -> Any:
         ones = np.ones(4)

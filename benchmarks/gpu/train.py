@@ -1,0 +1,271 @@
+"""The pair and its gate: trained on carried text, in the time that there is.
+
+The pair is made of the parts of scripts/train_builtin_pair.py: byte-level BPE, Llama, Muon and AdamW, a draft distilled
+from its target. New here: training windows of one length, layers of the target that are compiled one by one (a single
+compilation serves all), and step sizes that follow the clock, so that a slow device trains for fewer steps.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+import sprinter
+from benchmarks.common import ROOT  # noqa: F401 (puts scripts/ on the path)
+from benchmarks.gpu.stage import Run, first_line, free, matmul_precision
+from pair_data import Document, PreparedData, Windows, make_document, read_heldout, train_tokenizer
+from pair_evaluate import measure, parameters, summarise
+from pair_model import build_model, export, inherit_embedding, load_exported, make_optimizers
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
+from sprinter.training.card import save_trained
+from sprinter.training.dataset import read_positions
+from sprinter.training.label_run import LabelSettings
+from sprinter.training.prompts import read_texts
+from sprinter.training.roc import judge
+from sprinter.training.settings import TrainSettings
+from sprinter.training.train import train
+from train_builtin_gate import label_texts
+from train_builtin_pair import DISTIL_FROM, Step, autocast_for, loss_function, schedule
+
+DOCUMENT_CHARS = 1500  # shorter texts (lines of a plain file) are joined to documents of at least this length
+HELD_OUT_LEAST = 24
+TARGET_SHARE = 0.66  # of the time for training both
+LEAST_SHARE = 0.3  # of a model's time that is left for training, however long compilation took
+TRUSTED_SHARES = (0.3, 0.5, 0.7)  # of the positions; the gate's τ are set to them
+PAIR = "pair.json"
+
+
+def read_documents(files: Sequence[Path]) -> list[Document]:
+    """The texts of all files as documents, exact duplicates dropped, in the order of their hashes."""
+    documents: dict[str, Document] = {}
+    for file in files:
+        parts: list[str] = []
+        for text in [*read_texts([str(file)]), None]:
+            parts += [text] if text else []
+            if parts and (text is None or sum(map(len, parts)) >= DOCUMENT_CHARS):
+                document = make_document(file.name, str(len(documents)), "\n".join(parts))
+                documents[document.digest], parts = document, []
+    return [documents[digest] for digest in sorted(documents)]
+
+
+def prepare(run: Run, files: Sequence[Path]) -> tuple[PreparedData, list[Document]]:
+    """Tokenizer, stream of training tokens and held-out documents; and the training documents."""
+    documents, preset = read_documents(files), run.sizes.preset
+    held = max(HELD_OUT_LEAST, len(documents) // 100)
+    if len(documents) < 4 * held:
+        raise UserError(
+            f"--text holds {len(documents)} documents of {DOCUMENT_CHARS} characters, too few: give more"
+        )
+    heldout, training = documents[:held], documents[held:]
+    used = max(1, round(sum(len(d.text) for d in training) / run.sizes.tokenizer_chars))
+    tokenizer = train_tokenizer((d.text for d in training[::used]), preset.vocab_size)
+    run.say(f"{len(documents):,} documents, tokenizer of {tokenizer.get_vocab_size():,} tokens")
+    stream = encode(tokenizer, training)
+    lines = [json.dumps({"source": d.source, "id": d.id, "text": d.text}) + "\n" for d in heldout]
+    write_atomic(run.out / "heldout.jsonl", "".join(lines))
+    manifest = {
+        "files": [file.name for file in files],
+        "training_documents": len(training),
+        "heldout_documents": held,
+        "training_tokens": len(stream),
+        "vocabulary": tokenizer.get_vocab_size(),
+    }
+    return PreparedData(stream, tuple(heldout), tokenizer, manifest), training
+
+
+def encode(tokenizer: Tokenizer, documents: Sequence[Document]) -> np.ndarray:
+    """All documents in one stream, each ended by the end-of-text token (id 0, the only special one)."""
+    parts = []
+    for at in range(0, len(documents), 500):
+        found = tokenizer.encode_batch_fast([d.text for d in documents[at : at + 500]])
+        parts += [np.array([*one.ids, 0], np.uint16) for one in found]
+    return np.concatenate(parts)
+
+
+@dataclass
+class Training:
+    """One model under training."""
+
+    role: str
+    model: nn.Module
+    losses: tuple[Step, Step]  # on text, by the teacher
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    rows: int
+
+    def step(self, run: Run, windows: Windows, tokens: int, progress: float, distils: bool) -> float:
+        """One optimiser step, by the teacher or on text alone; returns the loss."""
+        batch = torch.from_numpy(windows.batch(tokens, self.rows, run.sizes.window)).to(run.device)
+        with autocast_for(run.device):
+            loss = self.losses[distils](batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        rates = (run.sizes.preset.matrix_lr, run.sizes.preset.vector_lr)
+        for optimizer, rate in zip(self.optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * schedule(progress)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return float(loss.detach())  # waits for the device, so the clock is true
+
+
+def start_training(run: Run, role: str, data: PreparedData) -> Training:
+    """A fresh model on the device; a draft starts with its target's embedding and has it for a teacher."""
+    preset = run.sizes.preset
+    shape = preset.target if role == "target" else preset.draft
+    model = build_model(shape, data.tokenizer.get_vocab_size(), data.eos_id, seed=0).to(run.device)
+    teacher = None
+    if role == "draft":
+        teacher = load_exported(run.out / "target", run.device)
+        inherit_embedding(model, teacher)
+    # A draft is trained for so short a time that compiling its layers and the teacher's would cost more than it gains.
+    compile_layers(model, run.compile and role == "target")
+    losses = loss_function(model, None), loss_function(model, teacher)
+    rows = preset.batch_tokens // (1 if role == "target" else 2) // run.sizes.window
+    return Training(role, model, losses, make_optimizers(model, preset), rows)
+
+
+def compile_layers(model: nn.Module, on: bool) -> None:
+    """torch.compile of each layer: equal layers share one compilation, which a whole model would repeat."""
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer._compiled_call_impl = None
+        if on:
+            layer.compile(dynamic=False)
+
+
+def first_step(run: Run, job: Training, windows: Windows) -> str | None:
+    """The first step, made to fit: fewer rows where memory is short, no compilation where that fails (and why)."""
+    failure = None
+    while True:
+        try:
+            job.step(run, windows, 0, 0.0, job.role == "draft")  # the dearer of a draft's two losses
+            return failure
+        except torch.cuda.OutOfMemoryError:
+            if job.rows < 2:
+                raise
+            job.rows //= 2
+            run.say(f"{job.role}: out of memory, {job.rows} windows a step from now on")
+        except Exception as error:
+            if not run.compile:
+                raise
+            failure, run.compile = first_line(error), False
+            compile_layers(job.model, False)
+            run.say(f"{job.role}: torch.compile failed and is left off: {failure}")
+        for optimizer in job.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        free(run.device)
+
+
+def train_model(run: Run, role: str, data: PreparedData, seconds: float) -> dict[str, Any]:
+    """Train for so many seconds, the first step (with compilation) included; write the model's folder."""
+    windows = Windows(data.tokens, seed=0)
+    with matmul_precision("high"):
+        job, began = start_training(run, role, data), time.monotonic()
+        compile_error = first_step(run, job, windows)
+        first_s = time.monotonic() - began
+        left = max(seconds - first_s, LEAST_SHARE * seconds)
+        tokens, steps, smooth, said, curve = 0, 0, float("nan"), began, []
+        while (progress := (time.monotonic() - began - first_s) / left) < 1:
+            loss = job.step(run, windows, tokens, progress, role == "draft" and progress >= DISTIL_FROM)
+            tokens, steps = tokens + job.rows * run.sizes.window, steps + 1
+            smooth = loss if steps == 1 else 0.95 * smooth + 0.05 * loss
+            if time.monotonic() - said > 10:
+                said = time.monotonic()
+                curve.append({"tokens": tokens, "loss": round(smooth, 4)})
+                run.say(f"{role}: {100 * progress:.0f} %, step {steps}, loss {smooth:.3f}")
+        spent = time.monotonic() - began - first_s
+    if not np.isfinite(smooth):
+        raise RuntimeError(f"training of the {role} diverged (loss {smooth} after {steps} steps)")
+    export(job.model, data, run.out / role)
+    return {
+        "parameters": parameters(job.model),
+        "steps": steps,
+        "tokens": tokens,
+        "epochs": tokens / len(data.tokens),
+        "seconds": round(spent, 1),
+        "first_step_s": round(first_s, 1),
+        "compiled": run.compile and role == "target",
+        "compile_error": compile_error,
+        "tokens_per_s": tokens / spent,
+        "windows_a_step": job.rows,
+        "curve": curve,
+    }
+
+
+def evaluate(run: Run, data: PreparedData) -> dict[str, Any]:
+    """Loss and overlap β of the pair on held-out documents, in float32."""
+    target, draft = (load_exported(run.out / role, run.device) for role in ("target", "draft"))
+    few = replace(data, heldout=data.heldout[: run.sizes.judged_documents])
+    return summarise(list(measure(target, draft, few, run.device)))
+
+
+def make_gate(run: Run, documents: Sequence[Document]) -> dict[str, Any]:
+    """Label training documents with the pair, train a linear gate on them, save it; thresholds for three shares."""
+    work = run.out / "labels"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    pair = sprinter.load_pair(run.out / "target", draft=run.out / "draft", device=str(run.device))
+    how = LabelSettings(new_tokens=run.sizes.gate_tokens)
+    texts = [document.text for document in documents[: run.sizes.gate_texts]]
+    labels = label_texts(pair, texts, work, "training-documents", how)
+    settings = TrainSettings()
+    positions = read_positions([labels], settings.inputs)
+    trained = train(positions, settings)
+    unseen = positions.select(positions.parts(settings.seed) == 2)
+    report = judge(trained.head, unseen, repeats=200)
+    save_trained(trained, report, positions, run.out / "gate")
+    with torch.no_grad():
+        scores: Tensor = trained.head(unseen.inputs)
+    taus = [round(float(scores.double().quantile(1 - share)), 4) for share in TRUSTED_SHARES]
+    judged = {"positions": report.positions, "r2": report.r2, "calibration_error": report.calibration_error}
+    return {"taus": taus, "trusted_shares": list(TRUSTED_SHARES), "test": judged}
+
+
+def run_stage(run: Run, files: Sequence[Path], deadline: float) -> None:
+    """Train target, draft and gate; what other stages must know is in the folder's pair.json."""
+    (run.out / PAIR).unlink(missing_ok=True)
+    data, documents = prepare(run, files)
+    run.keep("train", data=data.manifest)
+    for role, share in (("target", TARGET_SHARE), ("draft", 1.0)):
+        left = max(2.0, deadline - time.monotonic() - run.sizes.gate_reserve_s)
+        seconds = min(run.sizes.train_cap_s, share * left)
+        run.keep("train", **{role: train_model(run, role, data, seconds)})
+        free(run.device)
+    held = evaluate(run, data)
+    run.keep("train", heldout=held)
+    run.say(f"held-out overlap {held['overlap']['mean']:.3f}")
+    free(run.device)
+    try:
+        gate = make_gate(run, documents)
+    except Exception as error:  # the pair is good without one
+        if run.smoke:
+            raise
+        gate = {"error": first_line(error), "taus": [], "trusted_shares": []}
+    run.keep("train", gate=gate)
+    write_atomic(run.out / PAIR, json.dumps(run.told["stages"]["train"], indent=1) + "\n")
+
+
+def trained_pair(run: Run) -> tuple[dict[str, Any], tuple[Document, ...]]:
+    """What a training stage left in the folder: pair.json, written last, and the held-out documents."""
+    if not (run.out / PAIR).is_file():
+        raise UserError("there is no trained pair in --out: run the stage train first, with the same --out")
+    return json.loads((run.out / PAIR).read_text(encoding="utf-8")), read_heldout(run.out / "heldout.jsonl")
+
+
+def load_trained(run: Run, **options: Any) -> sprinter.Pair:
+    """The pair and, if there is one, the gate of the training stage."""
+    facts, _ = trained_pair(run)
+    gate = run.out / "gate" if facts["gate"]["taus"] else None
+    device = str(run.device)
+    return sprinter.load_pair(
+        run.out / "target", draft=run.out / "draft", gate=gate, device=device, **options
+    )

@@ -1,0 +1,4 @@
+"""What the theory predicts against what is measured.
+
+``rows.py`` decodes many prompts at once, for counts.
+"""
