@@ -76,7 +76,9 @@ def test_no_module_imports_itself_through_others() -> None:
     grimp = pytest.importorskip("grimp", reason="comes with import-linter")
     graph = grimp.build_graph("sprinter", cache_dir=None)
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
-    assert len(list(TopologicalSorter(imports).static_order())) == len(imports) > 100  # CycleError names a circle
+    assert (
+        len(list(TopologicalSorter(imports).static_order())) == len(imports) > 100
+    )  # CycleError names a circle
 
 
 def test_the_loop_is_where_the_limit_looks() -> None:
