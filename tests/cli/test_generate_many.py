@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from tests.cli.tiny import CONTEXT, Places, Run
 
-import sprinter
 from sprinter.cli import generate_many as many
 from sprinter.heads.artifact import load_head, save_head
 
@@ -126,7 +125,7 @@ def test_results_of_other_contents_under_the_same_name_are_not_mixed(
     out.write_text("".join(out.read_text().splitlines(keepends=True)[:2]))  # ended half way
     held, word = out.read_text(), "gate"
     if other == "version":
-        monkeypatch.setattr(sprinter, "__version__", "0.0")
+        monkeypatch.setattr("sprinter.engine.record.__version__", "0.0")
         word = "sprinter version"
     elif other == "target":
         weights, word = target / "model.safetensors", "target"

@@ -292,7 +292,7 @@ class Trial:
         with Engine(self.pair, rows=rows, policy=policy) as engine:
             numbers = {engine.add(**one): i for i, one in enumerate(asked)}
             for _ in range(100_000):
-                if not engine.unfinished and not engine._batch.told:
+                if not engine.unfinished and not engine._batch.events:
                     break
                 left = [number for number in numbers if number not in ended]
                 if self.chance.random() < 0.01 and len(left) > 1:
@@ -304,13 +304,13 @@ class Trial:
                     self._finish(engine, ended)
                 with self.disturber.interrupting():
                     engine._batch.advance()
-                for event in engine._batch.told:
+                for event in engine._batch.events:
                     assert event.id not in whole, "the end of a request is told twice"
                     pieces[event.id] += [token.id for token in event.tokens]
                     if event.generation is not None:
                         whole[event.id] = event.generation
                         ended[event.id] = event.generation, event.error
-                engine._batch.told.clear()
+                engine._batch.events.clear()
             else:
                 raise AssertionError("the engine stalls")
             while not self._finish(engine, ended):

@@ -28,7 +28,7 @@ __all__ = ["ROWS", "PromptLine", "ResultsFile", "generate_many", "read_prompts",
 ROWS = 8
 """Texts that are under way at the same time, and so are written at the same time."""
 
-_MEND = "give another --out, or --restart to begin anew"
+_FIX = "give another --out, or --restart to begin anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
 class ResultsFile:
     """The file of results: lines are appended, and what is there already is not generated again.
 
-    ``FILE.run.json`` beside it says what the results depend on: the settings, and what ``made_with`` is told once the
+    ``FILE.run.json`` beside it says what the results depend on: the settings, and what ``made_with`` adds once the
     models are loaded.
 
     Args:
@@ -116,12 +116,12 @@ class ResultsFile:
         """Keep what results depend on, beside what is kept already.
 
         Raises:
-            UserError: the results that are there were made with another; its name is told.
+            UserError: the results that are there were made with another value; names the first.
         """
         before = self._settings
         if self.rows and (other := [name for name in settings if before.get(name) != settings[name]]):
             raise UserError(
-                f"--out '{self.file}' holds results with another {other[0].replace('_', ' ')}: {_MEND}"
+                f"--out '{self.file}' holds results with another {other[0].replace('_', ' ')}: {_FIX}"
             )
         self._settings = {**before, **settings}
         write_atomic(self._about, json_module.dumps(self._settings) + "\n")
@@ -137,9 +137,9 @@ class ResultsFile:
                 raise ValueError
             return rows, dict(before)
         except FileNotFoundError:
-            raise UserError(f"--out '{self.file}' is no file of results: {_MEND}") from None
+            raise UserError(f"--out '{self.file}' is no file of results: {_FIX}") from None
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"--out '{self.file}' is damaged: {_MEND}") from None
+            raise UserError(f"--out '{self.file}' is damaged: {_FIX}") from None
 
     def _keep_whole_lines(self) -> None:
         """Cut off a line that a kill left unfinished."""

@@ -90,7 +90,7 @@ def generate_all(
         memory_bytes,
         needs_target=any(task.needs_target for task in tasks),
         needs_draft=any(task.needs_draft for task in tasks),
-        tells=False,
+        streams=False,
         spare=max(task.spare for task in tasks),
     )
     try:
@@ -113,10 +113,10 @@ class Results:
     def all(self, what: str) -> dict[int, Generation]:
         """Step until no request is left; see ``Engine.finish``. ``what``: a request's name in an error."""
         scheduler = self._scheduler
-        while scheduler.unfinished or scheduler.told:
+        while scheduler.unfinished or scheduler.events:
             scheduler.advance()
-            self._last |= {event.id: event for event in scheduler.told if event.generation is not None}
-            scheduler.told.clear()  # not before they are kept here: an interrupt may come at any time
+            self._last |= {event.id: event for event in scheduler.events if event.generation is not None}
+            scheduler.events.clear()  # not before they are kept here: an interrupt may come at any time
         last = sorted(self._last.items())
         results = {id: event.generation for id, event in last if event.generation is not None}
         errors = {id: event.error for id, event in last if event.error is not None}

@@ -27,16 +27,16 @@ class Engine:
     A text does not depend on what else is served: with the same seed it is that of ``Pair.generate``. (Sums are taken
     in another order, so that in float32 and bfloat16 texts may part where two tokens are as good as tied.)
 
-    Times in a request's stats: a pass's time is shared equally by the rows that took part in it; ``wall_s`` runs from
-    when the request takes its rows until its end, while the engine steps, so that ``other_s`` holds the time in which
-    others were served. A method that drafts several texts takes as many rows. Not for use by several threads.
+    Times in a request's stats: the time of a forward pass is shared equally by the rows in it. ``wall_s`` runs from
+    when the request takes its rows to its end, while the engine steps, so that ``other_s`` includes the time in which
+    other requests were served. A method that drafts several texts takes as many rows. Not thread-safe.
 
     Args:
         pair: what to generate with.
-        rows: rows of the caches, made once; so many requests are under way at most.
-        policy: when the target's pass is run.
-        max_len: tokens that a row holds, prompt included; None: the larger context of the two models, at most 2,048.
-        memory_bytes: what the caches may take; None: nine tenths of the free memory.
+        rows: number of rows in the caches, which are allocated once; an upper bound on concurrent requests.
+        policy: when the target's forward pass is run.
+        max_len: length of a row in tokens, prompt included; None: the larger context of the two models, at most 2,048.
+        memory_bytes: upper bound of the caches' size; None: nine tenths of the free memory.
 
     Raises:
         UserError: rows that do not fit, with the largest number that does; a model that decodes one row at a time.
@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def unfinished(self) -> int:
-        """Requests that wait or are under way."""
+        """Number of requests that are queued or active."""
         return self._batch.unfinished
 
     def add(
@@ -89,15 +89,19 @@ class Engine:
         return self._batch.add(Task(self._pair._parts, prompt, asked, self._longest))
 
     def step(self) -> list[Event]:
-        """Serve all requests a step further: at most one pass of each kind. What came of it, request by request.
+        """Advance all requests by a step, with at most one forward pass of each kind.
 
-        An error of one request ends that one alone, and its event tells. What is raised here belongs to none of them
-        (an interrupt, no memory for a pass): they are as they were before that pass, and the next step goes on.
+        An error of one request ends that request alone; its event holds the error. An exception raised here belongs to
+        no request (an interrupt, out of memory): all are as they were before that forward pass, and the next step
+        continues.
+
+        Returns:
+            An event for each request that has new tokens or has ended.
         """
         return self._batch.step()
 
     def finish(self) -> dict[int, Generation]:
-        """Step until no request is left; the results by number, of those that end from now on.
+        """Step until no request is left; the results, by number, of the requests that end from now on.
 
         If it is interrupted, call it again: no result is lost.
 
@@ -107,7 +111,7 @@ class Engine:
         return self._results.all("request")
 
     def cancel(self, id: int) -> Generation:
-        """Abandon a request, whether it waits or is under way; its rows are free at once.
+        """Cancel a request, queued or active; its rows are free at once.
 
         Returns:
             The result so far, ``finish_reason`` "cancelled".
@@ -118,7 +122,7 @@ class Engine:
         return self._batch.cancel(id)
 
     def close(self) -> None:
-        """Abandon all requests and give the caches back."""
+        """Cancel all requests and release the caches."""
         self._batch.close()
 
     def __enter__(self) -> Engine:

@@ -41,7 +41,7 @@ def load_pair(
     Args:
         target: directory, hub id, GGUF file (also on the hub: org/name/file.gguf) or loaded model. None: the built-in
             pair.
-        draft: likewise; may be left out for plain decoding.
+        draft: the same kinds; None for plain decoding.
         gate: gate directory or hub id, made for this draft.
         heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.
         runner: "auto" (llama.cpp runs GGUF files, PyTorch the rest), "torch" (GGUF files are refused) or "llamacpp"
@@ -71,7 +71,7 @@ class Pair:
     """Two models, a tokenizer and perhaps a gate, ready to generate. Made by ``load_pair``.
 
     Raises:
-        UserError: a head that was made for another draft, two heads of one kind, a gate that looks at x.
+        UserError: a head that was made for another draft, two heads of one kind, a gate that reads the token it judges.
     """
 
     def __init__(self, models: LoadedPair, gate: Head | None = None, heads: Sequence[Head] = ()) -> None:

@@ -1,4 +1,4 @@
-"""When the engine runs the target's pass."""
+"""When the engine runs the target's forward pass."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["Policy"]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A pass of the target costs much the same for few rows as for many, so that rows may wait for company.
+    """When to run the target: a forward pass costs about as much for few rows as for many, so rows may wait.
 
-    The pass is run as soon as one of the two holds; neither changes a text.
+    It runs as soon as one of the two conditions holds. No policy changes a text.
 
     Attributes:
-        share: so many of the rows under way wait for the target, in [0, 1]: 1 is all of them, 0 does not wait at all.
-        age: one of them was passed over in so many steps of the engine: 0 does not wait at all. None: however long it
-            takes, and others that keep their rows busy may make it wait for ever.
-        prompt_piece: most tokens of a prompt that a row reads in a step, so that a long one does not hold up others.
+        share: this share of the active rows waits for the target, in [0, 1]; 1: all of them, 0: never wait.
+        age: a row has waited for this many steps of the engine; 0: never wait, None: no limit, so that a request may
+            wait for ever beside others that only draft.
+        prompt_piece: size of a prefill chunk in tokens, so that a long prompt does not hold up other requests.
     """
 
     share: float = 0.5
@@ -33,10 +33,11 @@ class Policy:
             at_least("age", self.age, 0)
 
     def calls(self, waiting: int, live: int, longest: int) -> bool:
-        """Whether to run the pass now.
+        """Whether to run the target now.
 
         Args:
-            waiting: requests that wait for the target, at least one; live: requests that have rows.
-            longest: steps in which one of them was passed over.
+            waiting: number of requests that wait for the target, at least one.
+            live: number of requests that have rows.
+            longest: number of steps that one of them has waited.
         """
         return waiting >= self.share * live or (self.age is not None and longest >= self.age)

@@ -1,4 +1,4 @@
-"""What a result is recorded with, so that it can be made again: models, heads and versions."""
+"""The part of a result's record that makes it reproducible: models, heads and versions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READ = (
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on."""
+    """Versions of the packages that numbers depend on."""
     return {
         "sprinter": __version__,
         "torch": torch.__version__,
@@ -39,9 +39,9 @@ def versions() -> dict[str, str]:
 
 
 def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
-    """What ``load_pair`` made the pair of: target, draft, gate, other heads, tokenizer; None for what it has not.
+    """Target, draft, gate, other heads and tokenizer of a pair; None for what it lacks.
 
-    An id is a directory, a file or a hub id; of a gate or tokenizer that was given in memory it is None.
+    An id is a directory, a file or a hub id, and None for a gate or tokenizer that was in memory.
     """
     others = [head for kind, head in heads.items() if kind != "gate"]
     name = getattr(models.tokenizer, "name_or_path", None)
@@ -55,18 +55,18 @@ def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, An
 
 
 def fingerprints(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
-    """``models_record`` with what tells other contents of the same name: equal where results can go on.
+    """``models_record`` with fingerprints of the contents: results may be continued where they are equal.
 
-    Of models and tokenizer size and time of their files (a hub id has its revision), as hashing takes long; of heads
-    their SHA-256.
+    For models and tokenizer these are sizes and times of change of their files, as hashing takes long (a hub id has its
+    revision); for heads the SHA-256.
     """
     found = models_record(models, heads)
     for name in ("target", "draft", "tokenizer"):
         if (about := found[name]) is not None and about["id"] is not None:
             about["files"] = _files(Path(about["id"]).expanduser())
     others = [head for kind, head in heads.items() if kind != "gate"]
-    told = [found["gate"], *found["heads"]] if "gate" in heads else found["heads"]
-    for about, head in zip(told, [heads["gate"], *others] if "gate" in heads else others, strict=True):
+    records = [found["gate"], *found["heads"]] if "gate" in heads else found["heads"]
+    for about, head in zip(records, [heads["gate"], *others] if "gate" in heads else others, strict=True):
         about["sha256"] = head.fingerprint
     return dict(json.loads(json.dumps(found)))
 

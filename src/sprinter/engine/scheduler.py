@@ -1,9 +1,9 @@
-"""Many requests at once: one engine, a fixed number of rows, requests that come and go (continuous batching).
+"""Continuous batching: a fixed number of rows, and requests that take them and leave.
 
-Each request is a stream of jobs (``Task.jobs``). A step of the engine does at most one pass of each kind, for all
-requests whose next job is of that kind: a piece of the waiting prompts in each model (prompts of unlike length apart),
-a draft step, and the target's pass, which a policy may hold back until it pays. Rows are at different lengths and
-phases, each with its own method, sampling and seed; what a row writes does not depend on its neighbours.
+Each request is a generator of jobs (``Task.jobs``). A step runs at most one forward pass of each kind, for all requests
+whose next job is of that kind: a prefill chunk in each model (prompts of different lengths apart), a draft step, and
+the target's forward pass, which a policy may delay until enough rows wait. Rows differ in length and phase, each with
+its own method, sampling and seed; the text of a row does not depend on its neighbours.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["Event", "Scheduler"]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a step of the engine brought one request.
+    """New tokens, or the end, of one request after a step of the engine.
 
     Attributes:
-        id: the request's.
-        tokens: new final tokens, each with the text that became certain with it, as in ``Stream``.
+        id: number of the request.
+        tokens: new final tokens, each with the text that it completes, as in ``Stream``.
         generation: the whole result, if the request has ended; ``finish_reason`` "error" if it failed.
         error: why it failed: logits of its rows that are not finite, or what one of its rules raised.
     """
@@ -48,7 +48,8 @@ class _Live:
     """A request that has rows.
 
     Attributes:
-        began: when it got its rows, in seconds. passed_over: steps in which it could have had the target's pass.
+        began: when it got its rows, in seconds.
+        passed_over: number of steps in which it waited for the target.
     """
 
     id: int
@@ -59,23 +60,23 @@ class _Live:
 
 
 class Scheduler:
-    """Rows of both models, and the requests that are served in them.
+    """The rows of both models and the requests that are decoded in them.
 
     Args:
-        parts: the pair's.
-        rows: rows that both models have.
-        max_len: the most tokens, prompt and text together, that a row can hold.
-        policy: when the target's pass is run.
-        memory_bytes: what the caches may take; None: nine tenths of what is free, or would be without idle caches.
+        parts: models, heads and caches of the pair.
+        rows: number of rows in each model.
+        max_len: length of a row in tokens, prompt and text together.
+        policy: when the target's forward pass is run.
+        memory_bytes: upper bound of the caches' size; None: nine tenths of what is free, idle caches included.
         needs_target, needs_draft: whether any request may ask the model: no cache is made for one that is never asked.
-        spare: tokens of a tree of several drafts that a row holds beside its text.
-        tells: whether events tell of tokens as they come; else of finished requests alone.
+        spare: slots of a row for the tree of several drafts, beside its text.
+        streams: whether there are events for new tokens; else for finished requests alone.
 
     Raises:
         UserError: a model that decodes one row at a time; caches that do not fit, with the largest number of rows.
 
     Attributes:
-        told: events that nobody has taken yet.
+        events: those that ``step`` has not returned yet.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Scheduler:
         memory_bytes: int | None = None,
         needs_target: bool = True,
         needs_draft: bool = True,
-        tells: bool = True,
+        streams: bool = True,
         spare: int = 0,
     ) -> None:
         self._parts, self._policy, self._max_len, self._rows = parts, policy, max_len, rows
@@ -107,13 +108,13 @@ class Scheduler:
         self._models = parts.take(max_len, rows, needs_target, needs_draft, spare)
         self._waiting: dict[int, Task] = {}
         self._live: dict[int, _Live] = {}
-        self.told: list[Event] = []
+        self.events: list[Event] = []
         self._next_id = 0
-        self._tells, self._closed, self._spare = tells, False, spare
+        self._streams, self._closed, self._spare = streams, False, spare
 
     @property
     def unfinished(self) -> int:
-        """Requests that wait or are under way."""
+        """Number of requests that are queued or active."""
         return len(self._waiting.keys() | self._live.keys())
 
     @property
@@ -139,17 +140,17 @@ class Scheduler:
         return id
 
     def step(self) -> list[Event]:
-        """``advance``, and hand over what it told."""
+        """``advance``, and return the events."""
         self.advance()
-        events, self.told = self.told, []
+        events, self.events = self.events, []
         return events
 
     def advance(self) -> None:
-        """Let waiting requests take free rows, do one pass of each kind that is due, and note what came of it.
+        """Admit queued requests to free rows, run one forward pass of each kind that is due, and collect the events.
 
-        An error of one request ends that one alone, and its event tells. What is raised here belongs to none of them
-        (an interrupt, no memory for a pass): all are as they were before that pass, nothing that was to be told is
-        lost, and the next step goes on.
+        An error of one request ends that request alone; its event holds the error. An exception raised here belongs to
+        no request (an interrupt, out of memory): all are as they were before that forward pass, no event is lost, and
+        the next step continues.
         """
         began = time.perf_counter()
         try:
@@ -176,10 +177,10 @@ class Scheduler:
             for one in self._live.values():
                 if not one.work.over:
                     one.work.run.record.stats.wall_s += now - max(one.began, began)
-        self._tell()
+        self._collect()
 
     def cancel(self, id: int) -> Generation:
-        """Abandon a request, whether it waits or is under way; its rows are free at once.
+        """Cancel a request, queued or active; its rows are free at once.
 
         Returns:
             The result so far, ``finish_reason`` "cancelled".
@@ -196,7 +197,7 @@ class Scheduler:
         return run.generation()
 
     def close(self) -> None:
-        """Abandon all requests and give the caches back."""
+        """Cancel all requests and release the caches."""
         if self._closed:
             return
         self._closed = True
@@ -212,7 +213,7 @@ class Scheduler:
                 if not free:
                     return
                 work = Work(run, self._models, free[0], self._policy.prompt_piece)
-                reader = TokenReader(run) if self._tells else None
+                reader = TokenReader(run) if self._streams else None
                 self._live[id] = _Live(id, work, reader, time.perf_counter())
             del self._waiting[id]
 
@@ -223,21 +224,21 @@ class Scheduler:
         )
 
     def _do(self, group: Sequence[_Live], began: float) -> None:
-        """One pass for all of them."""
+        """Run one forward pass for the jobs of a group, and hand out the results."""
         jobs = [one.work.job for one in group if one.work.job is not None]
         done = self._models.run(jobs) if jobs else []
         for one, result in zip(group, done, strict=True):
             self._go_on(one, result, began)
 
     def _go_on(self, one: _Live, done: Done | None, began: float) -> None:
-        """Tell a request what was done for it, up to its next job."""
+        """Give a request the result of its job; it runs up to its next one."""
         one.work.go_on(done)
         one.passed_over = 0
         if one.work.over:
             one.work.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
 
-    def _tell(self) -> None:
-        """Note what is new of each request; those that have ended leave."""
+    def _collect(self) -> None:
+        """Collect the events of all requests; those that have ended leave."""
         for one in list(self._live.values()):
             if one.work.over:
                 self._leave(one, one.work.run.generation())
@@ -245,7 +246,7 @@ class Scheduler:
                 self._note(one)
 
     def _leave(self, one: _Live, generation: Generation | None = None) -> None:
-        """Free the rows of a request; its event tells of the result, if there is one."""
+        """Free the rows of a request; with a result there is a last event."""
         for rows in (self._models.target, self._models.draft):
             if rows is not None:
                 rows.rewind({one.work.number: 0})
@@ -255,14 +256,14 @@ class Scheduler:
             self._note(one, generation)
 
     def _note(self, one: _Live, generation: Generation | None = None) -> None:
-        """What nobody was told of a request, once: an interrupt before it is noted leaves all to the next step."""
+        """Append the event of a request, once: an interrupt before that leaves it to the next step."""
         place = one.reader and one.reader.place
         try:
             if generation is not None:
                 del self._live[one.id]
             tokens = one.reader.read() if one.reader else []
             if tokens or generation is not None:
-                self.told.append(Event(one.id, tokens, generation, one.work.error))
+                self.events.append(Event(one.id, tokens, generation, one.work.error))
         except BaseException:
             self._live[one.id] = one
             if one.reader and place:

@@ -1,4 +1,4 @@
-"""A text token by token."""
+"""Streaming: one text, token by token."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Stream", "TokenReader"]
 
 
 class TokenReader:
-    """Gives out the tokens of a request once each, with their text.
+    """Hands out each token of a request once, with its text.
 
     Attributes:
-        place: how far it is. Whoever took tokens and was broken off sets it back, and reads them again.
+        place: the position in the text. A caller that was interrupted sets it back to read the same tokens again.
     """
 
     def __init__(self, run: Task) -> None:
@@ -28,7 +28,7 @@ class TokenReader:
 
     @property
     def left(self) -> int:
-        """Tokens that were not given out yet."""
+        """Number of tokens that were not handed out yet."""
         return max(0, len(self._run.record.tokens) - self.place[0])  # fewer where a request began anew
 
     def read(self, at_most: int | None = None) -> list[Token]:
@@ -46,14 +46,14 @@ class TokenReader:
 class Stream:
     """Iterator over tokens as they become final. Closing it early is safe; ``generation`` is the result so far.
 
-    The ``text`` of a token is what became certain with it: "" inside a character and where a stop string may have
-    begun. The pieces of a whole stream join to ``generation.text``; of one that was closed early, to a beginning of it.
+    The ``text`` of a token is the text that it completes: "" inside a character and where a stop string may have
+    begun. The texts of a whole stream join to ``generation.text``; of one that was closed early, to a prefix of it.
 
     A trusted token comes out at once; its ``drift`` is filled in when the target has scored it.
 
-    An interrupt (Ctrl-C, no memory for a pass) harms nothing: go on, and the text is the same. Logits that are not
-    finite, and whatever a rule raises, end the text: they are raised once, ``finish_reason`` is then "error". (After an
-    interrupt a text is made anew: if it then fails or is closed early, ``generation`` may be the shorter one.)
+    After an interrupt (Ctrl-C, out of memory) iterate again: the text is the same. Logits that are not finite, and
+    whatever a rule raises, end the text: the error is raised once, and ``finish_reason`` is "error". (Decoding may
+    start over after an interrupt: if it then fails or is closed early, ``generation`` may be shorter than before.)
     """
 
     def __init__(self, run: Task) -> None:
@@ -76,7 +76,7 @@ class Stream:
             if not self._step():
                 raise StopIteration
         if self._run.record.finish is not None and self._reader.left == 1:
-            self.finish()  # a closing pass may be left; whatever interrupts it, the token is still to come
+            self.finish()  # a closing forward pass may be left; the token survives an interrupt of it
         place = self._reader.place
         try:
             (token,) = self._reader.read(1)
@@ -86,19 +86,19 @@ class Stream:
             raise
 
     def finish(self) -> Generation:
-        """Work to the end; the whole result."""
+        """Decode to the end; the whole result."""
         while self._step():
             pass
         return self.generation
 
     def close(self) -> None:
-        """Stop; the caches are given back."""
+        """Stop decoding and release the caches."""
         self._closed = True
         if self._models is not None:
             self._give_back()
 
     def _step(self) -> bool:
-        """One job further; False if nothing is left to do. The clock stands still while the caller has the turn."""
+        """Do one job; False if none is left. ``wall_s`` counts no time between calls."""
         if self._closed:
             return False
         began = time.perf_counter()
@@ -118,7 +118,7 @@ class Stream:
         return True
 
     def _begin(self) -> tuple[Models, Work]:
-        """Caches on loan until the stream is closed or nobody has it any more, and what is done in them."""
+        """The borrowed caches and the work in them; released when the stream is closed or garbage-collected."""
         if self._models is None or self._work is None:
             run = self._run
             models = run.take()
@@ -135,5 +135,5 @@ class Stream:
 
     @property
     def generation(self) -> Generation:
-        """What was generated so far, ``finish_reason`` "cancelled" if the text has no end yet."""
+        """The result so far; ``finish_reason`` is "cancelled" if the text is unfinished."""
         return self._run.generation()

@@ -1,4 +1,4 @@
-"""One request under way: what was asked, what came of it so far, and the jobs that are left."""
+"""One request being decoded: its options, its tokens so far, and its jobs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from sprinter.random import AddressedDraws
 __all__ = ["Parts", "Task", "render"]
 
 _LONG = 2048
-"""Tokens that a row holds without a look at the memory that is free."""
+"""Rows up to this length, in tokens, are allocated without checking the free memory."""
 
 
 class Parts:
-    """What requests are served with: two models, a tokenizer, heads, and caches on loan.
+    """What requests share: two models, a tokenizer, heads, and pools of caches.
 
     Attributes:
         heads: by kind, made for the draft of ``models``.
-        special: tokens that are flagged as special.
+        special: ids of special tokens.
     """
 
     def __init__(self, models: LoadedPair, heads: Mapping[str, Head]) -> None:
@@ -59,22 +59,22 @@ class Parts:
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """What results are recorded with."""
+        """The record of models and heads that each result holds."""
         return models_record(self.models, self.heads)
 
     @property
     def taus(self) -> dict[str, float]:
-        """By kind of head, the threshold that it records."""
+        """Threshold that each head records, by kind."""
         return {kind: head.config.tau for kind, head in self.heads.items()}
 
     def without_text(self) -> Parts:
-        """The same models, heads and caches for requests whose ids alone are wanted: no text is made."""
+        """The same models, heads and caches without a tokenizer: results hold token ids and no text."""
         quiet = copy(self)
         quiet.models = replace(self.models, tokenizer=None)
         return quiet
 
     def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, spare: int = 0) -> Models:
-        """Rows that hold ``max_len`` tokens and ``spare`` ones of a tree, in the models that are needed, on loan."""
+        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are needed."""
         target = self.targets.take(max_len, rows, spare) if needs_target else None
         draft = self.drafts.take(max_len, rows, spare) if self.drafts and needs_draft else None
         return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
@@ -88,8 +88,8 @@ class Parts:
         memory_bytes: int | None,
         spare: int = 0,
     ) -> None:
-        """Refuse rows whose caches do not fit into ``memory_bytes``; None: into what is free, the caches that wait for
-        a request included. These are used, or dropped where they are of no use and take the room.
+        """Refuse rows whose caches do not fit into ``memory_bytes``; None: into the free memory, idle caches included.
+        Idle caches are reused, or dropped where they do not fit the request and take its memory.
 
         Raises:
             UserError: names the largest number of rows that fits.
@@ -113,7 +113,7 @@ class Parts:
             check(pools)
 
     def give_back(self, models: Models) -> None:
-        """Return what was on loan, in whatever state it is."""
+        """Return borrowed rows; their content does not matter."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
                 rows.clear()
@@ -121,22 +121,22 @@ class Parts:
 
 
 class Task:
-    """One request. It needs rows to do work, and ``jobs`` says which work.
+    """One request. ``jobs`` yields the work to be done in its rows.
 
     Attributes:
         method: the one that decodes: thresholds that it leaves to a head are filled in.
         request: the options that were given; with ``method``, ``max_new_tokens`` and ``rules`` filled in where they
             were left open.
         record: tokens and counts so far.
-        length: the most tokens of text that a row must hold.
-        spare: tokens that a tree of several drafts holds beside those of one draft.
-        needs_target, needs_draft: whether the model may be asked.
+        length: upper bound of the length of its text, in tokens.
+        spare: slots that a tree of several drafts takes beside those of one draft.
+        needs_target, needs_draft: whether it may run the model.
 
     Args:
-        longest: tokens that a row holds, for a request that names no ``max_new_tokens``; None: the pair's context.
+        longest: length of a row in tokens, the limit where ``max_new_tokens`` is None; None: the pair's context.
 
     Raises:
-        UserError: what is wrong with the request and how to mend it.
+        UserError: what is wrong with the request and how to fix it.
     """
 
     def __init__(
@@ -163,14 +163,14 @@ class Task:
         self.spare = (method.drafter.drafts - 1) * (method.length or 0)
 
     def writer(self) -> TextWriter | None:
-        """Writes the text of this request; None if no text is made."""
+        """A writer of this request's text; None without a tokenizer."""
         return None if self._spelling is None else TextWriter(self._spelling)
 
     def take(self) -> Models:
-        """Rows of its own, on loan.
+        """Borrow rows for this request alone.
 
         Raises:
-            UserError: long rows, whose caches do not fit into what is free.
+            UserError: the caches of long rows do not fit into the free memory.
         """
         needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length > _LONG:
@@ -178,13 +178,17 @@ class Task:
         return self._parts.take(*needed, self.spare)
 
     def give_back(self, models: Models) -> None:
-        """Return what was on loan."""
+        """Return borrowed rows."""
         self._parts.give_back(models)
 
     def jobs(self, models: Models, number: int, prompt_piece: int | None = None) -> Jobs:
-        """The whole request, as jobs for a row of the models; ends when the text does.
+        """Decode the whole request: yields jobs for its row, and ends with the text.
 
-        It begins with a new ``record``: of what was written before, the time alone is kept.
+        Starts over with a new ``record``, which keeps only the time spent before.
+
+        Args:
+            numbers: the rows.
+            prompt_piece: size of a prefill chunk in tokens; None: the whole prompt.
         """
         request, draws = self.request, AddressedDraws(self.request.seed)
         record = self.record = self._new_record()
@@ -204,7 +208,7 @@ class Task:
                 question = None
 
     def generation(self) -> Generation:
-        """The result so far, each token with its text; what comes later does not change it."""
+        """A copy of the result so far, each token with its text."""
         tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
         stats = replace(self.record.count())
         if writer is not None:
@@ -228,7 +232,7 @@ class Task:
         return Limits(self._new, Ending(len(self._ids), eos_ids, self._spelling, stops))
 
     def _room(self, longest: int | None) -> int:
-        """New tokens up to the end of a row; at least one, which is refused if it has no place."""
+        """Number of new tokens up to the end of a row; at least one, which is refused later if it does not fit."""
         room = self._parts.models.room(self.needs_target, self.needs_draft)
         if room is None and longest is None:
             raise UserError(
@@ -263,7 +267,7 @@ class Task:
 
 
 def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
-    """Fill in ``text`` of each token; ``last`` gives what is left at the end of the text to the last one."""
+    """Fill in ``text`` of each token; ``last``: the last token gets the rest of the text."""
     for token in tokens:
         token.text = writer.push(token.id)
     if last and tokens:
@@ -271,7 +275,7 @@ def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
 
 
 def _spelling(parts: Parts, stop: Sequence[str], ends: Sequence[int]) -> Spelling | None:
-    """How a request's tokens are written; None without a tokenizer. ``ends``: tokens that end the text."""
+    """How the tokens of a request become text; None without a tokenizer. ``ends``: ids of tokens that end the text."""
     if parts.models.tokenizer is not None:
         return Spelling(parts.models.tokenizer, parts.special.union(ends), tuple(stop))
     if stop:

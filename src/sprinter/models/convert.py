@@ -81,7 +81,7 @@ def for_runner(
         return target, draft, dict(options)
     dtype = dtype_name(options.get("dtype", "auto"))
     if runner == "llamacpp":
-        installed()  # what is missing is told before anything is fetched or converted
+        installed()  # report what is missing before anything is fetched or converted
         if dtype not in _DTYPES:
             raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
         for name in ("attn_implementation", "quantization_config"):

@@ -61,11 +61,10 @@ class EngineArm:
         """Answer with all fields known; ``extra`` holds the engine's stats and the finish reason."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
-        s = ask.sampling
         began = time.perf_counter()
         stream = self._pair.stream(
-            ask.ids, method=self.method, max_new_tokens=ask.new_tokens, temperature=s.temperature, top_k=s.top_k,
-            top_p=s.top_p, min_p=s.min_p, seed=ask.seed, meter=ask.meter,
+            ask.ids, method=self.method, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
+            meter=ask.meter,
         )  # fmt: skip
         arrivals = [time.perf_counter() - began for _ in stream]
         settle(self._pair.models.target.model.device)

@@ -25,7 +25,7 @@ from sprinter.models.capture.trace import RowPass, own_attention
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import CHUNK, StateFilter
 from sprinter.models.runners.row import RowRunner, Windows
-from sprinter.models.runners.tree import Tree
+from sprinter.models.runners.tree import RowTree
 
 __all__ = [
     "FEWEST",
@@ -234,7 +234,7 @@ class CapturedRunner(RowRunner):
         logits: bool,
         rows: Sequence[int] | None,
         layers: Sequence[int],
-        trees: Sequence[Tree | None],
+        trees: Sequence[RowTree | None],
     ) -> ModelOutput:
         made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), rows, trees)
         if made is None:
@@ -248,7 +248,7 @@ class CapturedRunner(RowRunner):
         counts: Sequence[int] | None,
         extras: Sequence[Tensor],
         rows: Sequence[int] | None,
-        trees: Sequence[Tree | None] | None = None,
+        trees: Sequence[RowTree | None] | None = None,
     ) -> list[Tensor] | None:
         if tokens.shape[1] > LONGEST:
             return None
@@ -274,7 +274,7 @@ class CapturedRunner(RowRunner):
         n: int,
         counts: Sequence[int] | None,
         rows: Sequence[int] | None,
-        trees: Sequence[Tree | None] | None,
+        trees: Sequence[RowTree | None] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Positions, slots, rows and visible keys of a pass."""
         if trees is not None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.tree import Tree
+from sprinter.models.runners.tree import RowTree
 
 __all__ = [
     "CHUNK",
@@ -94,7 +94,7 @@ class BaseRunner(ABC):
             raise ValueError(f"batch={batch} and max_len={max_len} must be at least 1")
         self.batch, self.max_len = batch, max_len
         self._lengths = [0] * batch
-        self._trees: dict[int, Tree] = {}  # by row; a row that is not here is linear
+        self._trees: dict[int, RowTree] = {}  # by row; a row that is not here is linear
 
     @property
     def lengths(self) -> list[int]:
@@ -140,7 +140,7 @@ class BaseRunner(ABC):
         logits: bool,
         rows: Sequence[int] | None,
         layers: Sequence[int],
-        trees: Sequence[Tree | None] | None,
+        trees: Sequence[RowTree | None] | None,
     ) -> ModelOutput:
         n = tokens.shape[1]
         if trees is not None and _any_branches(n, counts, trees):
@@ -160,7 +160,7 @@ class BaseRunner(ABC):
         n: int,
         counts: Sequence[int] | None,
         rows: Sequence[int] | None,
-        trees: Sequence[Tree | None] | None,
+        trees: Sequence[RowTree | None] | None,
     ) -> None:
         """The rows hold what was read."""
         for i, row in enumerate(range(self.batch) if rows is None else rows):
@@ -168,7 +168,7 @@ class BaseRunner(ABC):
             if trees is not None:
                 self._set_tree(row, trees[i])
 
-    def _set_tree(self, row: int, tree: Tree | None) -> None:
+    def _set_tree(self, row: int, tree: RowTree | None) -> None:
         """Let a row have what of a tree lies within its length."""
         left = tree and tree.upto(self._lengths[row])
         if left is None:
@@ -182,14 +182,14 @@ class BaseRunner(ABC):
         counts: Sequence[int] | None,
         rows: Sequence[int] | None,
         parents: Sequence[Sequence[int] | None] | None,
-    ) -> list[Tree | None]:
+    ) -> list[RowTree | None]:
         """The trees of the rows of a pass, the new tokens included; None for a row that it reads as plain text."""
         numbers = range(self.batch) if rows is None else rows
         if parents is not None and len(parents) != len(numbers):
             raise ValueError(
                 f"parents has {len(parents)} lists; wanted one for each of the {len(numbers)} rows"
             )
-        grown: list[Tree | None] = []
+        grown: list[RowTree | None] = []
         for i, row in enumerate(numbers):
             count, tree = n if counts is None else counts[i], self._trees.get(row)
             given = None if parents is None else parents[i]
@@ -204,10 +204,10 @@ class BaseRunner(ABC):
                 raise ValueError(
                     f"parents has {len(given)} slots for row {row}; wanted one for each of its {count} tokens"
                 )
-            grown.append((tree or Tree(self._lengths[row])).grown(given))
+            grown.append((tree or RowTree(self._lengths[row])).grown(given))
         return grown
 
-    def _check_branches(self, n: int, counts: Sequence[int] | None, trees: Sequence[Tree | None]) -> None:
+    def _check_branches(self, n: int, counts: Sequence[int] | None, trees: Sequence[RowTree | None]) -> None:
         if _any_branches(n, counts, trees):
             if not self.branches:
                 raise ValueError(
@@ -240,7 +240,7 @@ class BaseRunner(ABC):
         logits: bool,
         rows: Sequence[int] | None,
         layers: Sequence[int],
-        trees: Sequence[Tree | None],
+        trees: Sequence[RowTree | None],
     ) -> ModelOutput:
         """One pass over tokens of trees, of which one at least branches; None: the row's tokens follow one another."""
         raise NotImplementedError
@@ -248,7 +248,7 @@ class BaseRunner(ABC):
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Of a row's tree keep one path, right behind the linear prefix."""
         self._check_rows([row])
-        tree = self._trees.get(row) or Tree(self._lengths[row])
+        tree = self._trees.get(row) or RowTree(self._lengths[row])
         tree.check_path(path)
         if list(path) != list(range(tree.root, tree.root + len(path))):
             self._compact(row, path, tree.root)
@@ -436,7 +436,7 @@ def _turn(head: nn.Module) -> Lock:
         return _turns.setdefault(head, Lock())
 
 
-def _any_branches(n: int, counts: Sequence[int] | None, trees: Sequence[Tree | None]) -> bool:
+def _any_branches(n: int, counts: Sequence[int] | None, trees: Sequence[RowTree | None]) -> bool:
     """Whether a row that reads something has a tree with branches."""
     given = [n] * len(trees) if counts is None else counts
     return any(count and tree is not None and tree.branches for tree, count in zip(trees, given, strict=True))

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.masks import Band, ragged_mask, window_mask
-from sprinter.models.runners.tree import Tree, TreePass, tree_pass
+from sprinter.models.runners.tree import RowTree, TreePass, tree_pass
 
 __all__ = ["RowRunner", "Windows"]
 
@@ -285,7 +285,7 @@ class RowRunner(ModelRunner):
         logits: bool,
         rows: Sequence[int] | None,
         layers: Sequence[int],
-        trees: Sequence[Tree | None],
+        trees: Sequence[RowTree | None],
     ) -> ModelOutput:
         if rows is not None and not self._made:
             self._make_buffers()
@@ -314,13 +314,13 @@ class RowRunner(ModelRunner):
         n: int,
         counts: Sequence[int] | None,
         rows: Sequence[int] | None,
-        trees: Sequence[Tree | None],
+        trees: Sequence[RowTree | None],
     ) -> TreePass:
         """Of a pass over trees; rows without one read a chain."""
         numbers = range(self.batch) if rows is None else rows
         given = [n] * len(trees) if counts is None else counts
         whole = [
-            Tree(self._lengths[row]).chained(count) if tree is None else tree
+            RowTree(self._lengths[row]).chained(count) if tree is None else tree
             for row, count, tree in zip(numbers, given, trees, strict=True)
         ]
         return tree_pass(whole, given, n, self.max_len, self.device)

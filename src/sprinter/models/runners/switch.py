@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import BaseRunner, map_output
 from sprinter.models.runners.row import Mask, RowRunner, Windows
-from sprinter.models.runners.tree import Tree
+from sprinter.models.runners.tree import RowTree
 
 __all__ = ["FarRunner", "SwitchRunner"]
 
@@ -46,7 +46,7 @@ class FarRunner(RowRunner):
         logits: bool,
         rows: Sequence[int] | None,
         layers: Sequence[int],
-        trees: Sequence[Tree | None] | None,
+        trees: Sequence[RowTree | None] | None,
     ) -> ModelOutput:
         n = tokens.shape[1]
         lengths = self._lengths if rows is None else [self._lengths[row] for row in rows]

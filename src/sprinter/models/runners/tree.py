@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["NOWHERE", "Tree", "TreePass", "tree_pass"]
+__all__ = ["NOWHERE", "RowTree", "TreePass", "tree_pass"]
 
 NOWHERE = 2**31 - 1
 """The position of a key that a query must not see: beyond every query."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class RowTree:
     """The tree of one row.
 
     Attributes:
@@ -45,7 +45,7 @@ class Tree:
         """Whether a token does not follow the one in the slot before it."""
         return self.parents != tuple(range(self.root - 1, self.end - 1))
 
-    def grown(self, parents: Sequence[int]) -> Tree:
+    def grown(self, parents: Sequence[int]) -> RowTree:
         """The tree with tokens at the next slots.
 
         Raises:
@@ -57,15 +57,15 @@ class Tree:
                     f"the token at slot {slot} cannot follow slot {parent}: use {self.root - 1} (the end of the "
                     f"linear prefix) or an earlier slot of the tree, at most {slot - 1}"
                 )
-        return Tree(self.root, (*self.parents, *parents))
+        return RowTree(self.root, (*self.parents, *parents))
 
-    def chained(self, count: int) -> Tree:
+    def chained(self, count: int) -> RowTree:
         """The tree with ``count`` tokens more, each after the one in the slot before it."""
-        return Tree(self.root, (*self.parents, *range(self.end - 1, self.end - 1 + count)))
+        return RowTree(self.root, (*self.parents, *range(self.end - 1, self.end - 1 + count)))
 
-    def upto(self, length: int) -> Tree | None:
+    def upto(self, length: int) -> RowTree | None:
         """What is left of the tree in the row's first ``length`` slots; None if nothing is: the row is linear."""
-        return Tree(self.root, self.parents[: length - self.root]) if length > self.root else None
+        return RowTree(self.root, self.parents[: length - self.root]) if length > self.root else None
 
     def check_path(self, path: Sequence[int]) -> None:
         """Check that a path leads from the end of the prefix from token to token.
@@ -115,7 +115,7 @@ class TreePass(NamedTuple):
 
 
 def tree_pass(
-    trees: Sequence[Tree], counts: Sequence[int], n: int, spare: int, device: torch.device
+    trees: Sequence[RowTree], counts: Sequence[int], n: int, spare: int, device: torch.device
 ) -> TreePass:
     """The pass that reads the last ``counts[i]`` tokens of each tree, padded to ``n``.
 
