@@ -161,18 +161,8 @@ def test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs() -> None:
     from sprinter.decode import accept, stop, trust
 
     rules = {*trust.__all__, *stop.__all__, *accept.__all__}
-    drafters = {
-        "Allocated",
-        "Context",
-        "Draws",
-        "Purpose",
-        "Drafter",
-        "Lookup",
-        "Model",
-        "Nothing",
-        "Proposal",
-        "Proposer",
-    }
+    drafters = {"Allocated", "Drafter", "Lookup", "Model", "Nothing"}
+    proposers = {"Context", "Draws", "Proposal", "Proposer", "Purpose"}
     registries = {"ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry"}
     checks = {"at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust"}
     specs = {"Method", "method_table", "parse_method", "preset"}

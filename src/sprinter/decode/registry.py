@@ -1,8 +1,7 @@
 """Names of rules and methods: built-in ones, and those that other packages add through entry points.
 
-Groups: ``sprinter.trust``, ``sprinter.stop``, ``sprinter.accept`` (rule classes) and ``sprinter.methods`` (functions
-that return a Method); ``sprinter.drafter`` is read too, and a Method refuses drafters that are not built in. A plug-in
-cannot replace a built-in name.
+Groups: ``sprinter.trust``, ``sprinter.stop``, ``sprinter.accept`` (rule classes), ``sprinter.drafter`` (drafter
+classes) and ``sprinter.methods`` (functions that return a Method). A plug-in cannot replace a built-in name.
 """
 
 from __future__ import annotations
