@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import functools
 import gzip
 import io
 import json
 import random
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -32,13 +34,15 @@ def sized(full: T, tiny: T) -> T:
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="sprinter-smoke-")
+def _scratch() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="sprinter-smoke-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def scratch(name: str) -> Path:
     """A new directory that is removed when the script ends."""
-    folder = Path(_scratch().name) / name
+    folder = _scratch() / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -45,7 +45,7 @@ from sprinter.decode.accept import (
     Uno,
 )
 from sprinter.decode.accept.fuzzy import DIVERGENCES
-from sprinter.decode.draft import Chain
+from sprinter.decode.draft import Draft, merge
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose
@@ -238,28 +238,31 @@ class Listening:
 
 
 def several_round(rule: SeveralRule, drafts: int, gamma: int, round: int, pair: Pair) -> tuple:
-    """One judged round of independent drafts: (chains, verdict, what was tried)."""
-    draws, chains, rows = Listening(7), [], []
+    """One judged round of independent drafts: (tree, verdict, what was tried)."""
+    draws, drawn = Listening(7), []
     for n in range(drafts):
         text, laws = [round], []
         for i in range(gamma):
-            law = pair.q(tuple(text))
-            laws.append(law)
-            text.append(draws.token(law, round, 1 + i, Purpose.DRAFT, n))
-        chains.append(Chain(text[1:], laws))
-        rows.append(torch.stack([pair.p(tuple(text[: i + 1])) for i in range(gamma + 1)]))
-    verdict = rule.judge(chains, torch.stack(rows), draws, round, 1)  # type: ignore[arg-type]
-    return chains, verdict, draws.tried
+            laws.append(pair.q(tuple(text)))
+            text.append(draws.token(laws[-1], round, 1 + i, Purpose.DRAFT, n))
+        drawn.append(Draft(tuple(text[1:]), torch.stack(laws), {}))
+    draft = merge(drawn)
+    prefixes = [(round,)]
+    for token, parent in zip(draft.tokens, draft.parents or (), strict=True):
+        prefixes.append((*prefixes[parent + 1], token))
+    p = torch.stack([pair.p(prefix) for prefix in prefixes])
+    tree = draft.tree()
+    return tree, rule.judge(tree, p, None, draws, round, 1), draws.tried
 
 
 def draw_several(ax: Axes, name: str, round: int) -> None:
     """One round drawn: every candidate that was tried carries its chance."""
-    chains, verdict, tried = several_round(ACCEPT.get(name)(), 3, 4, round, Pair(4, seed=5, noise=2.0))
+    tree, verdict, tried = several_round(ACCEPT.get(name)(), 3, 4, round, Pair(4, seed=5, noise=2.0))
     fate = {(row, depth): (chance, kept) for depth, row, chance, kept in tried}
-    path = chains[verdict.row].tokens
+    chains, path = tree.chains(), [tree.tokens[node] for node in verdict.path]
     for row, chain in enumerate(chains):
         for depth, x in enumerate(chain.tokens):
-            shared = depth < verdict.accepted and list(chain.tokens[: depth + 1]) == list(path[: depth + 1])
+            shared = depth < verdict.accepted and list(chain.tokens[: depth + 1]) == path[: depth + 1]
             known = fate.get((row, depth))
             kind = ("accepted" if known[1] else "refused") if known else "dropped"
             if kind == "dropped" and shared and name != "batch":

@@ -144,3 +144,16 @@ def test_the_page_is_true(tree: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     done = check(tree)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_chain_rule_of_the_page_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block that ends with its own check."""
+    monkeypatch.setattr(ACCEPT, "_items", dict(ACCEPT._items))
+    page = (ROOT / "docs/adding-a-rule.md").read_text(encoding="utf-8")
+    (block,) = [
+        block for block in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Walk" in block
+    ]
+    module = types.ModuleType("walk")
+    monkeypatch.setitem(sys.modules, "walk", module)
+    exec(compile(block, "docs/adding-a-rule.md", "exec"), vars(module))
+    assert parse_method("accept=walk").accept == module.Walk()

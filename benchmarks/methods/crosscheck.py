@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
@@ -36,9 +35,9 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import sprinter
-import sprinter.decode.loop
 from benchmarks.common import NEW_TOKENS, command, environment, heldout_prompts, option_parser, write_results
 from benchmarks.smoke import sized
+from sprinter.decode import AcceptRule
 
 GAMMA, WEIGHT = 5, 0.8
 LEVEL, REPEATS = 0.99, sized(10_000, 200)
@@ -50,20 +49,20 @@ Side = Callable[
 
 
 @contextmanager
-def listening(module: ModuleType, name: str, hear: Callable[[tuple[Any, ...], Any], None]) -> Iterator[None]:
-    """Call ``hear(arguments, result)`` after each call of ``module.name``, and change nothing."""
-    original = getattr(module, name)
+def listening(owner: Any, name: str, hear: Callable[[tuple[Any, ...], Any], None]) -> Iterator[None]:
+    """Call ``hear(arguments, result)`` after each call of ``owner.name``, and change nothing."""
+    original = getattr(owner, name)
 
     def heard(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         hear(args, result)
         return result
 
-    setattr(module, name, heard)
+    setattr(owner, name, heard)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
 
 
 def counts(rounds: list[Round], eos: int, tokens: int, calls: int, steps: int) -> np.ndarray:
@@ -85,8 +84,8 @@ def ours(pair: sprinter.Pair, method: str) -> Side:
 
     def run(ids: list[int], seed: int) -> np.ndarray:
         rounds: list[Round] = []
-        hear = lambda args, verdict: rounds.append((list(args[1][0].tokens), verdict.accepted))  # noqa: E731
-        with listening(sprinter.decode.loop, "judge", hear):
+        hear = lambda args, verdict: rounds.append((list(args[1].tokens), verdict.accepted))  # noqa: E731
+        with listening(AcceptRule, "judge", hear):
             stats = pair.generate(
                 ids, method=method, max_new_tokens=NEW_TOKENS, temperature=1.0, seed=seed
             ).stats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
@@ -46,5 +47,6 @@ def _run(script: str, arguments: tuple[str, ...], folder: str) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
+        atexit._run_exitfuncs()  # type: ignore[attr-defined]  # as an interpreter that ends does
         sys.stdout.flush()
         sys.stderr.flush()

@@ -119,3 +119,66 @@ def test_it_judges_what_a_trust_rule_leaves() -> None:
     pair = MarkovPair(3, 5, distance=0.0)
     method = Method(trust=Coin(0.5), stop=Untrusted(), accept=Walk(), cap=3)
     check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), "Walk behind a coin")
+
+
+# --- a rule whose verdict needs the whole chain: block verification, and its mutants -------------------------------
+@dataclass(frozen=True)
+class InBlocks(ChainRule):
+    """Block verification (Sun et al. 2024, arXiv 2403.10444, Algorithm 2) as the paper's loop has it, with a fault."""
+
+    fault: str = ""
+
+    @property
+    def lossless(self) -> bool:
+        return True
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        n, fault = len(tokens), self.fault
+        w = [1.0]
+        for k, x in enumerate(tokens):
+            last = k == n - 1
+            before = w[k]
+            if fault == "cap missing before the last" and last and k > 0:
+                before = w[k - 1] * float(p[k - 1, tokens[k - 1]] / q[k - 1, tokens[k - 1]])
+            value = before * float(p[k, x] / q[k, x])
+            uncapped = fault == "all uncapped" or (last and fault.startswith("last uncapped"))
+            w.append(value if uncapped else min(value, 1.0))
+        h, laws = [], []
+        for k in range(n):
+            residual = (w[k] * p[k] - q[k]).clamp(min=0.0)
+            total = float(residual.sum())
+            h.append(1.0 if total + 1 - w[k] <= 0 else min(total / (total + 1 - w[k]), 1.0))
+            if fault == "token residual":
+                residual = (p[k] - q[k]).clamp(min=0.0)
+            laws.append(residual / residual.sum() if residual.sum() > 0 else p[k])
+        h[0] = 1.0
+        h.append(w[n] if fault == "last uncapped, chance above 1" else min(w[n], 1.0))
+        if fault == "own chance for all":
+            h[1:] = [min(one, 1.0) for one in w[1:]]
+        laws.append(p[n])
+        left, rows = 1.0, []
+        for k in reversed(range(n + 1)):
+            rows.append(left * h[k] * laws[k])
+            left *= 1 - h[k]
+        return torch.stack(rows[::-1])
+
+
+@pytest.mark.parametrize("fault", ["", "last uncapped, coin clamped"])
+def test_the_loop_of_the_paper_passes(fault: str) -> None:
+    """Without fault; and u <= h with h > 1 is u <= 1: the last cap changes nothing where a coin is drawn."""
+    check_accept(InBlocks(fault))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("last uncapped, chance above 1", "negative chance"),
+        ("cap missing before the last", "has chance"),
+        ("token residual", "has chance"),
+        ("all uncapped", "has chance"),
+        ("own chance for all", "has chance"),
+    ],
+)
+def test_mutants_are_refused(fault: str, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_accept(InBlocks(fault))

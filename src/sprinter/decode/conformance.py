@@ -102,6 +102,15 @@ def _check_chains(rule: ChainRule) -> None:
                 gap = abs(float(chances.sum()) - 1)
                 assert gap <= IDENTITY * 10, f"{rule}: the chances of all outcomes sum to 1 only within {gap}"
     if rule.lossless:
+        # Wide enough that a residual has several tokens: of two tokens, one alone can have p > q.
+        for pair in (
+            MarkovPair(4, 1),
+            MarkovPair(4, 2, sharp=2.0, zeros=0.3),
+            MarkovPair(4, 3, distance=0.3),
+        ):
+            for n in (1, 2, 3):
+                law = _declared_chains(rule, pair, n, n + 1)
+                check_same_law(law, target_joint_law(pair, n + 1), f"{rule}, {n} tokens drafted, on {pair}")
         # Runs of one length, and of lengths that the drafted tokens' own laws decide.
         for stop, longest in ((Fixed(1), 3), (Fixed(2), 4), (Fixed(3), 4), (Svip(0.6), 4), (AdaEdl(), 3)):
             for ahead in (1, 3):
