@@ -147,7 +147,7 @@ def test_mutant_bonus_from_wrong_row(monkeypatch: pytest.MonkeyPatch, slip: str)
 
 # --- laws ------------------------------------------------------------------------------------------------------------
 class CutDriver(ChainDriver):
-    """Drafts from a processed law, q without its least likely token, and reports another law to the loop (``reported``)."""
+    """Drafts from a processed law, q without its least likely token, and reports the law ``reported`` to the loop."""
 
     reported = "processed"
 

@@ -29,7 +29,8 @@ def test_the_choice_is_the_cheapest_by_enumeration(sync_s: float, goes_on: float
 
 def test_costs_are_learned_from_the_first_synchronisations() -> None:
     ahead = Ahead(None)
-    for steps, seconds in ((1, 99.0), (2, 70.0), (1, 5.0), (2, 5.1)):  # a step costs 0.1, a synchronisation 4.9
+    # a step costs 0.1, a synchronisation 4.9
+    for steps, seconds in ((1, 99.0), (2, 70.0), (1, 5.0), (2, 5.1)):
         assert ahead.next() == steps
         ahead.synchronised(steps, seconds)
     for _ in range(20):

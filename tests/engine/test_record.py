@@ -100,7 +100,7 @@ def test_the_record_names_models_and_versions(builtin_pair: sprinter.Pair) -> No
 
 
 def test_the_record_tells_what_changes_the_law() -> None:
-    def recorded(model: LoadedModel) -> dict[str, Any]:
+    def noted(model: LoadedModel) -> dict[str, Any]:
         record = models_record(LoadedPair(model, None, None), {})["target"]
         return dict(json.loads(json.dumps(record)))
 
@@ -111,11 +111,11 @@ def test_the_record_tells_what_changes_the_law() -> None:
     foreign.module("").__class__ = type(
         "Own", (LlamaForCausalLM,), {"__module__": "transformers_modules.own"}
     )
-    assert recorded(model)["attn_implementation"] == "sdpa" and recorded(eager)["attn_implementation"] == "eager"
-    assert recorded(model)["quantization_config"] is None
-    held = recorded(quantised)["quantization_config"]
+    assert noted(model)["attn_implementation"] == "sdpa" and noted(eager)["attn_implementation"] == "eager"
+    assert noted(model)["quantization_config"] is None
+    held = noted(quantised)["quantization_config"]
     assert held["load_in_4bit"] and BitsAndBytesConfig.from_dict(held).to_dict() == settings.to_dict()
-    assert [recorded(one)["trust_remote_code"] for one in (model, foreign)] == [False, True]
+    assert [noted(one)["trust_remote_code"] for one in (model, foreign)] == [False, True]
 
 
 @pytest.mark.parametrize("spec", [row["spec"] for row in sprinter.methods()])

@@ -184,9 +184,7 @@ class Stats:
     rounds: int = 0
     trusted: int = 0
     accepted: int = 0
-    checked: int = (
-        0  # untrusted draft tokens that a target call judged (up to and including the first rejection)
-    )
+    checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included
     closing_passes: int = 0
     mean_drift: float | None = None
     drift_coverage: float = 0.0

@@ -350,10 +350,8 @@ class RowDriver:
         row.goto(request.start, request.tokens, request.path)
         yield from self._prefill(row)
         builder, growing = TreeBuilder(request.width), _GrowingDraft()
-        first, position = (
-            0,
-            len(row.text),
-        )  # first node of the last level; position of the first drafted token
+        # first node of the last level; position of the first drafted token
+        first, position = 0, len(row.text)
         for depth in range(request.at_most):
             feed = row.unread()
             last = len(feed.tokens) - 1  # index of the text's last token, which all drafts follow

@@ -189,9 +189,8 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._silent = special_ids(tokenizer) if silent is None else silent
         self._ids: tuple[int, ...] = ()  # context, then tokens whose text is not returned in full
-        self._read = self._known = (
-            0  # numbers of these tokens, and of characters of their text, that were returned
-        )
+        # numbers of these tokens, and of characters of their text, that were returned
+        self._read = self._known = 0
 
     def push(self, id: int) -> str:
         """Add a token; returns the text that it completes."""

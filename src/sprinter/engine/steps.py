@@ -220,9 +220,8 @@ class EagerDraftSteps:
         new = [i for i, row in enumerate(rows) if row.tokens]
         if len(new) == len(rows):
             return self._last([row.feed for row in rows])
-        after = {
-            i: row.after for i, row in enumerate(rows) if row.after is not None
-        }  # known, as a head read the state at x
+        # known for rows in which a head read the state at x
+        after = {i: row.after for i, row in enumerate(rows) if row.after is not None}
         faults: dict[int, SprinterError] = {}
         if new:
             logits, hidden, found = self._last([rows[i].feed for i in new])
