@@ -13,7 +13,8 @@ from torch import Tensor
 import sprinter
 from sprinter.decode import registry
 from sprinter.decode.accept import SpecInfer
-from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.check_drafter import check_drafter
+from sprinter.decode.drafter import Context, Drafter, Model, Proposal, Proposer
 from sprinter.decode.enumerate import MarkovPair, run_chain
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
@@ -28,14 +29,32 @@ Install = Callable[[registry.Registry, str, str], None]
 
 @dataclass(frozen=True)
 class Parrot(Drafter):
-    """A third party's drafter."""
+    """A third party's drafter: says the last token again."""
 
     n: int = 2
+
+    @property
+    def uses_model(self) -> bool:
+        return False
+
+    @property
+    def proposer(self) -> Callable[[], Proposer]:
+        return lambda: Echo(self.n)
+
+
+class Echo(Proposer):
+    """As ``Parrot``."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def propose(self, context: Context) -> Proposal:
+        return context.certain([context.text[-1]] * min(self.n, context.at_most))
 
 
 @dataclass(frozen=True)
 class Loud(Model):
-    """A built-in drafter with other ways, which no driver would ask about."""
+    """A kind of the built-in drafter."""
 
 
 @pytest.fixture
@@ -53,16 +72,38 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     return add
 
 
-def test_a_drafter_of_a_plug_in_is_refused(install: Install) -> None:
+def test_a_drafter_of_a_plug_in_drafts(install: Install) -> None:
+    builtin_pair = sprinter.load_pair()
     install(registry.DRAFTER, "parrot", "Parrot")
-    with pytest.raises(UserError, match=r"drafter Parrot\(n=3\).*only the built-in drafters.*model, lookup"):
-        parse_method("drafter=parrot(n=3),stop=fixed(gamma=4)")
+    spec = "drafter=parrot(n=3),stop=fixed(gamma=4),accept=exact"
+    assert parse_method(spec).drafter == Parrot(3)
+    greedy = {"max_new_tokens": 24, "temperature": 0.0}
+    out = builtin_pair.generate("Once upon a time", method=spec, **greedy)  # type: ignore[arg-type]
+    plain = builtin_pair.generate("Once upon a time", method="autoregressive", **greedy)  # type: ignore[arg-type]
+    assert [token.id for token in out.tokens] == [token.id for token in plain.tokens]
+    assert out.stats.lossless and out.stats.checked > 0 and out.stats.draft_steps == 0
+    svip = parse_method(
+        "drafter=parrot,stop=svip(h=0.3),accept=exact"
+    )  # signals come of the proposal's own laws
+    assert builtin_pair.generate("Once upon a time", method=svip, max_new_tokens=8).stats.checked > 0
 
 
-@pytest.mark.parametrize("drafter", [Parrot(), Loud(), Model, "model"])
-def test_drafters_that_no_driver_serves_are_refused(drafter: Any) -> None:
-    with pytest.raises(UserError, match="only the built-in drafters"):
+@pytest.mark.parametrize("drafter", [Parrot(), Loud()])
+def test_drafters_of_others_pass_the_check_and_keep_the_law(drafter: Drafter) -> None:
+    check_drafter(drafter)
+    assert Method(drafter=drafter).lossless()
+
+
+@pytest.mark.parametrize("drafter", [Model, "model", None])
+def test_what_is_no_drafter_is_refused(drafter: Any) -> None:
+    with pytest.raises(UserError, match=r"^drafter=.* is no drafter: give one"):
         Method(drafter=drafter)
+
+
+def test_a_proposer_goes_with_no_head(install: Install) -> None:
+    install(registry.DRAFTER, "parrot", "Parrot")
+    with pytest.raises(UserError, match="a gate head reads the draft model's states"):
+        parse_method("drafter=parrot,trust=gate")
 
 
 def test_a_rule_in_another_rules_place_is_refused(install: Install) -> None:

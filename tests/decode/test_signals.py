@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from sprinter.decode import signals
 from sprinter.decode.conformance import check_stop
 from sprinter.decode.draft import AskDraft, Draft
-from sprinter.decode.drafter import Lookup, copied
+from sprinter.decode.drafter import Context, Lookup, propose
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.method import Method
 from sprinter.decode.signals import (
@@ -23,7 +23,6 @@ from sprinter.decode.signals import (
     MARGIN_CAP,
     SIGNALS,
     given_by,
-    one_hot_signals,
     prefix_signals,
     read_signals,
     signal,
@@ -65,7 +64,6 @@ def tilt() -> Iterator[None]:
     yield
     for name in ("tilt", "tilt_processed", "loudness", "loudness_processed"):
         del SIGNALS[name]
-    one_hot_signals.cache_clear()
 
 
 def test_every_signal_is_computed_by_hand_here() -> None:
@@ -157,14 +155,19 @@ def test_enumeration_gives_every_signal(tilt: None) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 2, 50])
 def test_copied_tokens_have_the_signals_of_their_laws(vocab: int, tilt: None) -> None:
-    draft = copied([0, vocab - 1], vocab)
+    drafter = Lookup(1, 1)
+    context = Context([0, vocab - 1, 0], 1, 2, vocab, AddressedDraws(1), torch.empty(0))
+    draft = propose(drafter, drafter.proposer(), context, SIGNALS.keys(), raw=False)
+    assert draft is not None and draft.tokens == (vocab - 1, 0)
     assert draft.signals.keys() == SIGNALS.keys() - {"loudness", "loudness_processed"}
     for name, values in draft.signals.items():
         wanted = SIGNALS[name](draft.laws.double(), draft.laws.double(), torch.tensor(draft.tokens))
         assert values.dtype == torch.float64
         assert values.tolist() == wanted.tolist()
     assert draft.signals["margin"].tolist() == [MARGIN_CAP] * 2
-    assert all(values.shape == (0,) for values in copied([], vocab).signals.values())
+    alone = replace(context, text=[0])
+    nothing = propose(drafter, drafter.proposer(), alone, SIGNALS.keys(), raw=False)
+    assert nothing is not None and all(values.shape == (0,) for values in nothing.signals.values())
 
 
 @dataclass(frozen=True)

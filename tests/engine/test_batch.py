@@ -154,7 +154,6 @@ def test_one_value_serves_all(pair: sprinter.Pair) -> None:
         ({"seed": [1, 2, 3]}, "seed has 3 values for 2 prompts"),
         ({"method": ["speculative", "speculativ"]}, "did you mean 'speculative'"),
         ({"rows": 0}, "rows=0"),
-        ({"rows": 2, "method": "batch(drafts=3)"}, "needs 3 rows, and the engine has 2: give rows=3"),
         ({"memory_bytes": 80_000}, "use a batch of 1 or less"),
         ({"memory_bytes": 10}, "use shorter rows"),
         ({"max_new_tokens": 200}, "exceed the context"),

@@ -152,7 +152,7 @@ def test_none_is_to_the_end_of_the_context(tiny_pair: sprinter.Pair) -> None:
         ([PROMPT] * 3, {"temperature": [1.0, -1.0, 0.0]}, "prompt 1: temperature=-1.0"),
         ([PROMPT] * 2, {"method": [None, "speculativ"]}, "prompt 1: unknown method"),
         ([PROMPT, PROMPT * 10], {"max_new_tokens": 60}, "prompt 1: 50 prompt tokens and 60"),
-        ([PROMPT] * 2, {"method": ["speculative", "spectr(drafts=3)"], "rows": 2}, "prompt 1: method spectr"),
+        ([PROMPT] * 2, {"method": ["speculative", "sprinter(tau=2)"]}, "prompt 1: tau=2"),
         ([PROMPT] * 2, {"temperature": -1.0}, "temperature=-1.0"),
     ],
 )

@@ -19,7 +19,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 def test_a_target_pass_waits_for_its_own_device(waited: list[torch.device]) -> None:
     class Rows:
-        def read(self, feeds: object) -> ForwardResult:
+        def read(self, feeds: object, layers: object) -> ForwardResult:
             logits = torch.zeros(1, 2, 7, device="meta")
             return ForwardResult(logits, logits, {})
 

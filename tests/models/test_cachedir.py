@@ -13,8 +13,8 @@ from tests.models.tiny import fresh
 from torch import nn
 
 from sprinter.errors import UserError
+from sprinter.models import convert
 from sprinter.models.capture.compiled import Compiled, Recipe, cache_dir, find_compiled
-from sprinter.models.gguf import convert
 from sprinter.models.source import Provenance
 
 posix = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="owners and modes are a POSIX matter")

@@ -83,7 +83,8 @@ class ClassDriver(ChainDriver):
     pair: ChainPair
 
     def answer(self, request: AskDraft | AskScore):  # type: ignore[no-untyped-def]
-        before = [*self._draft_rows[0][: request.start], *request.tokens]
+        held = self._drafted.follow(self._drafted.length(()), (), ())
+        before = [*held[: request.start], *request.tokens]
         found = super().answer(request)
         if not isinstance(found, Draft):
             return found

@@ -4,9 +4,9 @@
     >>> Method(trust=Gate(0.5), stop=Svip(0.3), accept=Fuzzy("js", 0.4)).lossless()
     False
 
-The built-in rules and their base classes (``TrustRule``, ``StopRule``, ``AcceptRule``, ``SeveralRule``), drafters, the
-registries, specs (``parse_method``), the public checks (``check_trust``, ``check_stop``, ``check_accept``), and the
-results of decoding: tokens, stats, the rules' state.
+The built-in rules and their base classes (``TrustRule``, ``StopRule``, ``AcceptRule``, ``ChainRule``, ``SeveralRule``),
+drafters, the registries, specs (``parse_method``), the public checks (``check_trust``, ``check_stop``,
+``check_accept``), and the results of decoding: tokens, stats, the rules' state.
 """
 
 from __future__ import annotations
@@ -69,15 +69,16 @@ if TYPE_CHECKING:
     )
     from sprinter.decode.tree import Chain, Tree
     from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, Nobody, State, TrustRule
+    from sprinter.random import Draws, Purpose
 
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "RECORDED", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated", "Batch", "Bild",
-    "BildFallback", "Chain", "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Everyone", "Exact",
-    "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored",
-    "Method", "Model", "Never", "Nobody", "Nothing", "Opt", "Origin", "Proposal", "Proposer", "RandomAccept",
-    "Registry", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip",
-    "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between", "check_accept",
-    "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset",
+    "BildFallback", "Chain", "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone",
+    "Exact", "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup",
+    "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Opt", "Origin", "Proposal", "Proposer", "Purpose",
+    "RandomAccept", "Registry", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats",
+    "StopRule", "Svip", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between",
+    "check_accept", "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -108,5 +109,6 @@ __getattr__, __dir__ = lazy_names(
         ),
         "sprinter.decode.tree": ("Chain", "Tree"),
         "sprinter.decode.trust": ("RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"),
+        "sprinter.random": ("Draws", "Purpose"),
     },
 )  # fmt: skip

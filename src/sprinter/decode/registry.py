@@ -1,8 +1,7 @@
 """Rules and methods by name, built-in or added by other packages through entry points.
 
-Groups: ``sprinter.trust``, ``sprinter.stop``, ``sprinter.accept`` (rule classes) and ``sprinter.methods`` (functions
-that return a Method); ``sprinter.drafter`` is read too, and a Method refuses drafters that are not built in. A plug-in
-cannot replace a built-in name.
+Groups: ``sprinter.trust``, ``sprinter.stop``, ``sprinter.accept`` (rule classes), ``sprinter.drafter`` (drafter
+classes) and ``sprinter.methods`` (functions that return a Method). A plug-in cannot replace a built-in name.
 """
 
 from __future__ import annotations

@@ -20,17 +20,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, TypeVar
 
-import torch
 from torch import Tensor
 
 from sprinter import laws
 from sprinter.kinds import HEAD_KINDS
 
 __all__ = [
-    "ENDINGS", "GIVEN", "HEADS", "MARGIN_CAP", "SIGNALS", "Given", "Signal", "given_by", "one_hot_signals",
+    "ENDINGS", "GIVEN", "HEADS", "MARGIN_CAP", "SIGNALS", "Given", "Signal", "given_by",
     "prefix_signals", "read_signals", "signal", "state_signals",
 ]  # fmt: skip
 
@@ -111,7 +109,6 @@ def signal(
                 raise ValueError(f"signal {name} is defined already")
             inputs = tuple((one, law if one == "law" else one) for one in parameters)
             SIGNALS[name] = Signal(name, base, function, inputs, span, capture)
-        one_hot_signals.cache_clear()
         return function
 
     return register
@@ -140,16 +137,6 @@ def prefix_signals() -> frozenset[str]:
 def state_signals() -> frozenset[str]:
     """Names of the signals, heads' scores included, that read the draft model's hidden state."""
     return HEADS | {name for name, one in SIGNALS.items() if one.reads("state")}
-
-
-@lru_cache(maxsize=8)
-def one_hot_signals(vocab: int) -> Mapping[str, float]:
-    """Values of the signals on a one-hot law, by name, without those that read a hidden state."""
-    law = torch.zeros(vocab, dtype=torch.float64)
-    law[0] = 1.0
-    names = SIGNALS.keys() - state_signals()
-    made = read_signals([name for name in SIGNALS if name in names], law, law, torch.tensor(0))
-    return {name: float(value) for name, value in made.items()}
 
 
 @dataclass(frozen=True, slots=True)

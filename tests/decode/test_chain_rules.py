@@ -1,0 +1,121 @@
+"""Rules that judge a chain as a whole: verdicts have the declared chances, and the public check finds wrong ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import ChainRule, Exact
+from sprinter.decode.accept.base import chances
+from sprinter.decode.conformance import check_accept, check_same_law
+from sprinter.decode.draft import LawPair
+from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, target_joint_law
+from sprinter.decode.method import Method
+from sprinter.decode.stop import Fixed, Svip, Untrusted
+from sprinter.decode.tree import Tree
+from sprinter.decode.trust import Coin
+from sprinter.laws import residual
+
+
+@dataclass(frozen=True)
+class Walk(ChainRule):
+    """Exact acceptance, position by position, as outcomes of the whole chain."""
+
+    @property
+    def lossless(self) -> bool:
+        return True
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        made, reached = torch.zeros_like(p), 1.0
+        for i, x in enumerate(tokens):
+            keep = float(chances(p[i], q[i])[x])
+            made[i] = reached * (1 - keep) * residual(p[i], q[i])
+            reached *= keep
+        made[-1] = reached * p[-1]
+        return made
+
+
+@dataclass(frozen=True)
+class AllOrNone(ChainRule):
+    """Lossy: half of the chains stay as they are, of the others nothing does."""
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        made = torch.zeros_like(p)
+        made[0], made[-1] = 0.5 * p[0], 0.5 * p[-1]
+        return made
+
+
+class FirstAlone(Walk):
+    """A mutant: the chain's ratios are not multiplied, the last token decides alone."""
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        made = torch.zeros_like(p)
+        keep = float(chances(p[-2], q[-1])[tokens[-1]])
+        made[-1], made[-2] = keep * p[-1], (1 - keep) * residual(p[-2], q[-1])
+        return made
+
+
+class Leaks(Walk):
+    """A mutant: chances that do not sum to 1."""
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        return 0.9 * super().outcomes(tokens, p, q, control)
+
+
+class Modest(Walk):
+    """A mutant: lossless, and does not say so."""
+
+    @property
+    def lossless(self) -> bool:
+        return False
+
+
+def test_sound_chain_rules_pass() -> None:
+    check_accept(Walk())
+    check_accept(AllOrNone())
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [(FirstAlone(), "has chance"), (Leaks(), "sum to 1 only within"), (Modest(), "never differs from p")],
+)
+def test_wrong_chain_rules_are_found(rule: ChainRule, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_accept(rule)
+
+
+def test_the_verdict_has_the_declared_chances() -> None:
+    pair, rule = MarkovPair(3, 4), AllOrNone()
+    tokens = (0, 2)
+    laws = [pair.q((0, *tokens[:i])) for i in range(2)]
+    p = torch.stack([pair.p((0, *tokens[:i])) for i in range(3)])
+    found = torch.zeros_like(p)
+    draws = EnumeratedDraws()
+    while True:
+        verdict = rule.judge(Tree(tokens, laws), p, None, draws, 1, 1)
+        found[verdict.accepted, verdict.token] += draws.weight
+        assert verdict.drifts == [None] * (verdict.accepted + 1), (
+            "a lossy chain rule has no drift of one position"
+        )
+        if not draws.next_path():
+            break
+    assert torch.allclose(found, rule.outcomes(tokens, p, torch.stack(laws)), atol=1e-12)
+
+
+@pytest.mark.parametrize("stop", [Fixed(2), Svip(0.6)])
+def test_a_chain_rule_of_positions_writes_what_the_positions_rule_writes(stop: Fixed | Svip) -> None:
+    pair = MarkovPair(3, 5)
+    walked = joint_law(Method(accept=Walk(), stop=stop, cap=3), pair, 3)
+    check_same_law(walked, joint_law(Method(accept=Exact(), stop=stop, cap=3), pair, 3), "Walk")
+    check_same_law(walked, target_joint_law(pair, 3), "Walk")
+
+
+def test_it_judges_what_a_trust_rule_leaves() -> None:
+    """With p = q, the law must be p, no matter which tokens are trusted."""
+    pair = MarkovPair(3, 5, distance=0.0)
+    method = Method(trust=Coin(0.5), stop=Untrusted(), accept=Walk(), cap=3)
+    check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), "Walk behind a coin")

@@ -1,0 +1,67 @@
+"""examples/plugin: a third party's drafter, installed from its folder and run as its users would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "examples" / "plugin"
+PROMPT = "one two three one two three one two"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process that sees the package, which is installed in a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    subprocess.run([*pip, "--target", str(folder), str(PLUGIN)], check=True, capture_output=True)
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")]),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], env=environment, cwd=PLUGIN, capture_output=True, text=True, check=False
+    )
+
+
+def test_its_own_tests_pass(environment: dict[str, str]) -> None:
+    ended = run(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "3 passed" in ended.stdout
+
+
+def test_it_is_listed_and_generates(environment: dict[str, str]) -> None:
+    listed = json.loads(run(environment, "-m", "sprinter", "methods", "--json").stdout)
+    (row,) = [row for row in listed["methods"] if row["name"] == "bigrams"]
+    assert (row["lossless"], row["paper"]) == (True, "example of the Sprinter project")
+    command = ["-m", "sprinter", "generate", PROMPT, "--max-new-tokens", "24", "--temperature", "0", "--json"]
+    texts = {}
+    for method in (
+        "bigrams(gamma=4)",
+        "drafter=bigrams(least=2),stop=svip(h=0.3),accept=exact",
+        "autoregressive",
+    ):
+        ended = run(environment, *command, "--method", method)
+        assert ended.returncode == 0, ended.stderr
+        texts[method] = json.loads(ended.stdout)
+    ids = [text["token_ids"] for text in texts.values()]
+    assert ids[0] == ids[1] == ids[2], "an exact method writes the target's own greedy text"
+    assert texts["bigrams(gamma=4)"]["stats"]["accepted"] > 0

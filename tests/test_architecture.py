@@ -1,0 +1,193 @@
+"""docs/architecture.md holds against the imports, docs/how-a-round-goes.md against the code as it runs."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import sprinter
+
+pytest.importorskip("grimp", reason="comes with import-linter")
+from scripts import make_architecture as architecture
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src" / "sprinter"
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+ROUND = (ROOT / "docs/how-a-round-goes.md").read_text(encoding="utf-8")
+REDRAW = "run python scripts/make_architecture.py"
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, frozenset[str]]:
+    return architecture.read_imports()
+
+
+def listed() -> dict[str, frozenset[str]]:
+    """The page's list of imports."""
+    (block,) = re.findall(r"<!-- imports:begin -->\n```text\n(.*?)\n```", PAGE, re.S)
+    rows = [line.split() for line in block.splitlines()]
+    return {name: frozenset(others) for name, *others in rows}
+
+
+# --- the picture ------------------------------------------------------------------------------------------------------
+def test_the_page_lists_the_imports_as_they_are(imports: dict[str, frozenset[str]]) -> None:
+    assert listed() == imports, REDRAW
+    assert architecture.write_list(PAGE, imports) == PAGE, REDRAW
+
+
+def test_the_picture_is_drawn_from_the_imports(imports: dict[str, frozenset[str]]) -> None:
+    assert architecture.PICTURE.read_text(encoding="utf-8") == architecture.draw(imports), REDRAW
+    assert f"]({architecture.PICTURE.relative_to(ROOT / 'docs').as_posix()})" in PAGE
+
+
+def test_another_import_changes_list_and_picture(imports: dict[str, frozenset[str]]) -> None:
+    more = imports | {"theory": imports["theory"] | {"training"}}
+    assert architecture.list_imports(more) != architecture.list_imports(imports)
+    assert architecture.draw(imports) != architecture.draw(imports | {"heads": imports["heads"] | {"random"}})
+
+
+def test_every_room_is_described_and_every_described_room_exists(
+    imports: dict[str, frozenset[str]],
+) -> None:
+    rows = re.findall(r"^\| \d? ?\| \[`([\w/]+)`\]\(\.\./src/sprinter/?([\w/.]*)\) \| (.+) \|$", PAGE, re.M)
+    assert sorted(name for name, _, _ in rows) == sorted(imports)
+    for name, path, words in rows:
+        expected = name if (SRC / name).is_dir() else "__init__.py" if name == "sprinter" else f"{name}.py"
+        assert path == expected and (SRC / path).exists()
+        assert len(words) > 8, name
+
+
+def test_folders_with_modules_are_rooms(imports: dict[str, frozenset[str]]) -> None:
+    folders = {path.parent.relative_to(SRC).as_posix() for path in SRC.rglob("*.py")} - {"."}
+    modules = {path.stem for path in SRC.glob("*.py")} - {"__init__", "__main__"}
+    assert folders | modules | {"sprinter"} == set(imports)
+
+
+def test_floors_are_those_of_import_linter_in_picture_and_page(imports: dict[str, frozenset[str]]) -> None:
+    rooms, built = {architecture.top_level(name) for name in imports}, architecture.read_floors()
+    drawn = {name: box.floor for name, box in architecture.BOXES.items()}
+    assert drawn.pop("sprinter") == 4  # no part of the contract, as it is no module of the package
+    assert drawn == {name: floor for floor, names in enumerate(built) for name in names & rooms}
+    floor, on_page = 0, {}
+    for number, name in re.findall(r"^\| (\d?) ?\| \[`([\w/]+)`\]", PAGE, re.M):
+        floor = int(number or floor)
+        on_page[name] = floor
+    assert on_page == {name: architecture.BOXES[architecture.top_level(name)].floor for name in imports}
+
+
+def test_imports_go_down_or_stay_in_the_package(imports: dict[str, frozenset[str]]) -> None:
+    boxes = {name: architecture.BOXES[architecture.top_level(name)] for name in imports}
+    up = [
+        (one, other)
+        for one, others in imports.items()
+        for other in others
+        if architecture.top_level(one) != architecture.top_level(other)
+        and boxes[one].floor <= boxes[other].floor
+    ]
+    assert up == []
+
+
+def test_arrows_that_follow_from_others_are_left_out() -> None:
+    edges = {("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("a", "d"), ("e", "d")}
+    assert architecture.reduced(edges) == [("a", "b"), ("b", "c"), ("c", "d"), ("e", "d")]
+
+
+def test_nothing_overlaps_in_the_picture(imports: dict[str, frozenset[str]]) -> None:
+    boxes = architecture.BOXES
+    for one, other in itertools.combinations(boxes.values(), 2):
+        assert one.floor != other.floor or one.right + 8 <= other.x or other.right + 8 <= one.x
+    for pair in architecture.arrows(imports):
+        if "/" in pair[0]:
+            order = list(architecture.sub_packages(pair[0].partition("/")[0], imports))
+            assert order.index(pair[1]) == order.index(pair[0]) + 1, "the arrow runs through a sub-package"
+            continue
+        start, _, end, _ = architecture.curve(*pair)
+        for x, box in ((start, boxes[pair[0]]), (end, boxes[pair[1]])):
+            assert box.x < x < box.right, f"the arrow {pair} misses a box: add it to ROUTES"
+        for x, y in architecture.points(*pair):
+            through = [n for n, b in boxes.items() if b.x - 3 < x < b.right + 3 and b.top < y < b.bottom]
+            assert through == [], f"the arrow {pair} runs through a box: change ROUTES"
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
+@cache
+def definitions(path: Path) -> dict[str, ast.AST]:
+    """Functions, classes and methods of a file, by qualified name."""
+    found: dict[str, ast.AST] = {}
+
+    def walk(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                found[prefix + node.name] = node
+            if isinstance(node, ast.ClassDef):
+                walk(node.body, f"{prefix}{node.name}.")
+
+    walk(ast.parse(path.read_text(encoding="utf-8")).body, "")
+    return found
+
+
+def named(page: str) -> list[tuple[str, str]]:
+    """(file in src/sprinter, name) of each link to a definition."""
+    return [
+        (path, name) for name, path in re.findall(r"\[`([\w.]+)`\]\(\.\./src/sprinter/([\w/]+\.py)\)", page)
+    ]
+
+
+def test_a_round_names_what_exists() -> None:
+    links = named(ROUND)
+    assert len(links) > 50
+    assert [link for link in links if link[1] not in definitions(SRC / link[0])] == []
+
+
+def test_a_round_quotes_the_code() -> None:
+    parts = re.split(r"^ *```python\n(.*?)^ *```$", ROUND.split("## 1.")[1], flags=re.M | re.S)
+    for before, quote in zip(parts[::2], parts[1::2], strict=False):
+        files = [SRC / path for path, _ in named(before)]
+        lines = "\n".join(line.strip() for line in quote.strip().splitlines())
+        sources = [path.read_text(encoding="utf-8") for path in files]
+        held = ["\n".join(line.strip() for line in source.splitlines()) for source in sources]
+        assert any(lines in source for source in held), quote
+    assert len(parts) == 7
+
+
+def test_a_round_goes_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", ROUND, re.M | re.S)
+    calls: list[tuple[str, str]] = []
+    installed = Path(sprinter.__file__).parent
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(installed):
+            calls.append((path.relative_to(installed).as_posix(), frame.f_code.co_qualname))
+
+    def generate(*args: Any, **options: Any) -> Any:
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            return own(*args, **options)
+        finally:
+            sys.setprofile(before)
+
+    own = sprinter.Pair.generate
+    monkeypatch.setattr(sprinter.Pair, "generate", generate)
+    namespace: dict[str, Any] = {}
+    exec(example, namespace)
+    first = [token for token in namespace["out"].tokens if token.round == 1]
+    (shown,) = re.findall(r"^\| token \| (.+) \|\n\| --- .+\n\| origin \| (.+) \|$", ROUND, re.M)
+    assert [f"`{token.text}`" for token in first] == shown[0].split(" | ")
+    assert [token.origin.value for token in first] == shown[1].split(" | ")
+
+    steps = named(ROUND.split("## 1.")[1].split("## What differs")[0])
+    functions = [step for step in steps if isinstance(definitions(SRC / step[0])[step[1]], ast.FunctionDef)]
+    assert len(functions) > 40
+    running = iter(calls)
+    late = [step for step in functions if step not in running]  # each is looked for behind the one before
+    assert late[:1] == [], "not called in the order of the page"
