@@ -33,6 +33,8 @@ MAX_TREE_BYTES = 40 * 2**20
 
 PLAIN = [
     "bench",
+    "decode",
+    "engine",
     "errors.py",
     "files.py",
     "fingerprint.py",

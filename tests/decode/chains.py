@@ -34,7 +34,7 @@ def ends_at_eos(text: Sequence[int]) -> str | None:
 
 @dataclass(frozen=True)
 class TablePair:
-    """A pair given by functions of the prefix; stands where a MarkovPair may stand."""
+    """A pair given by functions of the prefix; replaces a MarkovPair."""
 
     p_of: Callable[[Text], Sequence[float]]
     q_of: Callable[[Text], Sequence[float]]
@@ -79,7 +79,7 @@ def listen(
     ahead: int = 1,
     complete: bool = False,
 ) -> tuple[Record, Exchange]:
-    """One decoding, with all that was said; asserts that both models are always told the text as it is recorded."""
+    """One decoding with all its messages; asserts that the text in each request agrees with the record."""
     record, exchange, draws = Record(), Exchange(), draws or AddressedDraws()
     driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
     loop = decode(prompt, method, limits, draws, record, complete)
@@ -116,7 +116,7 @@ def paths(
     cells: int = 2,
     complete: bool = False,
 ) -> Iterator[tuple[float, Record]]:
-    """Every path of random draws through the real loop: (chance, record)."""
+    """Every path of random draws through the real loop: (probability, record)."""
     draws = EnumeratedDraws(cells)
     while True:
         record = run_chain(method, pair, prompt, Limits(length, ends), draws, ahead=ahead, complete=complete)
@@ -193,7 +193,7 @@ def oracle(
 # --- rules -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LikelyToken(TrustRule):
-    """Trusts x iff q(x) >= c: looks at x."""
+    """Trusts x iff q(x) >= c: the decision depends on x."""
 
     c: float = 0.4
     needs: ClassVar[frozenset[str]] = frozenset({"token_prob"})
@@ -205,7 +205,7 @@ class LikelyToken(TrustRule):
 
 @dataclass(frozen=True, slots=True)
 class UnlikelyToken(StopRule):
-    """Stops at x iff q(x) < c: looks at x, and keeps it for the target to check."""
+    """Stops at x iff q(x) < c: the decision depends on x, which is kept for the target to check."""
 
     c: float = 0.4
     needs: ClassVar[frozenset[str]] = frozenset({"token_prob"})
@@ -217,7 +217,7 @@ class UnlikelyToken(StopRule):
 
 @dataclass(frozen=True, slots=True)
 class Unsure(StopRule):
-    """Stops where max q < c and discards the token there, at which it did not look."""
+    """Stops where max q < c and discards the token there, on which the decision does not depend."""
 
     c: float = 0.55
     needs: ClassVar[frozenset[str]] = frozenset({"max_prob"})

@@ -1,4 +1,4 @@
-"""Random numbers through the loop: the same text whatever is drafted ahead, and no number used twice."""
+"""Random numbers through the loop: the text does not depend on drafting ahead, and no number is used twice."""
 
 from __future__ import annotations
 

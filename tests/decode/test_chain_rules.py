@@ -115,7 +115,7 @@ def test_a_chain_rule_of_positions_writes_what_the_positions_rule_writes(stop: F
 
 
 def test_it_judges_what_a_trust_rule_leaves() -> None:
-    """With p = q whatever is trusted the law must be p."""
+    """With p = q, the law must be p, no matter which tokens are trusted."""
     pair = MarkovPair(3, 5, distance=0.0)
     method = Method(trust=Coin(0.5), stop=Untrusted(), accept=Walk(), cap=3)
     check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), "Walk behind a coin")

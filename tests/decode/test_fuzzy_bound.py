@@ -365,7 +365,7 @@ def test_the_wrong_count_breaks_the_bound(
 
 
 def test_js_exceeds_the_printed_bound_even_where_all_tokens_are_the_drafts() -> None:
-    """The second token's JS_α, α = 0.656, exceeds its JS_½ < T: no count of the share can mend it."""
+    """The second token's JS_α, α = 0.656, exceeds its JS_½ < T: no count of the share can correct this."""
     found = two_steps("js", 0.0501, TILT, (TIP, ([0.864, 0.136][::-1], [0.0, 1.0])))
     assert sum(found.weights("own").values()) == pytest.approx(2, abs=1e-12)
     assert sum(found.weights("target").values()) == pytest.approx(2, abs=1e-12)

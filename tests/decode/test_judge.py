@@ -20,8 +20,8 @@ from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose
 
 
-class Told:
-    """Draws that keep what they are told to, and remember what they were asked."""
+class GivenDraws:
+    """Draws with given decisions, which record the questions."""
 
     def __init__(self, kept: list[bool]) -> None:
         self.kept = kept
@@ -59,7 +59,7 @@ CHAIN = Tree((0, 1, 2), Q)
     ],
 )
 def test_the_verdict(kept: list[bool], accepted: int, law: list[float]) -> None:
-    draws = Told(kept)
+    draws = GivenDraws(kept)
     verdict = Exact().judge(CHAIN, P, None, draws, 4, 17)
     assert draws.chances == pytest.approx([0.5, 0.5, 1.0])
     assert verdict.accepted == accepted
@@ -70,7 +70,7 @@ def test_the_verdict(kept: list[bool], accepted: int, law: list[float]) -> None:
 
 
 def test_nothing_to_judge() -> None:
-    draws = Told([])
+    draws = GivenDraws([])
     verdict = Exact().judge(Tree(), P[:1], None, draws, 2, 9)
     assert verdict == Verdict((), 1, [0.0])
     assert draws.law == P[0].tolist()
@@ -88,14 +88,14 @@ class Half(AcceptRule):
 
 
 def test_the_drift_of_a_lossy_rule_is_its_own() -> None:
-    verdict = Half().judge(CHAIN, P, None, Told([True, True, True]), 1, 1)
+    verdict = Half().judge(CHAIN, P, None, GivenDraws([True, True, True]), 1, 1)
     wanted = [float(tv_distance(Half().law(p, q), p)) for p, q in zip(P, Q, strict=False)]
     assert min(wanted) > 0.05
     assert verdict.drifts == pytest.approx([*wanted, 0.0])
 
 
 class Watches(Exact):
-    """Exact, and asserts that the raw laws stand beside the processed ones; they are those with tokens exchanged."""
+    """Exact, and asserts that it gets raw and processed laws; the raw ones are those with tokens exchanged."""
 
     needs_raw = True
 
@@ -113,7 +113,7 @@ class Watches(Exact):
 @pytest.mark.parametrize("kept", [[True, True, True], [True, False, True], [False, True, True]])
 def test_raw_laws_stand_beside_the_processed_ones(kept: list[bool]) -> None:
     chain = Tree((0, 1, 2), Q, [q.flip(-1) for q in Q])
-    verdict = Watches().judge(chain, P, P.flip(-1), Told(kept), 1, 1)
+    verdict = Watches().judge(chain, P, P.flip(-1), GivenDraws(kept), 1, 1)
     assert verdict.accepted == [*kept, False].index(False)
 
 

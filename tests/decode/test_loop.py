@@ -91,7 +91,7 @@ def test_a_method_that_never_trusts_leaves_the_last_place_to_the_call(gamma: int
 
 # --- ends ------------------------------------------------------------------------------------------------------------
 def chain_pair(target: Sequence[int], draft: Sequence[int], gate: float = 0.0) -> TablePair:
-    """Deterministic: the n-th new token is target[n], or draft[n], whatever stands before."""
+    """Deterministic: the n-th new token is target[n], or draft[n], for every prefix."""
     return TablePair(
         lambda text: one_hot(target[len(text) - 1]),
         lambda text: one_hot(draft[len(text) - 1]),

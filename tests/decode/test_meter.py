@@ -146,7 +146,7 @@ def likely(pair: MarkovPair, c: float, length: int, ends: Ends, spare: bool) -> 
 @pytest.mark.parametrize("c", [0.2, 0.4, 0.6])
 @pytest.mark.parametrize("ends", [never_ends, ends_at_eos])
 def test_the_one_sample_form_is_unbiased_where_trust_looks_at_the_token(c: float, ends: Ends) -> None:
-    """max(0, 1 - p(x)/q(x)) of the trusted tokens, whether the trust rule or the stop rule does the looking."""
+    """max(0, 1 - p(x)/q(x)) of the trusted tokens, whether the trust rule or the stop rule depends on x."""
     for pair, length in ((DENSE, 3), (ZEROS, 4)):
         _, wanted = oracle(pair, length, likely(pair, c, length, ends, spare=False), 3, ends=ends)
         by_trust = Method(trust=LikelyToken(c), stop=Untrusted(), cap=3)
@@ -167,7 +167,7 @@ RULES = [
 def test_the_mean_is_never_less_than_the_drift_where_x_decides_what_is_checked(
     trust: TrustRule, accept: AcceptRule
 ) -> None:
-    """A token at the cap that ends the text, or a rule that looks at x: a bound, which exact acceptance meets."""
+    """A token at the cap that ends the text, or a rule that depends on x: a bound, which exact acceptance attains."""
     gap = 0.0
     for seed in range(6):
         pair = MarkovPair(2, seed, sharp=2.0)
@@ -203,7 +203,7 @@ def test_a_rule_for_several_drafts_is_metered_as_the_exact_one_that_it_is_of_a_s
 
 
 def test_the_total_variation_form_would_be_biased_there() -> None:
-    """Why the rule must say that it looks: metered as if it did not, the mean is wrong."""
+    """Why a rule must declare ``sees_token``: metered without it, the mean is wrong."""
 
     class Silent(LikelyToken):
         sees_token = False

@@ -147,7 +147,7 @@ def test_mutant_bonus_from_wrong_row(monkeypatch: pytest.MonkeyPatch, slip: str)
 
 # --- laws ------------------------------------------------------------------------------------------------------------
 class CutDriver(ChainDriver):
-    """Drafts from a processed law, q without its least likely token, and tells the loop ``reported``."""
+    """Drafts from a processed law, q without its least likely token, and reports the law ``reported`` to the loop."""
 
     reported = "processed"
 
@@ -200,7 +200,7 @@ class InverseDraws(AddressedDraws):
 
 
 class SharedDraws(InverseDraws):
-    """Acceptance looks at the number that drew the token."""
+    """Acceptance reuses the number that drew the token."""
 
     shared = True
 
@@ -296,14 +296,14 @@ class DiscardsByToken(StopRule):
 
 
 class DiscardsAndDenies(DiscardsByToken):
-    """Says that it does not look."""
+    """Declares that its decision does not depend on x, which is false."""
 
     sees_token = False
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardsTheMode(DiscardsByToken):
-    """Looks at x in a way that signals made up at random never show: x is the draft's most likely token."""
+    """Depends on x in a way that random signals never show: x is the draft's most likely token."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"token_prob", "max_prob"})
     sees_token: ClassVar[bool] = False
@@ -331,7 +331,7 @@ def test_mutant_discarding_by_x() -> None:
 
 # --- the end of the text ---------------------------------------------------------------------------------------------
 def test_mutant_end_seen_one_token_late() -> None:
-    """The end is looked for before the newest token: greedy texts run past EOS."""
+    """The end is searched for before the newest token: greedy texts run past EOS."""
     chain = [0, 0, EOS, 0, 0, 0, 0]
     pair = TablePair(lambda text: one_hot(chain[len(text) - 1]), lambda text: one_hot(chain[len(text) - 1]))
 

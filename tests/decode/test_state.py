@@ -1,4 +1,4 @@
-"""Rules that remember: state begins anew with each text, or is carried on if the caller hands it over."""
+"""Rules that remember: each text starts from a fresh state, or from one that the caller passes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_state_left_by_another_rule_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("spec", "told"),
+    ("spec", "given"),
     [
         *[("heuristic", {"trust": [], "stop": [value]})
           for value in (0.7, float("nan"), float("inf"), -7, 0, 41, 2**70, 2**63, 1e30, None, True, "5", [5])],
@@ -76,17 +76,17 @@ def test_a_state_left_by_another_rule_is_refused():
           for value in ([float("nan"), 0.9], [0.5, float("inf")], [0.5, 1.5], [0.5, -0.1], [0.5], [[0.5], [0.9]])],
         *[("trust=nobody,stop=untrusted(tail=2,under=heuristic)", {"trust": [], "stop": value})
           for value in ([-1, 5], [0, -5], [0.5, 5])],
-        *[("speculative", told)
-          for told in ({}, {"trust": []}, {"trust": "x", "stop": [1, 2]}, {"trust": [], "stop": ""},
+        *[("speculative", given)
+          for given in ({}, {"trust": []}, {"trust": "x", "stop": [1, 2]}, {"trust": [], "stop": ""},
                        {"trust": [], "stop": [], "stpo": []})],
     ],
 )  # fmt: skip
-def test_a_state_that_no_text_can_have_left_is_refused(spec: str, told: dict[str, object]) -> None:
+def test_a_state_that_no_text_can_have_left_is_refused(spec: str, given: dict[str, object]) -> None:
     method = parse_method(spec)
     with pytest.raises(
         UserError, match=r"^rules=.* is no state of the (trust|stop) rule: give what an earlier"
     ):
-        RuleState.begin(method.trust, method.stop, told)
+        RuleState.begin(method.trust, method.stop, given)
 
 
 def test_a_state_goes_through_json() -> None:

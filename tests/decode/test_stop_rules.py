@@ -114,7 +114,7 @@ def test_a_tail_counts_from_the_first_refusal():
         False,
         True,
         True,
-    ):  # what follows a refusal is untrusted, whatever the rule says of it
+    ):  # tokens after the first untrusted one are untrusted, whichever decision the rule makes
         stop, state = rule.stop({"trusted": torch.tensor(trusted)}, state)
         stops.append(bool(stop))
     assert stops == [False, False, False, True]

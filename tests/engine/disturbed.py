@@ -183,7 +183,7 @@ class Disturber:
 
 
 def runner_maker(kind: str) -> Callable[..., Runner]:
-    """What stands in the place of ``make_runner``."""
+    """Replacement of ``make_runner``."""
     units: dict[int, EagerUnits] = {}
 
     def make(model: PreTrainedModel, *, batch: int = 1, max_len: int, **_: object) -> Runner:
@@ -228,16 +228,16 @@ def facts(out: sprinter.Generation) -> tuple[Any, ...]:
     return text(out), drifts, counts, out.accept_lengths, out.finish_reason
 
 
-def _check_told(told: list[int], out: sprinter.Generation) -> None:
+def _check_reported(reported: list[int], out: sprinter.Generation) -> None:
     """Tokens that came one by one are those of the result: all of them, where the text came to its own end.
 
-    A text that was interrupted begins anew; if it then fails or is cancelled, more may have been told before.
+    A text that was interrupted starts over; if it then fails or is cancelled, more may have been reported before.
     """
     whole = [token.id for token in out.tokens]
     if out.finish_reason not in ("error", "cancelled"):
-        assert told == whole
+        assert reported == whole
     else:
-        assert told[: len(whole)] == whole[: len(told)]
+        assert reported[: len(whole)] == whole[: len(reported)]
 
 
 @dataclass
@@ -286,7 +286,7 @@ class Trial:
             self.chance.choice((0.0, 0.5, 1.0)), self.chance.choice((2, 16)), self.chance.choice((3, 128))
         )
         ended: dict[int, tuple[sprinter.Generation, Exception | None]] = {}
-        pieces: defaultdict[int, list[int]] = defaultdict(list)
+        tokens: defaultdict[int, list[int]] = defaultdict(list)
         whole: dict[int, sprinter.Generation] = {}
         unheard = set[int]()  # under way when ``finish`` took events
         with Engine(self.pair, rows=rows, policy=policy) as engine:
@@ -305,8 +305,8 @@ class Trial:
                 with self.disturber.interrupting():
                     engine._batch.advance()
                 for event in engine._batch.events:
-                    assert event.id not in whole, "the end of a request is told twice"
-                    pieces[event.id] += [token.id for token in event.tokens]
+                    assert event.id not in whole, "the end of a request is reported twice"
+                    tokens[event.id] += [token.id for token in event.tokens]
                     if event.generation is not None:
                         whole[event.id] = event.generation
                         ended[event.id] = event.generation, event.error
@@ -319,7 +319,7 @@ class Trial:
                 assert side is not None and not any(side.runner.lengths)
         for number, generation in whole.items():
             if number not in unheard:
-                _check_told(pieces[number], generation)
+                _check_reported(tokens[number], generation)
         for number, i in numbers.items():
             self._check(ended[number][0], alone[i], ended[number][1])
 
@@ -338,13 +338,13 @@ class Trial:
         for one, twin in zip(asked, alone, strict=True):
             with self.pair.stream(**one) as stream:
                 done: list[Exception | None] = []
-                pieces: list[int] = []
+                tokens: list[int] = []
                 for _ in range(1000):
                     with self.disturber.interrupting():
                         try:
                             if self.chance.random() < 0.5:
                                 # One line, so that no interrupt falls between the token and the list.
-                                pieces += [token.id for token in islice(stream, 1)]
+                                tokens += [token.id for token in islice(stream, 1)]
                             else:
                                 stream.finish()
                                 done = [None]
@@ -358,7 +358,7 @@ class Trial:
                         break
                 else:
                     raise AssertionError("the stream stalls")
-                pieces += [token.id for token in stream]  # what ``finish`` left
-                told = stream.generation
-                _check_told(pieces, told)
-                self._check(told, twin, done[0])
+                tokens += [token.id for token in stream]  # what ``finish`` left
+                generation = stream.generation
+                _check_reported(tokens, generation)
+                self._check(generation, twin, done[0])

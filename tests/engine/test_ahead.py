@@ -1,4 +1,4 @@
-"""How many tokens are drafted between two looks."""
+"""How many tokens are drafted per host synchronisation."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from sprinter.engine.ahead import MOST, Ahead, best_ahead
 from sprinter.errors import UserError
 
 
-def test_looks_that_cost_nothing_draft_one_token() -> None:
-    assert best_ahead(look_s=0.0, step_s=1.0, goes_on=0.9) == 1
+def test_synchronisation_that_costs_nothing_drafts_one_token() -> None:
+    assert best_ahead(sync_s=0.0, step_s=1.0, goes_on=0.9) == 1
 
 
-def test_dear_looks_draft_as_many_as_allowed() -> None:
-    assert best_ahead(look_s=1e3, step_s=1e-3, goes_on=0.9) == MOST
+def test_costly_synchronisation_drafts_as_many_as_allowed() -> None:
+    assert best_ahead(sync_s=1e3, step_s=1e-3, goes_on=0.9) == MOST
 
 
 @pytest.mark.parametrize("goes_on", [0.3, 0.7, 0.95])
-@pytest.mark.parametrize("look_s", [0.2, 1.0, 3.0])
-def test_the_choice_is_the_cheapest_by_enumeration(look_s: float, goes_on: float) -> None:
+@pytest.mark.parametrize("sync_s", [0.2, 1.0, 3.0])
+def test_the_choice_is_the_cheapest_by_enumeration(sync_s: float, goes_on: float) -> None:
     def seconds_a_run(k: int) -> float:
         """Over run lengths n >= 1 with P(n) = r^(n-1) (1 - r)."""
-        return sum(goes_on ** (n - 1) * (1 - goes_on) * -(-n // k) * (look_s + k) for n in range(1, 2000))
+        return sum(goes_on ** (n - 1) * (1 - goes_on) * -(-n // k) * (sync_s + k) for n in range(1, 2000))
 
-    assert best_ahead(look_s, 1.0, goes_on) == min(range(1, MOST + 1), key=seconds_a_run)
+    assert best_ahead(sync_s, 1.0, goes_on) == min(range(1, MOST + 1), key=seconds_a_run)
 
 
-def test_costs_are_learned_from_the_first_looks() -> None:
+def test_costs_are_learned_from_the_first_synchronisations() -> None:
     ahead = Ahead(None)
-    for steps, seconds in ((1, 99.0), (2, 70.0), (1, 5.0), (2, 5.1)):  # a step costs 0.1, a look 4.9
+    # a step costs 0.1, a synchronisation 4.9
+    for steps, seconds in ((1, 99.0), (2, 70.0), (1, 5.0), (2, 5.1)):
         assert ahead.next() == steps
-        ahead.looked(steps, seconds)
+        ahead.synchronised(steps, seconds)
     for _ in range(20):
         ahead.ended(9)
     long = ahead.next()
@@ -43,7 +44,7 @@ def test_costs_are_learned_from_the_first_looks() -> None:
 
 def test_a_number_is_kept() -> None:
     ahead = Ahead(3)
-    ahead.looked(3, 1.0)
+    ahead.synchronised(3, 1.0)
     ahead.ended(5)
     assert ahead.next() == 3
 

@@ -239,7 +239,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory as Linux tells it")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads memory as Linux reports it")
 def test_memory_does_not_grow(pair: sprinter.Pair) -> None:
     """10,000 rounds and more through one engine: a kept law or token a round would be megabytes."""
 

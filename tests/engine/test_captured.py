@@ -228,7 +228,7 @@ def test_fifty_seeds_give_the_same_texts_compiled_and_eager(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_compiled_pairs_over_one_draft_have_each_their_own_gate(compiled_pair: sprinter.Pair) -> None:
-    told = []
+    seen = []
     for bias in (50.0, -50.0):
         gate = deepcopy(compiled_pair.gate)
         assert gate is not None and isinstance(gate.network, Perceptron)
@@ -236,5 +236,5 @@ def test_compiled_pairs_over_one_draft_have_each_their_own_gate(compiled_pair: s
         out = sprinter.Pair(compiled_pair.models, gate).generate(
             "The river", method="sprinter", max_new_tokens=8
         )
-        told.append({token.origin for token in out.tokens})
-    assert "trusted" in told[0] and "trusted" not in told[1]
+        seen.append({token.origin for token in out.tokens})
+    assert "trusted" in seen[0] and "trusted" not in seen[1]

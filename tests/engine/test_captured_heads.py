@@ -71,19 +71,19 @@ def test_a_gate_that_changes_is_another_gate(frozen: FrozenCode) -> None:
 def test_a_gate_that_changes_between_texts_of_an_engine(frozen: FrozenCode) -> None:
     head = gate(50.0)
     assert isinstance(head.network.bias, nn.Parameter)
-    told = []
+    seen = []
     with sprinter.Engine(pair_with(head), rows=2, max_len=32) as engine:
         for bias in (50.0, -50.0):
             with torch.no_grad():
                 head.network.bias.fill_(bias)
             engine.add([3, 9, 11], method="sprinter(tau=0.5, cap=4)", max_new_tokens=12, seed=1)
             while engine.unfinished:
-                told += [
+                seen += [
                     {token.origin for token in event.generation.tokens}
                     for event in engine.step()
                     if event.generation
                 ]
-    assert "trusted" in told[0] and "trusted" not in told[1]
+    assert "trusted" in seen[0] and "trusted" not in seen[1]
 
 
 def test_heads_of_another_architecture_are_other_code(frozen: FrozenCode) -> None:

@@ -230,16 +230,16 @@ def test_an_interrupt_in_the_closing_pass_loses_no_token(
     settings = {**asked(1, "draft-only"), "meter": "complete"}
     alone = pair.generate(**settings)
     came = broken_once(monkeypatch, Models, "run", lambda models, jobs: isinstance(jobs[0], TargetJob))
-    told: list[int] = []
+    seen: list[int] = []
     with pair.stream(**settings) as stream:
-        while len(told) < len(alone.tokens):
+        while len(seen) < len(alone.tokens):
             try:
                 token = next(stream)
             except KeyboardInterrupt:
                 continue
-            told.append(token.id)
+            seen.append(token.id)
         assert next(stream, None) is None
-    assert came[0] and told == [token.id for token in alone.tokens]
+    assert came[0] and seen == [token.id for token in alone.tokens]
     assert facts(stream.generation) == facts(alone)
 
 
@@ -273,9 +273,9 @@ def test_an_interrupt_loses_no_token_of_an_event(
             events += engine.step()
         assert {event.id for event in events} == {number}
         (generation,) = [event.generation for event in events if event.generation is not None]
-        told = [token for event in events for token in event.tokens]
-        assert [token.id for token in told] == [token.id for token in alone.tokens]
-        assert "".join(token.text for token in told) == alone.text == generation.text
+        seen = [token for event in events for token in event.tokens]
+        assert [token.id for token in seen] == [token.id for token in alone.tokens]
+        assert "".join(token.text for token in seen) == alone.text == generation.text
         if not came[0]:
             return
     raise AssertionError("it goes on for ever")
@@ -337,8 +337,8 @@ def test_padding_that_is_nan_reaches_nobody(pair: sprinter.Pair, kind: str) -> N
     model: Any = double_pair().models.target.model
     with torch.no_grad():
         model.model.embed_tokens.weight[0] = torch.nan
-    told = Told(runner_maker(kind)(model, batch=3, max_len=40), model)
-    rows = CacheRows(told.runner, 24, "target")
+    recorder = Told(runner_maker(kind)(model, batch=3, max_len=40), model)
+    rows = CacheRows(recorder.runner, 24, "target")
     for feeds in (
         [Feed(0, 0, [1] * 9), Feed(1, 0, [2]), Feed(2, 0, [3] * 4)],
         [Feed(0, 9, [4]), Feed(2, 4, [5, 6, 7])],

@@ -235,7 +235,7 @@ def test_cut_at_stop_takes_the_first() -> None:
 
 def test_pieces_of_broken_characters_join_to_the_whole(builtin_pair: sprinter.Pair) -> None:
     tokenizer = builtin_pair.tokenizer
-    text = "naïve 漢字 🙂 café — Ω, " * 8  # longer than what is decoded anew
+    text = "naïve 漢字 🙂 café — Ω, " * 8  # longer than the context that is decoded again
     detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.push(x) for x in tokenizer(text)["input_ids"]]
     assert "".join(pieces) + detokenizer.flush() == text

@@ -18,8 +18,8 @@ from sprinter.models.pair import LoadedPair
 PROMPT = [3, 7, 11, 2, 9]
 
 
-class Told(torch.nn.Module):
-    """A network that remembers what it read and says what it is told."""
+class Constant(torch.nn.Module):
+    """A network that records its input and returns a given output."""
 
     flops, size = 10.0, 5
 
@@ -35,7 +35,7 @@ class Told(torch.nn.Module):
 
 def head(kind: str, features: tuple[str, ...], says: float = 5.0) -> Head:
     config = HeadConfig(16, "tiny-2", "tiny-1", kind=kind, architecture="ffn", features=features)
-    return Head(config, Told(config.inputs, says))  # type: ignore[arg-type]
+    return Head(config, Constant(config.inputs, says))  # type: ignore[arg-type]
 
 
 def pair_with(*heads: Head) -> sprinter.Pair:

@@ -132,11 +132,11 @@ def test_streams_at_the_same_time(pair: sprinter.Pair) -> None:
     streams = [
         pair.stream(PROMPT, method="sprinter(tau=0.5)", seed=seed, max_new_tokens=24) for seed in (1, 2)
     ]
-    told: list[list[int]] = [[], []]
+    texts: list[list[int]] = [[], []]
     for _ in range(24):
-        for stream, text in zip(streams, told, strict=True):
+        for stream, text in zip(streams, texts, strict=True):
             text.append(next(stream).id)
-    assert told == wanted
+    assert texts == wanted
 
 
 def test_what_does_not_fit_is_refused(pair: sprinter.Pair, files: Path, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ PROMPT = [3, 7, 1, 12, 5]
 
 def again(record: dict[str, Any], pair: sprinter.Pair) -> dict[str, Any]:
     """The same generation, from its record as JSON alone."""
-    told = json.loads(json.dumps(record, allow_nan=False))
-    return pair.generate(told["prompt"]["token_ids"], **told["request"]).to_dict()
+    read = json.loads(json.dumps(record, allow_nan=False))
+    return pair.generate(read["prompt"]["token_ids"], **read["request"]).to_dict()
 
 
-# The name of a method that was composed in Python is not its spec, which stands in the request.
+# The name of a method that was composed in Python is not its spec, which is in the request.
 SAME = (
     "text",
     "token_ids",
@@ -76,7 +76,7 @@ def test_rules_that_are_carried_over_are_in_the_record(tiny_pair: sprinter.Pair)
     warm = tiny_pair.generate(PROMPT, method="heuristic", max_new_tokens=30)
     first = tiny_pair.generate(PROMPT, method="heuristic", rules=warm.rules, max_new_tokens=20).to_dict()
     fresh = tiny_pair.generate(PROMPT, method="heuristic", max_new_tokens=20).to_dict()
-    assert first["rounds"] != fresh["rounds"], "the state must tell, or this test shows nothing"
+    assert first["rounds"] != fresh["rounds"], "the state must matter, or this test shows nothing"
     second = again(first, tiny_pair)
     assert (second["token_ids"], second["rounds"]) == (first["token_ids"], first["rounds"])
     with pytest.raises(UserError, match="no state of the stop rule"):
@@ -100,7 +100,7 @@ def test_the_record_names_models_and_versions(builtin_pair: sprinter.Pair) -> No
 
 
 def test_the_record_tells_what_changes_the_law() -> None:
-    def told(model: LoadedModel) -> dict[str, Any]:
+    def noted(model: LoadedModel) -> dict[str, Any]:
         record = models_record(LoadedPair(model, None, None), {})["target"]
         return dict(json.loads(json.dumps(record)))
 
@@ -111,11 +111,11 @@ def test_the_record_tells_what_changes_the_law() -> None:
     foreign.module("").__class__ = type(
         "Own", (LlamaForCausalLM,), {"__module__": "transformers_modules.own"}
     )
-    assert told(model)["attn_implementation"] == "sdpa" and told(eager)["attn_implementation"] == "eager"
-    assert told(model)["quantization_config"] is None
-    held = told(quantised)["quantization_config"]
+    assert noted(model)["attn_implementation"] == "sdpa" and noted(eager)["attn_implementation"] == "eager"
+    assert noted(model)["quantization_config"] is None
+    held = noted(quantised)["quantization_config"]
     assert held["load_in_4bit"] and BitsAndBytesConfig.from_dict(held).to_dict() == settings.to_dict()
-    assert [told(one)["trust_remote_code"] for one in (model, foreign)] == [False, True]
+    assert [noted(one)["trust_remote_code"] for one in (model, foreign)] == [False, True]
 
 
 @pytest.mark.parametrize("spec", [row["spec"] for row in sprinter.methods()])

@@ -1,4 +1,4 @@
-"""The text of a generation: what the pieces join to, where it is cut, and what a token costs."""
+"""The text of a generation: what the tokens' texts join to, where stop strings end it, and what a token costs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ LETTERS = st.sampled_from(["a", "b", "c", "ab", "字", "é", " the", "stop", *SP
 def test_text_is_cut_before_the_first_stop_string_and_no_piece_shows_it(
     parts: list[str], stop: list[str]
 ) -> None:
-    """Against the plain way: after each token look through all that was written, with and without special tokens."""
+    """Against the plain way: after each token search the whole text, with and without special tokens."""
     ids = [id for part in parts for id in bytes_of(part)]
     expected, ended = "".join(part for part in parts if part not in SPECIAL), None
     for count in range(1, len(ids) + 1):
@@ -202,8 +202,8 @@ def with_eos(pair: sprinter.Pair, *ids: int) -> sprinter.Pair:
     return sprinter.Pair(dataclasses.replace(pair.models, target=target), pair.gate)
 
 
-def told(pair: sprinter.Pair, **options: Any) -> list[tuple[str, sprinter.Generation]]:
-    """The pieces given out, joined, and the result: of generate, stream, a batch and the engine."""
+def texts_of(pair: sprinter.Pair, **options: Any) -> list[tuple[str, sprinter.Generation]]:
+    """The tokens' texts, joined, and the result: of generate, stream, a batch and the engine."""
     whole = pair.generate(PROMPT, **options)
     stream = pair.stream(PROMPT, **options)
     streamed = "".join(token.text for token in stream)
@@ -221,7 +221,7 @@ def told(pair: sprinter.Pair, **options: Any) -> list[tuple[str, sprinter.Genera
 def test_pieces_join_to_the_text_before_a_stop_string(builtin_pair: sprinter.Pair, method: str) -> None:
     text = builtin_pair.generate(PROMPT, method=method, **OPTIONS).text
     for stop in (text[9:14], text[11:30], text[20:26] + "#", text[-1] + "#"):
-        for joined, out in told(builtin_pair, method=method, stop=[stop], **OPTIONS):
+        for joined, out in texts_of(builtin_pair, method=method, stop=[stop], **OPTIONS):
             assert joined == out.text == text.split(stop)[0]
             assert out.finish_reason == ("stop" if stop in text else "length")
 
@@ -234,7 +234,7 @@ def test_a_special_token_is_a_stop_string(builtin_pair: sprinter.Pair, method: s
     pair = with_special(builtin_pair, ids[end])
     word = pair.tokenizer.decode([ids[end]])
     assert word and word not in pair.tokenizer.decode(ids[:end])
-    for joined, out in told(pair, method=method, stop=[word], **OPTIONS):
+    for joined, out in texts_of(pair, method=method, stop=[word], **OPTIONS):
         assert out.finish_reason == "stop"
         assert [token.id for token in out.tokens] == ids[: end + 1]
         assert joined == out.text == pair.tokenizer.decode(ids[:end])
@@ -247,7 +247,7 @@ def test_a_stop_string_is_spread_over_skipped_tokens(builtin_pair: sprinter.Pair
     before, after = pair.tokenizer.decode(ids[:place]), pair.tokenizer.decode(ids[place + 1 :])
     stop = before[-2:] + after[:2]
     assert stop not in before + after[:1]
-    for joined, out in told(pair, stop=[stop], **OPTIONS):
+    for joined, out in texts_of(pair, stop=[stop], **OPTIONS):
         assert (joined, out.text, out.finish_reason) == (before[:-2], before[:-2], "stop")
 
 
@@ -257,7 +257,7 @@ def test_eos_is_no_part_of_the_text_even_if_it_is_not_flagged(
 ) -> None:
     ids = [token.id for token in builtin_pair.generate(PROMPT, method=method, **OPTIONS).tokens]
     end = next(i for i in range(6, len(ids)) if ids[i] not in ids[:i])
-    for joined, out in told(with_eos(builtin_pair, 0, ids[end]), method=method, **OPTIONS):
+    for joined, out in texts_of(with_eos(builtin_pair, 0, ids[end]), method=method, **OPTIONS):
         assert out.finish_reason == "eos"
         assert [token.id for token in out.tokens] == ids[: end + 1]
         assert joined == out.text == builtin_pair.tokenizer.decode(ids[:end])
@@ -270,7 +270,7 @@ def test_stop_tokens_end_a_text_and_are_no_part_of_it(builtin_pair: sprinter.Pai
     for stops in ([ids[end]], (1, ids[end]), ids[end]):
         out = builtin_pair.generate(PROMPT, method=method, stop_token_ids=stops, **OPTIONS)
         assert (out.finish_reason, len(out.tokens)) == ("stop", end + 1)
-    for joined, out in told(builtin_pair, method=method, stop_token_ids=[ids[end]], **OPTIONS):
+    for joined, out in texts_of(builtin_pair, method=method, stop_token_ids=[ids[end]], **OPTIONS):
         assert out.finish_reason == "stop"
         assert joined == out.text == builtin_pair.tokenizer.decode(ids[:end])
 

@@ -4,9 +4,9 @@
     >>> Method(trust=Gate(0.5), stop=Svip(0.3), accept=Fuzzy("js", 0.4)).lossless()
     False
 
-Rules that are built in and the classes that they are made of (``TrustRule``, ``StopRule``, ``AcceptRule``,
-``ChainRule``, ``SeveralRule``), drafters, the registries, specs (``parse_method``), the public checks (``check_trust``,
-``check_stop``, ``check_accept``), and what decoding leaves: tokens, stats, the rules' state.
+The built-in rules and their base classes (``TrustRule``, ``StopRule``, ``AcceptRule``, ``ChainRule``, ``SeveralRule``),
+drafters, the registries, specs (``parse_method``), the public checks (``check_trust``, ``check_stop``,
+``check_accept``), and the results of decoding: tokens, stats, the rules' state.
 """
 
 from __future__ import annotations

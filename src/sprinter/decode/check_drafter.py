@@ -1,4 +1,4 @@
-"""The public check for drafters, built-in ones and plug-ins'."""
+"""The public check for drafters, built-in or from plug-ins."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ __all__ = ["check_drafter"]
 
 
 def check_drafter(drafter: Drafter) -> None:
-    """Proposals are lawful and repeatable, and with exact acceptance the text keeps the target's law.
+    """Check that proposals are valid and repeatable, and that texts keep the target's law under exact acceptance.
 
-    A proposal is lawful if it is no longer than asked for, each row of its laws is a law, and each token has a chance
-    in the law that it is said to be drawn from. It is repeatable if two proposers that are asked the same with the same
-    draws propose the same: whoever resumes or replays a text relies on that.
+    A proposal is valid if it is no longer than asked for, each row of its laws is a law, and each token has positive
+    probability in its law. It is repeatable if two proposers with the same context and the same draws propose the same
+    tokens and laws; resuming and replaying a text rely on that.
+
+    Raises:
+        AssertionError: says which check failed.
     """
     assert isinstance(drafter, Drafter), f"{drafter!r}: a drafter is a Drafter"
     assert not (drafter.proposer and drafter.drafts > 1), (
@@ -64,13 +67,13 @@ class _WatchedDrafter(Drafter):
 
 
 class _WatchedProposer(Proposer):
-    """Asks two proposers the same, and checks what they propose."""
+    """Asks two proposers with the same context, and compares and checks their proposals."""
 
     def __init__(self, drafter: Drafter, first: Proposer, second: Proposer) -> None:
         self._drafter, self._first, self._second = drafter, first, second
 
     def propose(self, context: Context) -> Proposal | None:
-        """The first proposer's answer."""
+        """The first proposer's answer, checked."""
         drafter, drawn = self._drafter, _Repeated(context.draws)
         made = self._first.propose(replace(context, draws=drawn))
         again = self._second.propose(replace(context, draws=drawn.again()))
@@ -99,13 +102,13 @@ class _WatchedProposer(Proposer):
 
 
 class _Repeated:
-    """Draws that remember what they gave, to give it again."""
+    """Draws that are recorded so that they can be replayed."""
 
     def __init__(self, draws: Draws | None, given: list[object] | None = None) -> None:
         self._draws, self._given, self._next = draws, [] if given is None else given, 0
 
     def again(self) -> _Repeated:
-        """Draws that give the same in the same order."""
+        """Draws that replay the recorded values in order."""
         return _Repeated(None, self._given)
 
     def _one(self, ask: Callable[[Draws], object]) -> object:

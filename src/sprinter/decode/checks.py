@@ -1,4 +1,4 @@
-"""Range checks of rule parameters: one helpful line each."""
+"""Range checks of parameters, with one-line errors that name the valid range."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["at_least", "between", "ranged", "whole"]
 
 
 def between(name: str, value: object, low: float, high: float) -> None:
-    """``low <= value <= high``, else a UserError that names the range."""
+    """Raise a UserError unless ``low <= value <= high``."""
     if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
         raise UserError(f"{name}={value} is out of range: give a number in [{low:g}, {high:g}]")
 
 
 def ranged(config: object, name: str, low: float, high: float) -> None:
-    """``between`` for a parameter of a frozen dataclass, which then holds a plain number: torch takes no fraction."""
+    """``between`` for a field of a frozen dataclass; stores an int or float, as torch rejects other number types."""
     value = getattr(config, name)
     between(name, value, low, high)
     if type(value) not in (int, float):
@@ -24,13 +24,13 @@ def ranged(config: object, name: str, low: float, high: float) -> None:
 
 
 def at_least(name: str, value: object, low: int) -> None:
-    """A whole number >= low, else a UserError."""
+    """Raise a UserError unless the value is a whole number >= low."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise UserError(f"{name}={value} is out of range: give a whole number >= {low}")
 
 
 def whole(name: str, value: object) -> int:
-    """Any kind of whole number (numpy's too) as an int, else a UserError."""
+    """The value as an int, from any integer type (numpy's too); raises a UserError for other types."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name}={value} is not a whole number: give an integer")
     return int(value)

@@ -1,7 +1,7 @@
-"""Public checks for rules, built-in ones and plug-ins': ``check_accept``, ``check_stop``, ``check_trust``.
+"""Public checks for rules, built-in or from plug-ins: ``check_accept``, ``check_stop``, ``check_trust``.
 
-Each raises an AssertionError that says what is wrong. They need no model: identities are checked in float64 over many
-pairs of laws, joint laws by enumeration of every random draw through the real loop.
+Each raises an AssertionError that says which property does not hold. They need no model: identities are checked in
+float64 on many pairs of laws, joint laws by enumerating every random draw through the real loop.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tupl
     for i in range(count):
         sharp = 4.0 * float(torch.rand((), generator=chance))
         logits = sharp * torch.randn(2, vocab, generator=chance, dtype=torch.float64)
-        if i % 4 == 1:  # truncated supports, as top-k and top-p leave them
+        if i % 4 == 1:  # truncated supports, as after top-k and top-p
             logits = logits.masked_fill(torch.rand(2, vocab, generator=chance) < 0.4, -torch.inf)
             logits[:, i % vocab] = 0.0
-        if i % 4 == 2:  # close to one another
+        if i % 4 == 2:  # p close to q
             logits[1] = logits[0] + 0.01 * logits[1]
         p, q = torch.softmax(logits, -1)
         yield p, q
@@ -62,7 +62,7 @@ def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tupl
 def check_same_law(
     found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str
 ) -> None:
-    """Two laws of texts agree to 1e-9 everywhere."""
+    """Assert that two laws of texts agree to 1e-9 everywhere."""
     worst = max(
         found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0))
     )
@@ -73,12 +73,17 @@ def check_same_law(
 
 
 def check_accept(rule: Judge, count: int = 1000, seed: int = 0) -> None:
-    """What the rule declares is a law, and what it claims is true; the joint law of texts, every draw enumerated, is
-    the target's if the rule is lossless, and else the one that the rule declares.
+    """Check that the rule's declared laws are laws, and that its claims (``lossless``, ...) are true.
 
-    * A rule of positions (``AcceptRule``): b is a chance, r a law, π = q·b + (1 − Σ q·b)·r to 1e-12.
-    * A rule of chains (``ChainRule``): outcomes are non-negative and sum to 1, the stop may depend on the data.
-    * A rule for several drafts (``SeveralRule``): its joint law with two drafts is the target's.
+    The joint law of texts, with every draw enumerated, must be the target's if the rule is lossless, else the law that
+    the rule declares.
+
+    * ``AcceptRule``: b is a probability, r a law, and π = q·b + (1 − Σ q·b)·r to 1e-12.
+    * ``ChainRule``: outcomes are non-negative and sum to 1, also for draft lengths that depend on the drafted tokens.
+    * ``SeveralRule``: the joint law with two drafts is the target's.
+
+    Raises:
+        AssertionError: says which property does not hold.
     """
     if isinstance(rule, AcceptRule):
         _check_positions(rule, count, seed)
@@ -111,7 +116,7 @@ def _check_chains(rule: ChainRule) -> None:
             for n in (1, 2, 3):
                 law = _declared_chains(rule, pair, n, n + 1)
                 check_same_law(law, target_joint_law(pair, n + 1), f"{rule}, {n} tokens drafted, on {pair}")
-        # Runs of one length, and of lengths that the drafted tokens' own laws decide.
+        # Draft runs of fixed length, and of lengths that depend on the drafted tokens' laws.
         for stop, longest in ((Fixed(1), 3), (Fixed(2), 4), (Fixed(3), 4), (Svip(0.6), 4), (AdaEdl(), 3)):
             for ahead in (1, 3):
                 check_lossless(Method(accept=rule, stop=stop, cap=3), f"{rule} under {stop}", ahead, longest)
@@ -127,7 +132,7 @@ def _check_chains(rule: ChainRule) -> None:
 def _drafted(
     pair: MarkovPair, n: int, text: tuple[int, ...] = (0,)
 ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
-    """Each chain of n tokens that the draft may draw after a text: tokens, p ``[n + 1, V]``, q ``[n, V]``."""
+    """Yield each chain of n tokens that the draft may draw after a text: tokens, p ``[n + 1, V]``, q ``[n, V]``."""
     for tokens in itertools.product(range(pair.vocab), repeat=n):
         q = torch.stack([pair.q((*text, *tokens[:i])) for i in range(n)])
         if all(float(q[i, x]) > 0 for i, x in enumerate(tokens)):
@@ -146,7 +151,7 @@ def _declared_chains(
             law[text] = law.get(text, 0.0) + chance
             return
         drafts = min(gamma, left - 1)
-        if drafts == 0:  # the target's own token ends the text
+        if drafts == 0:  # a text that ends with a plain token of the target
             for x, one in enumerate(pair.p((0, *text)).tolist()):
                 begin((*text, x), chance * one)
             return
@@ -171,7 +176,7 @@ def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:
     )
     assert bool(((b >= 0) & (b <= 1)).all()), f"{rule}: a keep chance is outside [0, 1]"
     refused = 1 - (q * b).sum(-1, keepdim=True)
-    used = refused.squeeze(-1) > IDENTITY  # where nothing is refused r is never drawn from
+    used = refused.squeeze(-1) > IDENTITY  # r is unused where no token is rejected
     assert bool((r[used] >= 0).all()), f"{rule}: a replacement law has a negative entry"
     assert bool(((r[used].sum(-1) - 1).abs() <= IDENTITY).all()), (
         f"{rule}: a replacement law does not sum to 1"
@@ -213,7 +218,7 @@ def _declared_law(
             law[text] = law.get(text, 0.0) + chance
             return
         p, q = pair.p((0, *text)), pair.q((0, *text))
-        if drafts == 0:  # the target's own token ends the round
+        if drafts == 0:  # a round that ends with a plain token of the target
             for x, one in enumerate(p.tolist()):
                 begin((*text, x), chance * one)
             return
@@ -236,8 +241,8 @@ def _check_claim(rule: AcceptRule, name: str, claimed: bool, drift: Tensor) -> N
 
 
 def check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4) -> None:
-    """The joint law of texts is the target's to 1e-9, on small pairs with and without zeros."""
-    # Paths grow fast: the longest texts with two tokens, three tokens and zeros on shorter ones.
+    """Assert that the joint law of texts is the target's to 1e-9, on small pairs with and without zeros."""
+    # The number of paths grows fast: only the vocabulary of two tokens allows the longest texts.
     narrow, dense, holey = MarkovPair(2, 1), MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3)
     for pair, length in ((narrow, longest), (dense, 3), (holey, 3)):
         found = joint_law(method, pair, length, ahead=ahead)
@@ -246,7 +251,7 @@ def check_lossless(method: Method, what: str, ahead: int = 1, longest: int = 4) 
 
 
 def _spans(seeing: bool = False) -> dict[str, tuple[float, float]]:
-    """Where the numbers lie that rules may ask a driver for; ``seeing``: of those that depend on x alone."""
+    """(low, high) by signal that rules may read; ``seeing``: only of signals that depend on x."""
     tables: dict[str, Given | Signal] = {
         **{name: one for name, one in GIVEN.items() if one.source in ("head", "draws")},
         **SIGNALS,
@@ -265,7 +270,7 @@ def _signals(count: int, seed: int) -> dict[str, Tensor]:
 
 
 def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
-    """Pure, boolean, elementwise, and blind to x where it says so."""
+    """Check that a decision is pure, boolean, elementwise, and independent of x unless ``sees_token`` is set."""
     call, signals = getattr(rule, decide), _signals(64, 1)
     assert rule.needs <= signals.keys(), (
         f"{rule}: needs unknown signals {sorted(rule.needs - signals.keys())}"
@@ -286,13 +291,19 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
 
 
 def check_trust(rule: TrustRule) -> None:
-    """A pure decision; untrusted tokens keep the target's law; ``never`` and ``sees_token`` are true."""
+    """Check that the decision is pure, that untrusted tokens keep the target's law, and ``never`` and ``sees_token``.
+
+    Raises:
+        AssertionError: says which property does not hold.
+    """
     _check_decision(rule, "trust")
     method = Method(trust=rule, stop=Untrusted(), cap=3)
     if rule.never:
         check_lossless(method, f"{rule}")
     if not rule.sees_token:
-        pair = MarkovPair(seed=3, distance=0.0)  # p = q: whatever is trusted, the law must be p
+        pair = MarkovPair(
+            seed=3, distance=0.0
+        )  # p = q: the law must be p, no matter which tokens are trusted
         check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), f"{rule} with p = q")
     for ahead in (1, 3):
         law = joint_law(method, MarkovPair(seed=4), 3, ahead=ahead)
@@ -302,11 +313,16 @@ def check_trust(rule: TrustRule) -> None:
 
 
 def check_stop(rule: StopRule) -> None:
-    """A pure decision; with exact acceptance the text keeps the target's law, also when tokens are drafted ahead and
-    when the rule stops a run of trusted tokens."""
+    """Check that the decision is pure, and that texts keep the target's law under exact acceptance.
+
+    The law must hold also when tokens are drafted ahead, and when the rule stops a run of trusted tokens.
+
+    Raises:
+        AssertionError: says which property does not hold.
+    """
     _check_decision(rule, "stop")
     assert not (rule.discards and rule.sees_token), f"{rule}: discards a token that it looks at"
-    for ahead, longest in ((1, 4), (3, 3)):  # what is drafted ahead and discarded multiplies the paths
+    for ahead, longest in ((1, 4), (3, 3)):  # tokens drafted ahead and discarded multiply the paths
         check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead, longest)
     pair = MarkovPair(seed=5, distance=0.0)
     trusting = Method(trust=Gate(0.5), stop=rule, cap=3)

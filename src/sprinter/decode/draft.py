@@ -1,14 +1,14 @@
-"""What the loop and its drivers say to each other, and what a decoding leaves behind.
+"""The messages between the loop and its drivers, and the record of a decoding.
 
-The loop yields a request, a driver answers it:
+The loop yields a request, and a driver answers it:
 
 ===============  =======================================================================
 ``AskDraft``     answered with a ``Draft``: tokens, the laws they were drawn from, signals
 ``AskScore``     answered with ``Scores``: the target's law after each of the given tokens
 ===============  =======================================================================
 
-Both requests carry ``start`` and ``tokens``: text[:start] stands as the model has it, what it holds beyond is
-forgotten (a rewind), and ``tokens`` follow.
+Both requests have ``start`` and ``tokens``: the model keeps text[:start], discards what it holds beyond (a rewind), and
+appends ``tokens``.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ __all__ = [
 
 
 class LawPair(NamedTuple):
-    """Target's and draft's law at the same positions, each ``[..., V]``."""
+    """Target's and draft's laws at the same positions, each ``[..., V]``."""
 
     p: Tensor
     q: Tensor
 
 
 class Verdict(NamedTuple):
-    """The nodes in ``path`` stay, each the child of the one before; ``token`` follows them.
+    """The nodes in ``path`` stay, each a child of the previous one; ``token`` follows them.
 
-    ``drifts`` holds TV(π, p) for each of these positions, None where a rule has no law of single positions.
+    ``drifts`` holds TV(π, p) for each of these positions, None if the rule defines no law of single positions.
     """
 
     path: Sequence[int]
@@ -64,12 +64,12 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AskDraft:
-    """Draft on from the text: rewind to ``start``, append ``tokens``, propose 1 to ``at_most`` tokens.
+    """Ask for a draft: rewind to ``start``, append ``tokens``, propose at most ``at_most`` tokens.
 
-    A driver may answer with fewer than ``at_most``, and the loop asks on; with none, and the target is called.
-    ``width`` > 1 asks for as many independent drafts of ``at_most`` tokens each, answered as one tree.
-    ``path``: of a branching last answer, the nodes that stay; text[:start] ends with them. ``round`` is part of every
-    draw's address.
+    A driver may answer with fewer than ``at_most`` tokens, and the loop asks again; with none, it calls the target.
+    ``width`` > 1 asks for that number of independent drafts of ``at_most`` tokens each, answered as one tree.
+    ``path``: the nodes of the previous tree that stay, if it had branches; text[:start] ends with them. ``round`` is
+    part of every draw's address.
     """
 
     start: int
@@ -82,13 +82,13 @@ class AskDraft:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A proposal: tokens and, inseparably, the laws that they were really drawn from.
+    """A proposal: tokens, and the laws that they were drawn from.
 
     Attributes:
         tokens: n token ids.
         laws: processed draft laws q, ``[n, V]``; row i is the law that tokens[i] was drawn from.
-        signals: what the method's rules declared in ``needs``, each a tensor ``[n]`` on the host.
-        raw: temperature-1 laws ``[n, V]`` if the accept rule asked for them.
+        signals: by name, those that the method's rules declare in ``needs``, each a tensor ``[n]`` on the CPU.
+        raw: temperature-1 laws ``[n, V]`` if the accept rule reads them.
         parents, branches: of several drafts, as in ``Tree``.
     """
 
@@ -100,13 +100,13 @@ class Draft:
     branches: tuple[tuple[int, ...], ...] = ()
 
     def tree(self) -> Tree:
-        """The proposal as what a rule judges."""
+        """The proposal as a tree, for an accept rule to judge."""
         raws = [] if self.raw is None else list(self.raw)
         return Tree(self.tokens, list(self.laws), raws, self.parents, self.branches)
 
 
 def merge(drafts: Sequence[Draft]) -> Draft:
-    """Several drafts of one length after one prefix as one draft with branches."""
+    """Merge several drafts of equal length after one prefix into one draft with branches."""
     builder, nodes = TreeBuilder(len(drafts)), list[tuple[int, int]]()
     for depth in range(len(drafts[0].tokens)):
         for n, draft in enumerate(drafts):
@@ -123,11 +123,11 @@ def merge(drafts: Sequence[Draft]) -> Draft:
 
 @dataclass(frozen=True, slots=True)
 class AskScore:
-    """One target pass: rewind to ``start``, read ``tokens`` (at least one), answer with a law after each.
+    """Ask for one target forward pass: rewind to ``start``, read ``tokens`` (at least one), give a law after each.
 
-    ``closing`` marks the meter's closing pass, which is counted apart. ``parents``: where the last tokens are a tree
-    with branches, of each of them the one that it follows, by its place among them, -1 where it follows the text.
-    ``path`` as in ``AskDraft``, of the last tree that was scored.
+    ``closing`` marks the meter's closing forward pass, which is counted separately. ``parents``: if the last tokens
+    form a tree with branches, the index of each one's parent among them, -1 for the text. ``path`` as in ``AskDraft``,
+    for the last tree that was scored.
     """
 
     start: int
@@ -140,7 +140,7 @@ class AskScore:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The target's laws: row i of ``laws [n, V]`` is p after the request's token i; ``raw`` as in ``Draft``."""
+    """The target's laws: row i of ``laws [n, V]`` is p after token i of the request; ``raw`` as in ``Draft``."""
 
     laws: Tensor
     raw: Tensor | None = None
@@ -149,18 +149,18 @@ class Scores:
 class Origin(StrEnum):
     """Where a token of the output comes from."""
 
-    TRUSTED = "trusted"  # drafted, kept without asking the target
+    TRUSTED = "trusted"  # drafted, and kept without a target check
     ACCEPTED = "accepted"  # drafted, checked and kept
-    REPLACEMENT = "replacement"  # drawn by the accept rule after a refusal
+    REPLACEMENT = "replacement"  # drawn by the accept rule after a rejection
     BONUS = "bonus"  # drawn from p after a whole draft was kept
-    TARGET = "target"  # drawn from p where nothing was drafted
+    TARGET = "target"  # drawn from p when nothing was drafted
 
 
 @dataclass(slots=True)
 class Token:
     """One token of the output. ``drift`` is TV(π, p) at its position, None until the target has scored it.
 
-    ``text`` is what became certain with this token: the tokens' texts join to the text of the generation.
+    ``text`` is the text that this token completes: the tokens' texts join to the text of the generation.
     """
 
     id: int
@@ -172,9 +172,9 @@ class Token:
 
 @dataclass(slots=True)
 class Stats:
-    """Counts of one decoding. Times in seconds; the prompt's own pass (``prefill``) is counted apart.
+    """Counts of one decoding. Times are in seconds; prefill is counted separately.
 
-    ``mean_drift`` is None if no token was scored; ``tokens_per_target_call`` is None without a call.
+    ``mean_drift`` is None if no token was scored; ``tokens_per_target_call`` is None without target calls.
     """
 
     lossless: bool = False
@@ -184,7 +184,7 @@ class Stats:
     rounds: int = 0
     trusted: int = 0
     accepted: int = 0
-    checked: int = 0  # untrusted draft tokens that a target call judged (up to and with the first refusal)
+    checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included
     closing_passes: int = 0
     mean_drift: float | None = None
     drift_coverage: float = 0.0
@@ -194,19 +194,19 @@ class Stats:
     gate_s: float = 0.0
     target_s: float = 0.0
     closing_s: float = 0.0
-    target_tokens: int = 0  # tokens that went through the target, without prefill and closing passes
+    target_tokens: int = 0  # tokens that the target read, without prefill and closing forward passes
     draft_tokens: int = 0
     flops_passes: float = 0.0
     flops_tokens: float = 0.0
 
     @property
     def tokens_per_target_call(self) -> float | None:
-        """New tokens over target calls."""
+        """New tokens per target call, without prefill."""
         return self.new_tokens / self.target_calls if self.target_calls else None
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens over wall time: prefill included, the meter's closing passes not."""
+        """New tokens per second of wall time, with prefill and without the meter's closing forward passes."""
         busy = self.wall_s - self.closing_s
         return self.new_tokens / busy if busy > 0 else 0.0
 
@@ -234,10 +234,11 @@ class Stats:
 
 @dataclass(slots=True)
 class Record:
-    """What a decoding leaves behind: final tokens in order, and counts. The loop appends, others read.
+    """The record of a decoding: final tokens in order, and counts. Only the loop writes to it.
 
-    ``finish`` is None while decoding, then "eos", "stop" or "length". ``accept_lengths`` holds the tokens that each
-    round added to the text (Spec-Bench's convention). ``rules``: state of the method's rules after the last round.
+    ``finish`` is None while decoding, then "eos", "stop" or "length". ``accept_lengths`` holds the number of
+    tokens that each round added to the text (Spec-Bench's convention). ``rules``: state of the method's rules after the
+    last round.
     """
 
     tokens: list[Token] = field(default_factory=list)
@@ -247,7 +248,7 @@ class Record:
     rules: RuleState | None = None
 
     def count(self) -> Stats:
-        """Bring the counts that follow from the tokens up to date; the text may have been abandoned half-way."""
+        """Update the counts that follow from the tokens; the text may be unfinished."""
         tokens, stats = self.tokens, self.stats
         stats.new_tokens = len(tokens)
         stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)

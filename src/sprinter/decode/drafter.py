@@ -1,4 +1,4 @@
-"""Drafters: who proposes. Trust, stop and accept do not care."""
+"""Drafters propose tokens. Trust, stop and accept rules do not depend on who proposes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
 
 
 class Proposal(NamedTuple):
-    """What a drafter proposes by itself: n tokens and the laws that they were drawn from.
+    """The proposal of a drafter without the draft model: n tokens and the laws that they were drawn from.
 
     Attributes:
-        tokens: token ids, at most ``Context.at_most``; none asks the target at once.
-        laws: ``[n, vocab]``; row i is the law that tokens[i] was drawn from, one-hot for a token chosen without chance.
+        tokens: token ids, at most ``Context.at_most``; an empty proposal calls the target at once.
+        laws: ``[n, vocab]``; row i is the law that tokens[i] was drawn from, one-hot for a deterministic choice.
     """
 
     tokens: Sequence[int]
@@ -38,18 +38,18 @@ class Proposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a proposer is asked with.
+    """The input of a proposer.
 
     Attributes:
-        text: token ids of the prompt and of all that was written and drafted since; not to be changed.
+        text: token ids of the prompt, the new tokens and the current draft; must not be changed.
         round: the round's number, from 1; a draft run may take several proposals.
-        at_most: most tokens to propose, at least 1.
+        at_most: maximum number of tokens to propose, at least 1.
         vocab: size of the vocabulary.
-        draws: the only source of chance: ``draws.token(law, round, position, Purpose.DRAFT)`` for the token that will
-            stand at ``position`` of the text.
-        like: a tensor of the dtype and on the device that laws are wanted in.
-        states: the target's hidden states of the text's tokens ``[read, d]``, by layer, of those that the drafter asked
-            for in ``target_states``; ``read`` is at most the text's length. Empty for other drafters.
+        draws: the only source of randomness: ``draws.token(law, round, position, Purpose.DRAFT)`` draws the token at
+            ``position`` of the text.
+        like: a tensor with the dtype and device that laws must have.
+        states: by decoder layer in ``Drafter.target_states``, the target's hidden states of the text's tokens
+            ``[read, d]``; ``read`` is at most the text's length. Empty for other drafters.
     """
 
     text: Sequence[int]
@@ -61,25 +61,25 @@ class Context:
     states: Mapping[int, Tensor] = field(default_factory=dict)
 
     def certain(self, tokens: Sequence[int]) -> Proposal:
-        """Tokens chosen without chance, with their one-hot laws."""
+        """A proposal of deterministically chosen tokens, with one-hot laws."""
         return Proposal(tokens, one_hot_rows(tokens, self.vocab, self.like))
 
 
 class Proposer(ABC):
-    """Proposes in one text; may keep state from one proposal to the next, which must depend on the contexts alone."""
+    """Proposes tokens for one text; may keep state between proposals, which must depend on the contexts alone."""
 
     @abstractmethod
     def propose(self, context: Context) -> Proposal | None:
-        """The next tokens of the draft run; None leaves this proposal to the draft model (``Drafter.uses_model``)."""
+        """Propose the next tokens of the draft run; None: the draft model drafts instead (``Drafter.uses_model``)."""
 
 
 class Drafter:
-    """Who proposes. A drafter that proposes by itself returns a ``Proposer``; else the draft model does.
+    """Base class of drafters: the draft model drafts, unless ``proposer`` returns a factory of ``Proposer``.
 
     Attributes:
-        drafts: independent drafts a round, all by the draft model.
-        greedy: whether the draft model drafts its first choice whatever the temperature.
-        target_states: decoder layers whose hidden states of the target the proposer reads (-1: after the final norm).
+        drafts: independent drafts per round, all by the draft model.
+        greedy: whether the draft model drafts argmax q at every temperature.
+        target_states: decoder layers of the target whose hidden states the proposer reads (-1: after the final norm).
     """
 
     drafts: int = 1
@@ -88,7 +88,7 @@ class Drafter:
 
     @property
     def proposes(self) -> bool:
-        """Whether there is ever a draft."""
+        """Whether any text can have a draft."""
         return True
 
     @property
@@ -98,43 +98,43 @@ class Drafter:
 
     @property
     def needs_target(self) -> bool:
-        """Whether the target may have to write because nothing is proposed."""
+        """Whether the proposal can be empty, so that the target must write the next token."""
         return not self.proposes
 
     @property
     def proposer(self) -> Callable[[], Proposer] | None:
-        """Makes the proposer of a text; None: every draft token is the draft model's."""
+        """A factory that makes the proposer of a text; None: the draft model drafts every token."""
         return None
 
     def begin(self, draws: Draws) -> bool:
-        """Whether there are drafts in the text that now begins."""
+        """Whether to draft in the text that now begins."""
         return self.proposes
 
 
 @DRAFTER.rule("nothing")
 @dataclass(frozen=True, slots=True)
 class Nothing(Drafter):
-    """No draft: plain decoding with the target."""
+    """Drafts nothing: plain decoding with the target."""
 
     @property
     def proposes(self) -> bool:
-        """Never."""
+        """False: every token is the target's."""
         return False
 
     @property
     def uses_model(self) -> bool:
-        """Never."""
+        """False: no draft model is needed."""
         return False
 
 
 @DRAFTER.rule("model")
 @dataclass(frozen=True)
 class Model(Drafter):
-    """The draft model.
+    """The draft model drafts.
 
     Args:
-        greedy: draft its first choice whatever the temperature (FSD drafts so); the law q is then one-hot.
-        drafts: independent drafts a round, 1 to 8, for rules that choose among several.
+        greedy: draft argmax q at every temperature, as FSD does; the law q is then one-hot.
+        drafts: independent drafts per round, 1 to 8, for accept rules that choose among several.
     """
 
     greedy: bool = False
@@ -151,11 +151,11 @@ class Model(Drafter):
 @DRAFTER.rule("allocated")
 @dataclass(frozen=True, slots=True)
 class Allocated(Drafter):
-    """A share of the texts, chosen by chance, has the draft model's drafts, the others have none and are the target's
-    (FSD, section 5.3, "random allocation").
+    """The draft model drafts in a random share of the texts; the target decodes the others alone (FSD, section 5.3,
+    "random allocation").
 
     Args:
-        share: chance that a text is drafted, in [0, 1].
+        share: probability that a text is drafted, in [0, 1].
     """
 
     share: float = 0.5
@@ -165,35 +165,35 @@ class Allocated(Drafter):
 
     @property
     def proposes(self) -> bool:
-        """Not at share 0."""
+        """Whether share > 0."""
         return self.share > 0
 
     @property
     def uses_model(self) -> bool:
-        """In the texts that are drafted."""
+        """Whether share > 0: the draft model runs in the texts that are drafted."""
         return self.proposes
 
     @property
     def needs_target(self) -> bool:
-        """In the texts that are not drafted."""
+        """True: the target decodes the texts that are not drafted."""
         return True
 
     def begin(self, draws: Draws) -> bool:
-        """u < share, one number a text."""
+        """u < share, with one random number per text."""
         return draws.uniform(0, 0, Purpose.ALLOCATE) < self.share
 
 
 @DRAFTER.rule("lookup")
 @dataclass(frozen=True)
 class Lookup(Drafter):
-    """Prompt lookup: go on as the text went on after the last place where its ending stood before.
+    """Prompt lookup: copies the tokens that followed the latest earlier occurrence of the text's last tokens.
 
-    The law of a looked-up token is one-hot, so every accept rule works; no model runs for it.
+    The law of a copied token is one-hot, so every accept rule works; no model runs for it.
 
     Args:
-        n: longest ending to look for, tokens; shorter ones down to ``least`` are tried in turn.
-        least: shortest ending.
-        otherwise: where nothing matches, "nothing" (plain decoding) or "model" (the draft model drafts).
+        n: longest n-gram to search for, tokens; shorter ones down to ``least`` are tried in turn.
+        least: shortest n-gram, tokens.
+        otherwise: without a match, "nothing" (plain decoding) or "model" (the draft model drafts).
     """
 
     n: int = 3
@@ -210,17 +210,17 @@ class Lookup(Drafter):
 
     @property
     def uses_model(self) -> bool:
-        """Where nothing matches, if asked to."""
+        """Whether the draft model drafts when nothing matches (``otherwise``)."""
         return self.otherwise == "model"
 
     @property
     def needs_target(self) -> bool:
-        """Where nothing matches."""
+        """True: the target writes the next token when nothing matches."""
         return True
 
     @property
     def proposer(self) -> Callable[[], Proposer]:
-        """Looks up, and leaves to the model the runs that it began."""
+        """A factory of proposers that copy; a draft run that the model began stays with the model."""
         return lambda: _LookupProposer(self)
 
 
@@ -230,7 +230,7 @@ class _LookupProposer(Proposer):
         self._model_round = 0  # the last round in which the model drafted
 
     def propose(self, context: Context) -> Proposal | None:
-        """A run that the model began is the model's: what is drafted ahead must not change who drafts."""
+        """Propose copied tokens, or None in a run that the model began: drafting ahead must not change who drafts."""
         drafter = self._drafter
         if context.round != self._model_round:
             found = look_up(context.text, drafter.n, drafter.least, context.at_most)
@@ -241,9 +241,9 @@ class _LookupProposer(Proposer):
 
 
 def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
-    """Tokens that followed the latest earlier occurrence of the text's ending; [] if there is none.
+    """Tokens that followed the latest earlier occurrence of the text's last tokens; [] if there is none.
 
-    The copy may run into itself, so that a short cycle goes on for as long as is asked.
+    The copy may overlap its source, so that a short cycle repeats up to ``at_most`` tokens.
     """
     ids = np.asarray(text)
     for size in range(min(n, len(ids) - 1), least - 1, -1):
@@ -260,7 +260,7 @@ def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
 
 
 def one_hot_rows(tokens: Sequence[int], vocab: int, like: Tensor) -> Tensor:
-    """One-hot laws ``[n, vocab]`` of tokens, of the dtype and on the device of ``like``."""
+    """One-hot laws ``[n, vocab]`` of tokens, with the dtype and device of ``like``."""
     laws = like.new_zeros(len(tokens), vocab)
     if tokens:
         laws[range(len(tokens)), list(tokens)] = 1.0
@@ -270,13 +270,13 @@ def one_hot_rows(tokens: Sequence[int], vocab: int, like: Tensor) -> Tensor:
 def propose(
     drafter: Drafter, proposer: Proposer, context: Context, signals: Set[str], raw: bool
 ) -> Draft | None:
-    """What the proposer proposes, as a driver's answer with the signals that the rules read; None: the model drafts.
+    """The proposer's proposal as a driver's answer, with the signals that the rules read; None: the draft model drafts.
 
     Args:
-        signals: names of signals; those of laws are given. raw: whether the accept rule reads raw laws.
+        signals: names of signals; those of ``SIGNALS`` are computed. raw: whether the accept rule reads raw laws.
 
     Raises:
-        SprinterError: more tokens than were asked for, laws of another shape, or nothing where no model drafts.
+        SprinterError: more tokens than were asked for, laws of another shape, or None if the drafter uses no model.
     """
     proposal = proposer.propose(context)
     if proposal is None:

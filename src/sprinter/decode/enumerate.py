@@ -1,6 +1,6 @@
-"""Every random draw of the real loop, enumerated: the exact joint law of a method on a small Markov pair.
+"""The exact joint law of a method on a small Markov pair, by enumerating every random draw of the real loop.
 
-This finds what no single-position test sees: off-by-one rows, cache slips, numbers in the wrong place.
+This finds errors that tests of single positions miss: rows that are off by one, stale caches, misused random numbers.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class MarkovPair:
     """A target and a draft whose laws depend on the whole prefix, by a hash of it; float64.
 
     Args:
-        vocab: tokens.
-        seed: another seed, another pair.
-        sharp: how far laws are from uniform (logits are normal with this deviation).
-        zeros: share of entries that are 0, in p and in q apart, so that supports differ.
+        vocab: size of the vocabulary.
+        seed: each seed gives a different pair.
+        sharp: standard deviation of the normal logits; larger values give sharper laws.
+        zeros: share of entries that are 0, drawn separately for p and q, so that their supports differ.
         distance: 0 makes p = q, 1 makes them independent.
     """
 
@@ -83,7 +83,7 @@ class MarkovPair:
 
 
 class ChainDriver:
-    """Answers the loop from a MarkovPair; checks that every request is consistent with the ones before."""
+    """Answers the loop from a MarkovPair; checks that each request is consistent with the previous ones."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ChainDriver:
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
-        """One answer."""
+        """Answer one request: a ``Draft`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
         assert request.start <= self._drafted.length(request.path), (
@@ -146,11 +146,11 @@ class ChainDriver:
         signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
         signals |= read_signals(
             SIGNALS, q, q, torch.tensor(tokens), states
-        )  # a chain's laws are raw and processed
+        )  # the laws of a Markov pair serve as raw and processed laws
         return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
 
     def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
-        """In place of hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
+        """Stand-in for hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
         prefixes = [(*text, *tokens[:i]) for i in range(len(tokens))]
         return torch.tensor([[self._pair.score("state", prefix)] for prefix in prefixes], dtype=torch.float64)
 
@@ -169,7 +169,7 @@ class ChainDriver:
 
 
 class EnumeratedDraws:
-    """Draws that follow one path of choices; ``next_path`` moves on to the next until all were taken.
+    """Draws that follow one path of choices; ``next_path`` moves to the next path.
 
     Uniform numbers are enumerated as the midpoints of ``cells`` equal cells: exact for thresholds that are multiples
     of 1/cells.
@@ -177,7 +177,9 @@ class EnumeratedDraws:
 
     def __init__(self, cells: int = 2) -> None:
         self._cells = cells
-        self._path: list[tuple[list[tuple[int, float]], int]] = []  # (options with chances, chosen index)
+        self._path: list[
+            tuple[list[tuple[int, float]], int]
+        ] = []  # (options with probabilities, chosen index)
         self._depth = 0
         self.weight = 1.0
 
@@ -191,16 +193,16 @@ class EnumeratedDraws:
         return value
 
     def token(self, law: Tensor, round: int, position: int, purpose: Purpose, row: int = 0) -> int:
-        """Each token of the support in turn."""
+        """Enumerate the tokens with positive probability."""
         return self._choose([(x, chance) for x, chance in enumerate(law.tolist()) if chance > 0])
 
     def uniform(self, round: int, position: int, purpose: Purpose, row: int = 0) -> float:
-        """Each cell in turn."""
+        """Enumerate the midpoints of the cells."""
         cell = self._choose([(i, 1 / self._cells) for i in range(self._cells)])
         return (cell + 0.5) / self._cells
 
     def keep(self, chances: Sequence[float], round: int, position: int, row: int = 0) -> list[bool]:
-        """Each pattern in turn; what follows a refusal does not matter and is not enumerated."""
+        """Enumerate the decisions up to the first rejection; later ones have no effect."""
         kept: list[bool] = []
         for b in chances:
             if kept and not kept[-1]:
@@ -210,7 +212,7 @@ class EnumeratedDraws:
         return kept
 
     def next_path(self) -> bool:
-        """Move to the next path; False when all were taken."""
+        """Move to the next path; False if there is none left."""
         while self._path:
             options, index = self._path[-1]
             if index + 1 < len(options):
@@ -231,7 +233,7 @@ def run_chain(
     ahead: int = 1,
     complete: bool = False,
 ) -> Record:
-    """One decoding of ``method`` on ``pair`` through the real loop."""
+    """Decode one text with ``method`` on ``pair`` through the real loop."""
     record = Record()
     driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
     loop = decode(prompt, method, limits, draws, record, complete)
@@ -255,7 +257,7 @@ def joint_law(
     cells: int = 2,
     ends: Callable[[Sequence[int]], str | None] = lambda text: None,
 ) -> dict[Text, float]:
-    """The exact law of the texts (new tokens) that ``method`` writes, every random draw enumerated."""
+    """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw."""
     law: defaultdict[Text, float] = defaultdict(float)
     draws = EnumeratedDraws(cells)
     while True:
@@ -272,7 +274,7 @@ def target_joint_law(
     prompt: Text = (0,),
     ends: Callable[[Sequence[int]], str | None] = lambda text: None,
 ) -> dict[Text, float]:
-    """The target's own law of texts, by multiplication."""
+    """The target's own law of texts, as products of its laws at each position."""
     law: defaultdict[Text, float] = defaultdict(float)
     for tokens in itertools.product(range(pair.vocab), repeat=length):
         chance, text = 1.0, prompt
@@ -281,7 +283,7 @@ def target_joint_law(
             text = (*text, x)
             if ends(text) is not None:
                 break
-        # A text that ends early is met once for each way to go on: count it at the first only.
+        # A text that ends early occurs once per continuation: count only the first occurrence.
         if all(x == 0 for x in tokens[len(text) - len(prompt) :]):
             law[text[len(prompt) :]] += chance
     return {text: chance for text, chance in law.items() if chance > 0}

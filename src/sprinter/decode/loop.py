@@ -1,12 +1,12 @@
-"""The one loop. Decoding one row is a coroutine that asks and does not call: it holds no model.
+"""The decoding loop: a coroutine that yields requests for one row and holds no model.
 
     draft run      ask for draft tokens until a rule, the cap or the end of the text stops the run;
-                   trusted tokens are final at once, from the first untrusted one on they wait
-    target call    one pass over all that the target has not read: it meters what was trusted, judges
-                   what was not, and adds one token: a replacement, a bonus, or a plain one
+                   trusted tokens are final at once, tokens from the first untrusted one on are not
+    target call    one forward pass over the tokens that the target has not read: meter trusted tokens,
+                   judge untrusted ones, and add one token: a replacement, a bonus, or a plain one
 
-The token that ends a run is checked even if the trust rule likes it, so no call is without use; a trusted token that
-ends the text is not checked.
+The token that ends a run is checked even if the trust rule trusts it, so that every target call checks a token; a
+trusted token that ends the text is not checked.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def decode(
     complete: bool = False,
     rules: RuleState | None = None,
 ) -> Asking:
-    """Decode one row. Final tokens appear in ``record`` as soon as they are settled.
+    """Decode one row. Tokens are added to ``record`` as soon as they are final.
 
     Args:
         prompt: token ids, at least one.
-        complete: ask for closing passes, so that every trusted token is metered.
-        rules: what an earlier text left in ``record.rules``, to go on from; None begins anew.
+        complete: ask for closing forward passes, so that every trusted token is metered.
+        rules: the ``record.rules`` of an earlier text to continue from; None: a fresh state.
     """
     row = Row.begin(prompt, method, limits, draws, record, complete, rules)
     while record.finish is None:
@@ -66,15 +66,15 @@ def decode(
 
 
 def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
-    """One pass of the target over all that it has not read, and what follows from it. Returns the tokens accepted."""
+    """Score the unread tokens in one target forward pass, judge the draft, add a token; returns the number accepted."""
     record, text, tree, round = row.record, row.text, row.tree, row.record.stats.rounds
-    nodes = tree.tokens if tree.parents is not None else ()  # a chain stands in the text already
+    nodes = tree.tokens if tree.parents is not None else ()  # the tokens of a chain are in the text already
     unread, path = (*text[row.scored :], *nodes), row.kept.pop(AskScore, ())
     scores = yield AskScore(row.scored, unread, round, parents=tuple(tree.parents or ()), path=path)
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
     row.meter.score(row.scored, scores)
-    first = row.final - 1 - row.scored  # holds the law at the first untrusted position
+    first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     verdict = row.method.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)
     text[row.final :] = [tree.tokens[node] for node in verdict.path]

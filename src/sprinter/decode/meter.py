@@ -1,12 +1,13 @@
-"""The meter: how far is the text from the target's law, and how much of it was looked at.
+"""The meter: how far the text is from the target's law, and for how many tokens this is known.
 
-drift of a position = TV(π, p), π the law that the method really gave that position: 0 where the target drew, TV(q, p)
-where a token was trusted, the accept rule's own TV where it judged. The expected sum of drifts bounds the total
-variation of the whole text.
+The drift of a position is TV(π, p), where π is the law that the method gave that position: 0 where the target drew,
+TV(q, p) where a token was trusted, the accept rule's own TV where it judged. The expected sum of drifts bounds the
+total variation of the text.
 
-Where x itself decided that it is not checked, π is the accept rule's law π₀ but for what was spared, so that
-TV(π, p) <= TV(π₀, p) + Σ q(x)·(1 − b(x)) over the spared x. A spared token drifts by TV(π₀, p) + 1 − b(x): on average
-this bound. Under exact acceptance that is max(0, 1 − p(x)/q(x)), and the bound is met.
+If the decision to trust x depends on x itself, π differs from the accept rule's law π₀ only by the trusted x, so that
+TV(π, p) <= TV(π₀, p) + Σ q(x)·(1 − b(x)), with the sum over the trusted x. Such a token is given the drift
+TV(π₀, p) + 1 − b(x), whose expectation is this bound. Under exact acceptance the drift is max(0, 1 − p(x)/q(x)), and
+the bound is attained.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Meter:
     """Holds trusted tokens until the target has scored them.
 
     Attributes:
-        rule: what judges the tokens that are checked.
+        rule: the accept rule that judges checked tokens.
     """
 
     rule: AcceptRule = Exact()
@@ -37,22 +38,22 @@ class Meter:
     def wait(
         self, position: int, token: Token, q: Tensor, saw_token: bool = False, raw_q: Tensor | None = None
     ) -> None:
-        """A token trusted at ``position`` of the text, drawn from ``q [V]``.
+        """Add a token that was trusted at ``position`` of the text and drawn from ``q [V]``.
 
         Args:
-            saw_token: whether the choice not to check it looked at x. Its drift is then one sample, as above, instead
-                of TV(q, p).
+            saw_token: whether the decision to trust it depended on x. Its drift is then the one-sample form (see
+                ``decode.meter``) instead of TV(q, p).
             raw_q: the raw law ``[V]`` if the accept rule decides on raw laws.
         """
         self._waiting.append((position, token, q, raw_q, saw_token))
 
     @property
     def waiting(self) -> int:
-        """Trusted tokens still unscored."""
+        """Number of trusted tokens that the target has not scored."""
         return len(self._waiting)
 
     def score(self, start: int, scores: Scores) -> None:
-        """Settle what waits: row i of the scores is the law at position ``start + i + 1``."""
+        """Fill in the drift of the waiting tokens: row i of the scores is the law at position ``start + i + 1``."""
         whole = []
         for position, token, q, raw_q, saw_token in self._waiting:
             row = position - start - 1
@@ -63,7 +64,7 @@ class Meter:
                 whole.append((row, token, q))
         if whole:
             rows, tokens, laws = zip(*whole, strict=True)
-            together = rows[-1] - rows[0] + 1 == len(rows)  # as a rule: a slice costs less than a choice
+            together = rows[-1] - rows[0] + 1 == len(rows)  # the usual case: a slice costs less than an index
             p = scores.laws[rows[0] : rows[-1] + 1] if together else scores.laws[list(rows)]
             drifts = tv_distance(p, torch.stack(laws)).tolist()
             for token, drift in zip(tokens, drifts, strict=True):

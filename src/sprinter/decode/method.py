@@ -1,4 +1,4 @@
-"""Method = trust x stop x accept, and who drafts."""
+"""A method combines a trust, a stop and an accept rule with a drafter."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Method:
 
     Attributes:
         trust, stop, accept: the three rules.
-        cap: most tokens a draft run may have (None: as many as the text has room for); the token at the cap is checked.
-        drafter: who proposes.
-        to_horizon: also draft the last token of the text, which else is left to the target call that comes anyway
-            (Theorems 1 and 3 of Yin et al. count rejections of such drafts).
+        cap: maximum length of a draft run, tokens; the token at the cap is checked. None: limited by the text alone.
+        drafter: proposes the draft tokens.
+        to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
+            Yin et al. count rejections of such drafts).
         name, paper: label and source.
     """
 
@@ -75,14 +75,14 @@ class Method:
 
     @property
     def length(self) -> int | None:
-        """Tokens of a draft if that is fixed, cap included."""
-        if type(self.stop) is not Fixed:  # a rule made from it may stop elsewhere
+        """Length of a draft run in tokens, cap included, if it is fixed; else None."""
+        if type(self.stop) is not Fixed:  # a subclass may stop elsewhere
             return None
         return self.stop.gamma if self.cap is None else min(self.cap, self.stop.gamma)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Signals that the rules ask a driver for."""
+        """Names of the signals that the trust and stop rules read."""
         return self.trust.needs | self.stop.needs
 
     @property
@@ -93,14 +93,14 @@ class Method:
 
     @property
     def sees_token(self) -> bool:
-        """Whether the choice of what is trusted looks at x (then drift is metered by its one-sample form)."""
+        """Whether the decision to trust x depends on x (drift is then metered in its one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
 
     def settle(self, taus: Mapping[str, float]) -> Method:
-        """The method with recorded thresholds in place of "recorded", in its name too.
+        """The method with the heads' thresholds in place of "recorded", also in its name.
 
         Args:
-            taus: by kind of head, what each records.
+            taus: by kind of head, the threshold that it records.
         """
         trust = self.trust.settle(taus)
         if trust == self.trust:
@@ -118,7 +118,7 @@ class Method:
 
 
 def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:
-    """Each parameter that was left to a head and is not any more, as a spec writes it then and now."""
+    """Each parameter that a head's threshold filled in, as a spec writes it before and after."""
     if type(before) is not type(after) or not is_dataclass(before):
         return
     for field in fields(before):

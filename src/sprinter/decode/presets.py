@@ -1,4 +1,4 @@
-"""The published methods, and ours, by name; their defaults are the documented ones."""
+"""Published methods and our own, by name, with the documented defaults."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SPRINTER = "SPRINTER (2025), Algorithm 2"
 
 
 def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
-    """Register a function with keyword parameters that returns a Method; its defaults are the documented ones."""
+    """Decorator: register a function with keyword parameters that returns a Method, with its documented defaults."""
 
     def register(build: Callable[..., Method]) -> Callable[..., Method]:
         def named(**params: Any) -> Method:
@@ -68,85 +68,85 @@ def spelled(name: str, build: Callable[..., Method], params: dict[str, Any]) -> 
 
 @preset("autoregressive", "plain decoding")
 def autoregressive() -> Method:
-    """The target alone, one token a pass."""
+    """Decode with the target alone, one token per forward pass."""
     return Method(drafter=Nothing())
 
 
 @preset("draft-only", "plain decoding")
 def draft_only() -> Method:
-    """The draft model alone: the target is never asked."""
+    """Decode with the draft model alone; the target is never called."""
     return Method(trust=Everyone(), stop=Never())
 
 
 @preset("speculative", _SPECULATIVE)
 def speculative(*, gamma: int = 5) -> Method:
-    """Exact speculative decoding with gamma draft tokens a round."""
+    """Exact speculative decoding with gamma draft tokens per round."""
     return Method(stop=Fixed(gamma))
 
 
 @preset("sprinter", _SPRINTER)
 def sprinter(*, tau: float | str = RECORDED, cap: int = 20, tail: int = 0) -> Method:
-    """A gate trusts draft tokens one by one; the first that it refuses, and a tail, are checked by the target."""
+    """A gate trusts draft tokens one by one; the target checks the first untrusted one, and a tail."""
     return Method(trust=Gate(tau), stop=Untrusted(tail), cap=cap)
 
 
 @preset("heuristic", "transformers, num_assistant_tokens_schedule")
 def heuristic(*, start: int = 5) -> Method:
-    """Exact speculative decoding whose draft length follows success."""
+    """Exact speculative decoding whose draft length grows after full acceptance and shrinks otherwise."""
     return Method(stop=Heuristic(start), cap=40)
 
 
 @preset("confidence", "transformers, assistant_confidence_threshold")
 def confidence(*, c: float = 0.4) -> Method:
-    """Exact speculative decoding that stops where the draft is unsure of its token."""
+    """Exact speculative decoding that stops a draft run where q(x) is low."""
     return Method(stop=Confidence(c), cap=40)
 
 
 @preset("svip", "SVIP (Zhang et al. 2024), equation 6")
 def svip(*, h: float = 0.3, c: float = 0.15) -> Method:
-    """Exact speculative decoding that stops where the draft's entropy is high."""
+    """Exact speculative decoding that stops a draft run where the draft's entropy is high."""
     return Method(stop=Svip(h, c), cap=40)
 
 
 @preset("adaedl", "AdaEDL (Agrawal et al. 2024)")
 def adaedl() -> Method:
-    """As svip, with a threshold that follows the acceptance rate."""
+    """Exact speculative decoding that stops at high entropy, with a threshold that adapts to the acceptance rate."""
     return Method(stop=AdaEdl(), cap=40)
 
 
 @preset("allocation", "Fuzzy Speculative Decoding, section 5.3")
 def allocation(*, share: float = 0.5) -> Method:
-    """Each text wholly by the draft or wholly by the target: what every dial must beat."""
+    """Decode each text with the draft alone or the target alone, at random: the baseline for every dial."""
     return Method(trust=Everyone(), stop=Never(), drafter=Allocated(share))
 
 
 @preset("coin", "baseline of this project")
 def coin(*, rate: float = 0.5, cap: int = 20) -> Method:
-    """SPRINTER with a coin for a gate: what a gate must beat at the same trusted share."""
+    """SPRINTER with random trust in place of a gate: the baseline for gates at the same trusted share."""
     return Method(trust=Coin(rate), stop=Untrusted(), cap=cap)
 
 
 @preset("specdec++", "SpecDec++ (Huang et al. 2024)")
 def specdec(*, h: float = 0.7) -> Method:
-    """Exact speculative decoding that stops where a trained head expects a refusal in the run."""
+    """Exact speculative decoding that stops where a trained head predicts a rejection in the run."""
     return Method(stop=SpecDec(h), cap=20)
 
 
 @preset("disco", "DISCO (Mamou et al. 2024)")
 def disco(*, threshold: float = 0.5) -> Method:
-    """Exact speculative decoding that stops where a small network on the draft's law expects a refusal."""
+    """Exact speculative decoding that stops where a small network on the draft's law predicts a rejection."""
     return Method(stop=Disco(threshold), cap=40)
 
 
 @preset("opt", "Yin et al. 2024, Theorem 4")
 def opt(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
-    """Acceptance with slack ε and the best replacement for it: on the Pareto front."""
+    """Acceptance with slack ε and the replacement law of least drift: on the Pareto front."""
     return Method(stop=Fixed(gamma), accept=Opt(epsilon))
 
 
 @preset("uno", "Yin et al. 2024, baseline of Theorem 4")
 def uno(*, epsilon: float = 0.01, gamma: int = 5) -> Method:
-    """Acceptance with slack ε, replacement from p."""
+    """Acceptance with slack ε, with replacements drawn from p."""
     return Method(stop=Fixed(gamma), accept=Uno(epsilon))
 
 
@@ -158,7 +158,7 @@ def fuzzy(*, divergence: str = "js_reference", threshold: float = 0.3, gamma: in
 
 @preset("mentored", "Tran-Thien 2024")
 def mentored(*, kl: float = 0.1, gamma: int = 5) -> Method:
-    """The most acceptance that a budget of KL(p‖π) allows."""
+    """The highest acceptance rate within a budget of KL(p‖π)."""
     return Method(stop=Fixed(gamma), accept=Mentored(kl))
 
 
@@ -170,25 +170,25 @@ def lenient(*, w: float = 0.8, gamma: int = 5) -> Method:
 
 @preset("typical", "Medusa (Cai et al. 2024)")
 def typical(*, epsilon: float = 0.09, delta: float = 0.3, gamma: int = 5) -> Method:
-    """Keep what the target finds likely enough."""
+    """Keep tokens whose target probability exceeds an entropy-dependent threshold."""
     return Method(stop=Fixed(gamma), accept=Typical(epsilon, delta))
 
 
 @preset("bild", "Big Little Decoder (Kim et al. 2023)")
 def bild(*, fallback: float = 0.6, rollback: float = 5.0) -> Method:
-    """The draft hands over where it is unsure; the target rolls back what it finds absurd."""
+    """Stop where max q is low; the target replaces the first token with low p, and drops the rest."""
     return Method(stop=BildFallback(fallback), accept=Bild(rollback), cap=10)
 
 
 @preset("random", "Fuzzy Speculative Decoding, Appendix E")
 def random(*, rate: float = 0.5, gamma: int = 5) -> Method:
-    """Keep each token with a fixed chance."""
+    """Keep each token with a fixed probability."""
     return Method(stop=Fixed(gamma), accept=RandomAccept(rate))
 
 
 @preset("batch", "Yin et al. 2024, Algorithm 4 (corrected)")
 def batch(*, drafts: int = 2, gamma: int = 5) -> Method:
-    """Several drafts, tried in order for the first token; the accepted one is followed."""
+    """Several drafts, tried in order for the first token; only the accepted draft is followed."""
     return Method(stop=Fixed(gamma), accept=Batch(), drafter=Model(drafts=drafts))
 
 
@@ -206,6 +206,6 @@ def spectr(*, drafts: int = 2, gamma: int = 5) -> Method:
 
 @preset("lookup", "prompt lookup decoding (Saxena 2023)")
 def lookup(*, n: int = 3, gamma: int = 5) -> Method:
-    """Draft by copying what followed the same words before; no draft model."""
+    """Draft by copying the tokens that followed an earlier occurrence of the last n tokens; no draft model."""
     at_least("n", n, 1)
     return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))

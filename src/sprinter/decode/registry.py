@@ -1,4 +1,4 @@
-"""Names of rules and methods: built-in ones, and those that other packages add through entry points.
+"""Rules and methods by name, built-in or added by other packages through entry points.
 
 Groups: ``sprinter.trust``, ``sprinter.stop``, ``sprinter.accept`` (rule classes), ``sprinter.drafter`` (drafter
 classes) and ``sprinter.methods`` (functions that return a Method). A plug-in cannot replace a built-in name.
@@ -19,14 +19,14 @@ Item = TypeVar("Item", bound=Callable[..., Any])
 
 
 def did_you_mean(kind: str, name: str, known: list[str]) -> UserError:
-    """The error for an unknown name, with the nearest known one."""
+    """The error for an unknown name, with a suggestion: the nearest known name."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
     return UserError(f"unknown {kind} '{name}': {hint}")
 
 
 class Registry:
-    """Factories by name, for one kind of thing. Entry points are read once, when an unknown name or a list is asked."""
+    """Factories by name, for one kind of object. Entry points are read once, on an unknown name or for a listing."""
 
     def __init__(self, kind: str, group: str) -> None:
         self.kind = kind
@@ -35,13 +35,13 @@ class Registry:
         self._loaded = False
 
     def add(self, name: str, item: Callable[..., Any]) -> None:
-        """Register ``item``; a name is given once."""
+        """Register ``item``; raises a ValueError if the name is taken."""
         if name in self._items:
             raise ValueError(f"{self.kind} '{name}' is registered already")
         self._items[name] = item
 
     def rule(self, name: str) -> Callable[[Item], Item]:
-        """Class decorator that registers."""
+        """Class decorator that registers the class under ``name``."""
 
         def register(item: Item) -> Item:
             self.add(name, item)
@@ -50,7 +50,7 @@ class Registry:
         return register
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The factory, or a UserError with a did-you-mean."""
+        """The factory of this name; raises a UserError with a suggestion if there is none."""
         if name not in self._items:
             self._load_plugins()
         if name not in self._items:
@@ -70,11 +70,11 @@ class Registry:
             if point.name not in self._items:
                 try:
                     self._items[point.name] = point.load()
-                except Exception as error:  # whatever a plug-in's import may raise
+                except Exception as error:  # a plug-in's import may raise anything
                     self._loaded = False
                     raise SprinterError(
                         f"the plug-in '{point.name}' ({point.value}) of group {self._group} cannot be loaded "
-                        f"({type(error).__name__}: {error}): mend or uninstall it"
+                        f"({type(error).__name__}: {error}): fix or uninstall it"
                     ) from error
 
 

@@ -20,14 +20,14 @@ from sprinter.random import Draws, Purpose
 
 __all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
 
-METER_CHUNK = 64  # a complete meter asks for a pass of its own after so many unscored tokens
+METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 Answer = Draft | Scores
 Asking = Generator[AskDraft | AskScore, Answer, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(text so far, prompt first)`` gives a reason."""
+    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(prompt and text so far)`` returns a reason."""
 
     max_new_tokens: int
     ends: Callable[[Sequence[int]], str | None] = lambda text: None
@@ -41,14 +41,14 @@ class Row:
     """The state of one decoding.
 
     Attributes:
-        text: the prompt, final tokens, and the untrusted draft under way.
-        final: text[:final] is settled. known: the drafter has text[:known].
-        scored: the target has read text[:scored], always at least one token short of the text.
-        proposes: whether there are drafts in this text.
-        tree: untrusted tokens of this round; where they are a chain, text[final:].
-        kept: of the last tree with branches, the nodes that stayed: for the drafter and for the target, until each
-            has been asked again.
-        drafted: tokens drafted in this round, of one draft where there are several.
+        text: the prompt, final tokens, and the current untrusted draft.
+        final: text[:final] is final. known: the drafter has text[:known].
+        scored: the target has read text[:scored], always at least one token less than the text.
+        proposes: whether to draft in this text.
+        tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
+        kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
+            type passes them on.
+        drafted: tokens drafted in this round, per draft if there are several.
     """
 
     method: Method
@@ -83,7 +83,7 @@ class Row:
         """A row that holds the prompt; ``rules`` as in ``decode``."""
         n = len(prompt)
         states = RuleState.begin(method.trust, method.stop, rules)
-        # Of one token, which is what the meter asks about, chain rules and rules for several drafts are the exact rule.
+        # For a single token, as in the meter, chain rules and rules for several drafts reduce to the exact rule.
         rule = method.accept.per_position or Exact()
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
@@ -101,16 +101,16 @@ class Row:
 
     @property
     def room(self) -> int:
-        """Tokens that may still be drafted in this round."""
+        """Number of tokens that may still be drafted in this round."""
         method = self.method
-        # Where nothing can be trusted the last place is left to the call, which draws a token anyway.
+        # If no token can be trusted, the target call draws the last token of the text.
         left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
         bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
         return min([left, *bounds])
 
 
 def draft_run(row: Row) -> Asking:
-    """Trusted tokens are final at once; from the first untrusted one on they wait in ``row.tree``."""
+    """Draft one run: trusted tokens are final at once, tokens from the first untrusted one on go to ``row.tree``."""
     method, text, round = row.method, row.text, row.record.stats.rounds
     tokens: list[int] = []
     laws: list[Tensor] = []
@@ -136,7 +136,7 @@ def draft_run(row: Row) -> Asking:
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round)
                 if row.complete or method.needs_target:
-                    spared = forced and len(text) < row.end  # by being a token that ends the text
+                    spared = forced and len(text) < row.end  # trusted only because it ends the text
                     raw_q = None if answer.raw is None else answer.raw[i]
                     row.meter.wait(position, token, answer.laws[i], method.sees_token or spared, raw_q)
                 row.settle(position, token)
@@ -167,7 +167,7 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
 
 
 def draft_several(row: Row) -> Asking:
-    """Independent drafts of one length, none trusted."""
+    """Draft several independent drafts of equal length, none of them trusted."""
     at_most, width = row.room, row.method.drafter.drafts
     if at_most < 1:
         return
@@ -179,7 +179,7 @@ def draft_several(row: Row) -> Asking:
 
 
 def closing_pass(row: Row) -> Asking:
-    """A target pass for the meter alone."""
+    """Run a target forward pass for the meter alone."""
     unread, path = row.text[row.scored : row.final - 1], row.kept.pop(AskScore, ())
     scores = yield AskScore(row.scored, tuple(unread), row.record.stats.rounds, True, path=path)
     assert isinstance(scores, Scores)

@@ -1,18 +1,18 @@
-"""Signals: what trust and stop rules read of a draft token. Each is described here, and nowhere else.
+"""Signals are what trust and stop rules read of a draft token. This module is their only definition.
 
-A signal of the draft's laws is one function, whose parameters say what it reads:
+A signal of the draft's laws is one function, whose parameter names select its inputs:
 
-* ``law``: a draft law, ``[..., V]``. The function makes two signals: ``name`` of the raw law (temperature 1, nothing
-  truncated) and ``name_processed`` of the processed law, which x is drawn from;
-* ``raw``: the raw law in both of them, ``[..., V]``;
+* ``law``: a draft law, ``[..., V]``. The function defines two signals: ``name`` on the raw law (temperature 1, no
+  truncation) and ``name_processed`` on the processed law, which x is drawn from;
+* ``raw``: the raw law in both signals, ``[..., V]``;
 * ``token``: x, ``[...]``. Such a signal sees the token: a rule that reads it declares ``sees_token``;
-* ``state``: the hidden state that the laws come from, ``[..., d]``. Copied tokens and simulated chains have none.
+* ``state``: the hidden state that the laws come from, ``[..., d]``. Copied tokens and simulated chains have no state.
 
 It returns ``[...]``, finite numbers in the law's dtype, and must not depend on which ids the probabilities belong to
-(tokens copied by prompt lookup, whose laws are one-hot, share one set of values). ``SIGNALS`` is the table that
-everything reads: draft steps (eager and captured), enumeration, simulation, recordings and their replay, public checks.
+(tokens copied by prompt lookup, whose laws are one-hot, share one set of values). ``SIGNALS`` is
+the table used by draft steps (eager and captured), enumeration, simulation, recordings and their replay, public checks.
 
-``GIVEN`` describes the signals that no law gives: scores of heads, random numbers, what the loop knows.
+``GIVEN`` describes the signals that are not computed from a law: scores of heads, random numbers, values of the loop.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = [
 ]  # fmt: skip
 
 ENDINGS: Mapping[str, str] = {"raw": "", "processed": "_processed"}
-"""What a signal's name ends with, by the law that it is of."""
+"""Suffix of a signal's name, by the law that it is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A signal of the draft's laws; a function of (processed law, raw law, x, state), of which it reads some.
+    """A signal of the draft's laws: a function of some of (processed law, raw law, x, state).
 
     Attributes:
-        name: what rules write in ``needs``. base: the same without the ending.
+        name: the name that rules list in ``needs``. base: the name without the suffix.
         function: see the module's docstring.
-        inputs: (parameter of the function, which of "law", "raw", "token" and "state" it is given).
-        span: the values that matter to rules; public checks try numbers between these two.
+        inputs: (parameter of the function, its argument: "law", "raw", "token" or "state").
+        span: (low, high) of the values that matter to rules; public checks draw numbers from this range.
         capture: in captured draft steps, "always" (computed for every method, so that methods share one unit), "asked"
-            (a unit of its own for methods that read it) or "never" (methods that read it step eagerly).
+            (in a separate unit for methods that read it) or "never" (methods that read it step eagerly).
     """
 
     name: str
@@ -57,7 +57,7 @@ class Signal:
     capture: Literal["always", "asked", "never"]
 
     def reads(self, what: str) -> bool:
-        """Whether the "law" (processed), the "raw" law, the "token" or the "state" is read."""
+        """Whether the signal reads the "law" (processed), the "raw" law, the "token" or the "state"."""
         return any(given == what for _, given in self.inputs)
 
     @property
@@ -68,18 +68,18 @@ class Signal:
     def __call__(
         self, law: Tensor | None, raw: Tensor | None, token: Tensor | None = None, state: Tensor | None = None
     ) -> Tensor:
-        """The values ``[...]``.
+        """Compute the values ``[...]``.
 
         Args:
-            law, raw: processed and raw laws ``[..., V]``. token: ids ``[...]``. state: ``[..., d]``. What the signal
-                does not read may be None.
+            law, raw: processed and raw laws ``[..., V]``. token: ids ``[...]``. state: ``[..., d]``. Inputs that the
+                signal does not read may be None.
         """
         given = {"law": law, "raw": raw, "token": token, "state": state}
         return self.function(**{parameter: given[what] for parameter, what in self.inputs})
 
 
 SIGNALS: dict[str, Signal] = {}
-"""By name; filled by ``signal``."""
+"""All signals of the draft's laws, by name; ``signal`` adds to it."""
 _Function = TypeVar("_Function", bound=Callable[..., Tensor])
 
 
@@ -88,13 +88,13 @@ def signal(
     span: tuple[float, float] = (0.0, 1.0),
     capture: Literal["always", "asked", "never"] = "asked",
 ) -> Callable[[_Function], _Function]:
-    """Decorator: make a function a signal of the raw and one of the processed law.
+    """Decorator: register a function as two signals, one of the raw law and one of the processed law.
 
     Args:
         span, capture: see ``Signal``.
 
     Raises:
-        ValueError: the name is taken, or the function has a parameter that no draft step can give.
+        ValueError: the name is taken, or the function has an unknown parameter.
     """
 
     def register(function: _Function) -> _Function:
@@ -121,7 +121,7 @@ def read_signals(
     token: Tensor | None = None,
     state: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Several signals by name; arguments and shapes as of ``Signal``. Where ``raw is law`` twins are computed once."""
+    """Compute signals by name; arguments and shapes as in ``Signal``. If ``raw is law``, both signals share values."""
     made: dict[str, Tensor] = {}
     for name in names:
         base = SIGNALS[name].base
@@ -130,12 +130,12 @@ def read_signals(
 
 
 def prefix_signals() -> frozenset[str]:
-    """Signals of the laws that do not see x: a recording holds them by position."""
+    """Names of the signals of ``SIGNALS`` that do not depend on x; recordings hold them by position."""
     return frozenset(name for name, one in SIGNALS.items() if not one.sees_token)
 
 
 def state_signals() -> frozenset[str]:
-    """Signals, heads' scores included, that read the draft model's hidden state: only the model gives them."""
+    """Names of the signals, heads' scores included, that read the draft model's hidden state."""
     return HEADS | {name for name, one in SIGNALS.items() if one.reads("state")}
 
 
@@ -144,11 +144,11 @@ class Given:
     """A signal that is not computed from the draft's laws.
 
     Attributes:
-        source: who gives it: a trained "head", addressed "draws", the "loop" itself (to every rule, asked or not), or
-            "chain": simulations on Markov chains, no real pair.
-        about: what it is.
+        source: where it comes from: a trained "head", addressed "draws", the "loop" itself (always present), or
+            "chain": only in simulations on Markov chains.
+        about: what it is, in one line.
         sees_token: whether it depends on x beyond its prefix.
-        span: as of ``Signal``.
+        span: as in ``Signal``.
     """
 
     source: Literal["head", "draws", "loop", "chain"]
@@ -164,16 +164,16 @@ GIVEN: Mapping[str, Given] = {
     "trusted": Given("loop", "the trust rule's answer, for stop rules; it sees x where that rule does"),
     "acceptable": Given("chain", "whether q(x) <= p(x)", sees_token=True),
 }
-"""By name."""
+"""Signals that are not computed from a law, by name."""
 
 
 def given_by(source: str) -> frozenset[str]:
-    """Names of ``GIVEN`` that a source gives."""
+    """Names in ``GIVEN`` with this source."""
     return frozenset(name for name, one in GIVEN.items() if one.source == source)
 
 
 HEADS = given_by("head")
-"""Signals that are scores of trained heads."""
+"""Names of the signals that are scores of trained heads."""
 
 
 @signal(span=(0.0, 4.0), capture="always")
@@ -200,8 +200,11 @@ MARGIN_CAP = 80.0
 
 @signal(span=(0.0, 8.0))
 def margin(law: Tensor) -> Tensor:
-    """ln q1 − ln q2 of the two largest probabilities in nats, in [0, ``MARGIN_CAP``]: at temperature 1 the difference
-    of the two largest logits. One-hot laws, and vocabularies of one token, have ``MARGIN_CAP``."""
+    """ln q1 − ln q2 of the two largest probabilities in nats, in [0, ``MARGIN_CAP``].
+
+    At temperature 1 this is the difference of the two largest logits. One-hot laws, and vocabularies of one token, have
+    ``MARGIN_CAP``.
+    """
     first = law.argmax(-1, keepdim=True)
     second = law.scatter(-1, first, 0.0).amax(-1)
     return (law.amax(-1).log() - second.log()).clamp(max=MARGIN_CAP)

@@ -1,7 +1,7 @@
 """The spec language and the table of methods.
 
 A spec is a preset, ``name`` or ``name(param=value, ...)``, or a composition such as
-``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. ``cap=`` is understood everywhere.
+``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. Both accept ``cap=``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def spell(rule: object) -> str:
-    """A rule as a spec writes it, without the parameters that stand at their defaults of None: ``gate(tau=0.5)``."""
+    """A rule as a spec writes it, without parameters that are None by default: ``gate(tau=0.5)``."""
     for registry in (TRUST, STOP, ACCEPT, DRAFTER):
         for name in registry.names():
             if registry.get(name) is type(rule):
@@ -41,7 +41,7 @@ def spell(rule: object) -> str:
 
 
 def full_spec(method: Method) -> str:
-    """A spec that parses to the very same rules; the method's repr, which parses to nothing, where there is none."""
+    """A spec that parses to the same rules; the method's repr, which does not parse, if there is no such spec."""
     rules = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
     composed = ",".join(f"{part}={rule}" for part, rule in {**rules, "cap": method.cap}.items()).replace(
         " ", ""
@@ -57,9 +57,9 @@ def full_spec(method: Method) -> str:
 
 
 def method_table() -> list[dict[str, Any]]:
-    """One row a method at its defaults: name, spec, drafter, trust, stop, accept, lossless, paper.
+    """One row per method at its defaults: name, spec, drafter, trust, stop, accept, lossless, paper.
 
-    Parts that a method never uses are None: plain decoding asks no rule, the draft alone no accept rule.
+    Parts that a method never uses are None: plain decoding uses no rule, the draft model alone no accept rule.
     """
     rows = []
     for name in METHODS.names():
@@ -118,7 +118,7 @@ def _preset_from(text: str) -> Method:
 
 
 def _method_of(name: str, params: dict[str, Any]) -> Method:
-    """What a registered function makes, under its registered name and with its paper where it says neither itself."""
+    """Build a method with a registered function; name and paper default to the registered ones."""
     method = build_rule(METHODS, name, params)
     if not isinstance(method, Method):
         raise UserError(f"the function of method '{name}' returned {method!r}: it must return a Method")
@@ -150,7 +150,7 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         elif key in registries:
             name, params = parse_call(value)
             parts[key] = build_rule(registries[key], name, params)
-            if RECORDED in (whole := spell(parts[key])):  # what is left to a head stands in the name
+            if RECORDED in (whole := spell(parts[key])):  # "recorded" is kept in the name, to be filled in
                 written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])
@@ -164,10 +164,10 @@ def _joined(written: dict[str, str]) -> str:
 
 
 def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:
-    """What a registry makes of a name and parameters; UserError where it takes no such parameter."""
+    """Build a rule or drafter by name; raises a UserError for an unknown name or parameter."""
     factory = registry.get(name)
     known = _parameters(factory)
-    if isinstance(params.get("under"), str):  # a rule within a rule
+    if isinstance(params.get("under"), str):  # a nested rule
         params = {**params, "under": build_rule(STOP, *parse_call(params["under"]))}
     for key in params:
         if key not in known:
@@ -182,7 +182,7 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside parentheses."""
+    """Split at the commas outside parentheses."""
     parts, depth = [""], 0
     for char in text:
         depth += (char == "(") - (char == ")")
@@ -198,13 +198,13 @@ def _split(text: str) -> list[str]:
 
 
 def _assignment(text: str) -> tuple[str, str] | None:
-    """``key=value`` outside parentheses, or None."""
+    """Split ``key=value`` at an equals sign outside parentheses; None if there is none."""
     head, sign, tail = text.partition("=")
     return (head.strip(), tail.strip()) if sign and "(" not in head else None
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """``name`` or ``name(key=value, ...)``."""
+    """Parse ``name`` or ``name(key=value, ...)``."""
     name, opened, inside = text.partition("(")
     if opened and not inside.endswith(")"):
         raise UserError(f"'{text}' does not end with its closing parenthesis")
@@ -220,7 +220,7 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """A number, true/false/none, or the word itself."""
+    """Parse a number or true/false/none; other text stays a string."""
     words: dict[str, Any] = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""What rules remember from one text to the next, if the user wants them to."""
+"""The state of the rules, which can be carried from one text to the next."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["RuleState"]
 class RuleState:
     """State of the rules at the end of a text: AdaEDL's λ, the heuristic's γ.
 
-    A text begins anew unless it is given the state that another text left. transformers carries its heuristic's
-    length over ("heuristic") or not ("heuristic_transient") by the name of the schedule; here the caller says so.
+    A text starts from a fresh state unless it is given the state of an earlier text. transformers selects this for its
+    heuristic by the name of the schedule ("heuristic" or "heuristic_transient"); here the caller passes the state.
 
     Attributes:
-        trust, stop: the rules whose state it is.
-        trust_state, stop_state: theirs, tensors.
+        trust, stop: the rules.
+        trust_state, stop_state: their states, tuples of tensors.
     """
 
     trust: TrustRule
@@ -35,7 +35,7 @@ class RuleState:
     stop_state: State
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers alone, for JSON; ``begin`` takes them too."""
+        """The states as JSON values, which ``begin`` also accepts."""
         return {
             "trust": [part.tolist() for part in self.trust_state],
             "stop": [part.tolist() for part in self.stop_state],
@@ -45,10 +45,10 @@ class RuleState:
     def begin(
         cls, trust: TrustRule, stop: StopRule, earlier: RuleState | Mapping[str, Any] | None = None
     ) -> RuleState:
-        """The state to begin a text with: the rules' own, or what an earlier text left.
+        """The state at the start of a text: the rules' own start, or that of an earlier text.
 
         Raises:
-            UserError: ``earlier`` is the state of other rules, or one that no text can have left.
+            UserError: ``earlier`` is the state of other rules, or one that the rules cannot reach.
         """
         if isinstance(earlier, Mapping):
             return cls(trust, stop, _read(earlier, "trust", trust), _read(earlier, "stop", stop))
@@ -66,22 +66,22 @@ class RuleState:
         return earlier
 
 
-def _read(told: Mapping[str, Any], which: str, rule: TrustRule | StopRule) -> State:
-    """A state that ``rule`` may be in, from the numbers of ``to_dict``."""
-    like, values = rule.start(), told.get(which)
-    if set(told) == {"trust", "stop"} and isinstance(values, list | tuple) and len(values) == len(like):
+def _read(given: Mapping[str, Any], which: str, rule: TrustRule | StopRule) -> State:
+    """Read and check a state of ``rule`` from the output of ``to_dict``."""
+    like, values = rule.start(), given.get(which)
+    if set(given) == {"trust", "stop"} and isinstance(values, list | tuple) and len(values) == len(like):
         parts = [_part(value, part) for value, part in zip(values, like, strict=True)]
         state = tuple(part for part in parts if part is not None)
         if len(state) == len(like) and rule.possible(state):
             return state
-    raise UserError(f"rules={dict(told)} is no state of the {which} rule: give what an earlier record holds")
+    raise UserError(f"rules={dict(given)} is no state of the {which} rule: give what an earlier record holds")
 
 
 def _part(value: Any, like: Tensor) -> Tensor | None:
-    """The numbers as a tensor of the kind of ``like``; None where they are not finite numbers of its shape and kind."""
+    """The numbers as a tensor of the dtype of ``like``; None unless they are finite and match its shape and dtype."""
     try:
         numbers = np.asarray(value)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # nested lists of different lengths
         return None
     kinds = "b" if like.dtype == torch.bool else "if"
     if numbers.dtype.kind not in kinds or numbers.shape != like.shape or not np.isfinite(numbers).all():

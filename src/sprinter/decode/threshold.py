@@ -1,4 +1,4 @@
-"""The one way in which a head's score meets its threshold, in decoding and in what is told of it."""
+"""Comparison of a head's score with its threshold, shared by decoding, training and reports."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["reaches"]
 
 
 def reaches(scores: Tensor, tau: float | Tensor) -> Tensor:
-    """score >= τ, in float32, in which heads score.
+    """Whether score >= τ, compared in float32, the dtype of heads.
 
-    So a score of 0.7 reaches τ = 0.7, which is a little less in float32, whatever dtype the score is handed over in.
+    So a score of 0.7 reaches τ = 0.7 although 0.7 is rounded down in float32; the dtype of ``scores`` does not matter.
 
     Args:
         scores, tau: shapes that broadcast.

@@ -1,4 +1,4 @@
-"""Draft tokens that may branch: what a rule judges, and how drivers build and follow it."""
+"""Trees of draft tokens: judged by accept rules, built and followed by drivers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Chain", "Tree", "TreeBuilder", "TreeText"]
 
 
 class Chain(NamedTuple):
-    """Draft tokens, each after the one before, with the law ``[V]`` it was drawn from and perhaps the raw one."""
+    """Draft tokens in order, with the laws ``[V]`` that they were drawn from, and raw laws if the rule reads them."""
 
     tokens: Sequence[int]
     laws: Sequence[Tensor]
@@ -21,14 +21,13 @@ class Chain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The untrusted draft tokens of a round, for a rule to judge. A chain is a tree without branches.
+    """The untrusted draft tokens of a round, for an accept rule to judge. A chain is a tree without branches.
 
     Attributes:
-        tokens: one token a node; a node stands behind its parent.
-        laws: the law ``[V]`` that each token was drawn from. raws: temperature-1 laws, if the rule asked for them.
-        parents: of each node, the node it follows, -1 where it follows the text; None: a chain, each follows the one
-            before.
-        branches: of several independent drafts, the nodes of each. Drafts that begin alike share nodes.
+        tokens: one token per node; parents come before their children.
+        laws: the law ``[V]`` that each token was drawn from. raws: temperature-1 laws, if the rule reads them.
+        parents: the parent of each node, -1 for the text; None: a chain, in which each node follows the previous one.
+        branches: the nodes of each independent draft. Drafts with a common prefix share nodes.
     """
 
     tokens: Sequence[int] = ()
@@ -39,7 +38,7 @@ class Tree:
 
     @property
     def depth(self) -> int:
-        """Tokens from the text to the deepest leaf."""
+        """Number of tokens from the text to the deepest leaf."""
         if self.parents is None:
             return len(self.tokens)
         depths: list[int] = []
@@ -48,11 +47,11 @@ class Tree:
         return max(depths, default=0)
 
     def is_leaf(self, node: int) -> bool:
-        """Whether nothing follows ``node``; -1 is the text itself."""
+        """Whether ``node`` has no child; -1 is the text."""
         return node + 1 == len(self.tokens) if self.parents is None else node not in self.parents
 
     def chains(self) -> list[Chain]:
-        """Each independent draft as a chain; a tree without branches is one."""
+        """The independent drafts as chains; a tree without branches is one chain."""
         if not self.branches:
             return [Chain(self.tokens, self.laws, self.raws)]
         return [
@@ -66,13 +65,13 @@ class Tree:
 
 
 class TreeBuilder:
-    """Merges several drafts of one prefix into a tree, token by token: drafts that are alike so far share a node.
+    """Merges several drafts of one prefix into a tree, token by token; drafts with a common prefix share nodes.
 
     Args:
         count: number of drafts.
 
     Attributes:
-        tokens, parents: of the nodes. branches: nodes of each draft so far.
+        tokens, parents: as in ``Tree``. branches: the nodes of each draft so far.
     """
 
     def __init__(self, count: int) -> None:
@@ -87,7 +86,7 @@ class TreeBuilder:
         return tuple(tuple(branch) for branch in self.branches)
 
     def add(self, draft: int, token: int) -> int | None:
-        """Append a token to a draft; its node if that is new, None where another draft has made it already."""
+        """Append a token to a draft; returns the new node, or None if another draft has added the same node."""
         branch = self.branches[draft]
         place = (branch[-1] if branch else -1, token)
         known = self._children.get(place)
@@ -101,7 +100,7 @@ class TreeBuilder:
 
 
 class TreeText:
-    """A model's text, perhaps with a tree behind it, as drivers keep it. Shared by those that hold no cache.
+    """A model's text, optionally followed by a tree, for drivers without a KV cache.
 
     Args:
         prompt: token ids.
@@ -111,22 +110,22 @@ class TreeText:
         self._text, self._nodes, self._parents = list(prompt), list[int](), list[int]()
 
     def length(self, path: Sequence[int]) -> int:
-        """Tokens of the text with those nodes of the tree."""
+        """Length of the text with these nodes of the tree appended, in tokens."""
         return len(self._text) + len(path)
 
     def follow(self, start: int, tokens: Sequence[int], path: Sequence[int]) -> list[int]:
-        """Keep the nodes in ``path``, rewind to ``start``, append ``tokens``; the text, which may be appended to."""
+        """Keep the nodes in ``path``, rewind to ``start``, append ``tokens``; returns the text, to be extended."""
         self._text += [self._nodes[node] for node in path]
         self._text[start:] = tokens
         self._nodes, self._parents = [], []
         return self._text
 
     def grow(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
-        """Put a tree behind the text."""
+        """Append nodes of a tree to the text."""
         self._nodes, self._parents = list(tokens), list(parents or ())
 
     def paths(self) -> list[tuple[int, ...]]:
-        """Of each node, the tokens from the text to it."""
+        """For each node, the tokens from the text to the node."""
         paths: list[tuple[int, ...]] = []
         for token, parent in zip(self._nodes, self._parents, strict=True):
             paths.append((*(paths[parent] if parent >= 0 else ()), token))

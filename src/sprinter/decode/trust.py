@@ -1,4 +1,4 @@
-"""Trust rules: may this draft token be kept without asking the target? Asked after each draft token."""
+"""Trust rules decide, after each draft token, whether to keep it without a target check."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule
 State = tuple[Tensor, ...]
 
 RECORDED = "recorded"
-"""In place of a threshold: the one that the head's maker chose and recorded in it."""
+"""Value of a threshold parameter: use the threshold that is recorded in the head."""
 _UNRECORDED = 0.5
-"""The threshold where no head is there to have recorded one: chains and laws without models."""
+"""Value of "recorded" without a head, in simulations and enumeration."""
 
 
 class TrustRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
-    ``needs`` names the signals, any of the tables in ``sprinter.decode.signals``: of the draft's laws (``SIGNALS``, raw
-    or with the ending ``_processed``), scores of heads and ``uniform`` (``GIVEN``); ``drafted`` is always there. Set
-    ``sees_token = True`` if the decision depends on x beyond its prefix, as it does where a signal sees x: drift is
-    then metered with one sample (see ``decode.meter``).
+    ``needs`` names signals of ``sprinter.decode.signals``: signals of the draft's laws (``SIGNALS``, raw or with the
+    suffix ``_processed``), scores of heads and ``uniform`` (``GIVEN``); ``drafted`` is always given. Set
+    ``sees_token = True`` if the decision depends on x beyond its prefix, for example through a signal that sees x:
+    drift is then metered in its one-sample form (see ``decode.meter``).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -38,7 +38,7 @@ class TrustRule(ABC):
 
     @property
     def never(self) -> bool:
-        """Whether the answer is no whatever the signals say."""
+        """Whether the rule trusts no token, for all signals."""
         return False
 
     def start(self) -> State:
@@ -46,14 +46,14 @@ class TrustRule(ABC):
         return ()
 
     def possible(self, state: State) -> bool:
-        """Whether the rule may be in this state, of shapes and dtypes as ``start`` has: asked where one is read."""
+        """Whether the rule can reach this state (shapes and dtypes as in ``start``); checks states given by users."""
         return True
 
     def settle(self, taus: Mapping[str, float]) -> TrustRule:
-        """The rule with the thresholds that it leaves to a head filled in.
+        """The rule with the heads' thresholds in place of "recorded".
 
         Args:
-            taus: by kind of head, what each records.
+            taus: by kind of head, the threshold that it records.
         """
         return self
 
@@ -65,38 +65,38 @@ class TrustRule(ABC):
 @TRUST.rule("nobody")
 @dataclass(frozen=True, slots=True)
 class Nobody(TrustRule):
-    """No token is trusted: every classic method."""
+    """Trusts no token, as in standard speculative decoding."""
 
     @property
     def never(self) -> bool:
-        """Always."""
+        """True: no token is ever trusted."""
         return True
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Always no."""
+        """Decide False for every token."""
         return torch.tensor(False), state
 
 
 @TRUST.rule("everyone")
 @dataclass(frozen=True, slots=True)
 class Everyone(TrustRule):
-    """Every token is trusted: the draft model alone."""
+    """Trusts every token: the draft model alone."""
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Always yes."""
+        """Decide True for every token."""
         return torch.tensor(True), state
 
 
 @TRUST.rule("gate")
 @dataclass(frozen=True, slots=True)
 class Gate(TrustRule):
-    """Trust x iff gate >= tau (SPRINTER, Algorithm 2; Algorithm 1 prints the sign the other way round).
+    """Trusts x iff gate >= tau (SPRINTER, Algorithm 2; Algorithm 1 prints the opposite sign).
 
     The gate reads the draft's hidden state that produced q: it sees the prefix, not x.
 
     Args:
-        tau: threshold in [0, 1]; more means fewer tokens trusted. Above every score: never trust. "recorded": the one
-            that was chosen for the pair's gate when it was trained; 0.5 where there is no gate to ask.
+        tau: threshold in [0, 1]; higher values trust fewer tokens. "recorded": the threshold that was chosen when the
+            gate was trained; 0.5 without a gate.
     """
 
     tau: float | str = RECORDED
@@ -107,21 +107,21 @@ class Gate(TrustRule):
             ranged(self, "tau", 0.0, 1.0)
 
     def settle(self, taus: Mapping[str, float]) -> Gate:
-        """With the gate's own τ where none was given."""
+        """The rule with the gate's own τ in place of "recorded"."""
         return replace(self, tau=taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """gate >= tau."""
+        """Decide gate >= tau, see ``reaches``."""
         return reaches(signals["gate"], _UNRECORDED if isinstance(self.tau, str) else self.tau), state
 
 
 @TRUST.rule("coin")
 @dataclass(frozen=True, slots=True)
 class Coin(TrustRule):
-    """Trust with a fixed chance: the baseline that a gate must beat.
+    """Trusts with a fixed probability: the baseline for a gate.
 
     Args:
-        rate: chance in [0, 1].
+        rate: probability in [0, 1].
     """
 
     rate: float = 0.5
@@ -132,9 +132,9 @@ class Coin(TrustRule):
 
     @property
     def never(self) -> bool:
-        """At rate 0."""
+        """Whether rate is 0."""
         return self.rate == 0
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """u < rate."""
+        """Decide u < rate."""
         return signals["uniform"] < self.rate, state

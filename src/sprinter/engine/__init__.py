@@ -1,1 +1,1 @@
-"""Drivers that answer the loop with real models, and the public generate and stream."""
+"""Drivers that answer the decoding loop with real models, and the public ``generate`` and ``stream``."""

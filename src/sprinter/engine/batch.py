@@ -1,4 +1,4 @@
-"""Many prompts at once: one options object for each, and the results in the order of the prompts."""
+"""Many prompts at once: options for each prompt, and results in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sprinter.errors import BatchError, RowsError, UserError
 __all__ = ["Results", "generate_all", "options_of_each"]
 
 _MOST_ROWS = 32
-"""Rows of a batch, where no number is given."""
+"""Default maximum number of rows in a batch."""
 
 
 def options_of_each(
@@ -25,17 +25,17 @@ def options_of_each(
     keywords: Mapping[str, Any],
     count: int,
 ) -> list[GenerationOptions]:
-    """The options of each prompt; one object for all where they are the same.
+    """The options of each prompt; one shared object if they are the same.
 
     Args:
-        options: for all, or one for each prompt.
-        keywords: a value for all, or a list with one for each prompt; of an option that is a list itself a flat list is
-            for all, and a list of lists has one for each prompt.
+        options: one for all prompts, or a list with one for each prompt.
+        keywords: a value for all prompts, or a list with one for each prompt. For an option that is itself a list, a
+            flat list is for all prompts, and a list of lists has one for each prompt.
         count: number of prompts.
 
     Raises:
-        UserError: a list of another length, or a value that an option cannot have, begun with "prompt 3: " where it is
-            that of one prompt.
+        UserError: a list of the wrong length, or an invalid value; the message starts with "prompt 3: " if it concerns
+            one prompt.
     """
     wholes = _column("options", options, count)
     columns = {
@@ -74,7 +74,7 @@ def generate_all(
     policy: Policy,
     memory_bytes: int | None,
 ) -> list[Generation]:
-    """All texts, in the order of the prompts; see ``Pair.generate_batch``."""
+    """Generate all texts, in the order of the prompts; see ``Pair.generate_batch``."""
     tasks = []
     for i, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
         with _of_prompt(i):
@@ -104,23 +104,23 @@ def generate_all(
 
 
 class Results:
-    """Collects the results of a scheduler's requests until all of them are asked for."""
+    """Collects the results of a scheduler's requests until ``all`` returns them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._last: dict[int, Event] = {}
 
     def all(self, what: str) -> dict[int, Generation]:
-        """Step until no request is left; see ``Engine.finish``. ``what``: a request's name in an error."""
+        """Step until no request is left; see ``Engine.finish``. ``what``: name of a request in error messages."""
         scheduler = self._scheduler
         while scheduler.unfinished or scheduler.events:
             scheduler.advance()
             self._last |= {event.id: event for event in scheduler.events if event.generation is not None}
-            scheduler.events.clear()  # not before they are kept here: an interrupt may come at any time
+            scheduler.events.clear()  # after they are stored here: an interrupt may come at any time
         last = sorted(self._last.items())
         results = {id: event.generation for id, event in last if event.generation is not None}
         errors = {id: event.error for id, event in last if event.error is not None}
-        # Handed over and forgotten in one line: an interrupt before it leaves all to the next call.
+        # Returned and cleared in one statement: after an interrupt before it, the next call returns all results.
         if not errors:
             return (results, self._last.clear())[0]  # type: ignore[func-returns-value]
         done = {id: result for id, result in results.items() if id not in errors}
@@ -130,7 +130,7 @@ class Results:
 
 @contextmanager
 def _of_prompt(i: int) -> Iterator[None]:
-    """Errors of one prompt among many name it by its index."""
+    """Prefix the errors of one prompt among many with its index."""
     try:
         yield
     except RowsError as error:

@@ -1,8 +1,9 @@
-"""Draft steps and target passes in one captured unit each: pass, laws, draws, heads and signals.
+"""Draft steps and target forward passes as captured units: forward pass, laws, draws, heads and signals in one.
 
-Draws are the addressed ones, so that captured and eager steps give the same tokens. Several steps run without a look
-from the host: a step reads the tokens of the one before where they lie, and all is fetched at the end. What a runner
-cannot capture (a long feed, a head that reads the state at x, code that is not compiled) goes the eager way.
+Draws are addressed, so that captured and eager steps give the same tokens. Several steps run without host
+synchronisation: a step reads the tokens of the previous one on the device, and all results are copied to the host at
+the end. What a runner cannot capture (a long feed, a head that reads the state at x, code that is not compiled) runs
+eagerly.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ from sprinter.random import AddressedDraws, Purpose, race, race_words
 __all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]
 
 
-def _cuts(sampling: Sampling) -> bool:
+def _truncates(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
 class DraftUnit(Unit):
     """One draft step: token ``[rows, 1]``, processed law and raw law ``[rows, V]``, numbers ``[rows, columns]``.
 
-    Columns: the largest logit, the signals whose ``capture`` is "always", those that were asked for, scores of the
-    heads in order.
+    Columns: the largest logit, the signals whose ``capture`` is "always", the signals in ``asked``, scores of heads in
+    order.
 
     Args:
         vocab: size of the common vocabulary.
-        cuts: whether rows may ask for top-k, top-p or min-p.
+        truncates: whether rows may use top-k, top-p or min-p.
         heads: by kind; none may read the state at x.
-        device: where it will run.
-        asked: signals that are computed for rows that read them alone.
+        device: the device that it runs on.
+        asked: names of further signals, whose ``capture`` is "asked".
     """
 
     per_token = False
@@ -61,19 +62,19 @@ class DraftUnit(Unit):
     def __init__(
         self,
         vocab: int,
-        cuts: bool,
+        truncates: bool,
         heads: Mapping[str, Head],
         device: torch.device,
         asked: Collection[str] = (),
     ) -> None:
-        # A head's weights are part of the key, being the unit's own.
-        told = {
+        # The heads' weights are parameters of the unit, and so part of its key already.
+        described = {
             kind: [head.features, repr(head.calibration.to_dict())] for kind, head in sorted(heads.items())
         }
         names = [name for name, one in SIGNALS.items() if one.capture == "always" or name in asked]
         code = {name: hash_source(SIGNALS[name].function) for name in names}
-        super().__init__("draft", vocab=vocab, cuts=cuts, heads=told, signals=code)
-        self._vocab, self._cuts = vocab, cuts
+        super().__init__("draft", vocab=vocab, truncates=truncates, heads=described, signals=code)
+        self._vocab, self._truncates = vocab, truncates
         self.heads = nn.ModuleDict({kind: heads[kind] for kind in sorted(heads)})
         self._signals = tuple(names)
         self._columns = {name: 1 + i for i, name in enumerate((*names, *sorted(heads)))}
@@ -81,14 +82,14 @@ class DraftUnit(Unit):
             self.register_buffer(name, half, persistent=False)
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """``extras``: whole numbers ``[rows, 4]`` and others ``[rows, 4]``, as ``_settings`` makes them."""
+        """``extras``: integers ``[rows, 4]`` and floats ``[rows, 4]``, as made by ``_settings``."""
         last, key_low, key_high, top_k = extras[0].unbind(1)
         temperature, place, top_p, min_p = extras[1].unbind(1)
         rows = torch.arange(last.shape[0], device=last.device)
         logits, states = run(lambda hidden: hidden[rows, last][:, None])
         logits, hidden = logits[:, 0, : self._vocab], states[rows, last]
         raw = raw_law(logits)
-        law = process_rows(logits, temperature, (top_k, top_p, min_p) if self._cuts else None)
+        law = process_rows(logits, temperature, (top_k, top_p, min_p) if self._truncates else None)
         assert isinstance(self.high, Tensor) and isinstance(self.low, Tensor)
         token = race(law, key_low, key_high, (self.high, self.low))
         step = DraftStep(hidden, raw, place.float(), token, temperature=temperature.float())
@@ -102,49 +103,49 @@ class DraftUnit(Unit):
         return [head for head in self.heads.values() if isinstance(head, Head)]
 
     def named(self, plan: DraftPlan, numbers: Sequence[float]) -> dict[str, float]:
-        """Signals and scores of a row by name, those that its plan asks for."""
+        """The signals and scores in the row's plan, by name."""
         columns = self._columns
         return {name: numbers[columns[name]] for name in (*plan.signals, *plan.heads)}
 
 
 class TargetUnit(Unit):
-    """A target pass: processed and raw laws ``[rows, n, V]``, largest logits ``[rows, n]``.
+    """A target forward pass: processed and raw laws ``[rows, n, V]``, largest logits ``[rows, n]``.
 
     Args:
         vocab: size of the common vocabulary.
-        cuts: whether rows may ask for top-k, top-p or min-p.
+        truncates: whether rows may use top-k, top-p or min-p.
     """
 
-    def __init__(self, vocab: int, cuts: bool) -> None:
-        super().__init__("target", vocab=vocab, cuts=cuts)
-        self._vocab, self._cuts = vocab, cuts
+    def __init__(self, vocab: int, truncates: bool) -> None:
+        super().__init__("target", vocab=vocab, truncates=truncates)
+        self._vocab, self._truncates = vocab, truncates
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """``extras``: as of ``DraftUnit``."""
+        """``extras``: as for ``DraftUnit``."""
         logits = run(None)[0][..., : self._vocab]
         rows, n = logits.shape[:2]
         flat = logits.reshape(rows * n, self._vocab)
         top_k = extras[0][:, 3].repeat_interleave(n)
         temperature, _, top_p, min_p = extras[1].repeat_interleave(n, 0).unbind(1)
-        law = process_rows(flat, temperature, (top_k, top_p, min_p) if self._cuts else None)
+        law = process_rows(flat, temperature, (top_k, top_p, min_p) if self._truncates else None)
         return law.view(rows, n, -1), raw_law(flat).view(rows, n, -1), logits.amax(-1)
 
 
 def _settings(
     sampling: Sampling, last: int = 0, key: int = 0, place: int = 1
 ) -> tuple[list[int], list[float]]:
-    """What a unit is told of a row: last token's place, address, top_k; temperature, place in the run, top_p, min_p."""
+    """Inputs of a unit for a row: index of the last token, address, top_k; temperature, place in run, top_p, min_p."""
     whole = [last, key & 0xFFFFFFFF, key >> 32, sampling.top_k]
     return whole, [sampling.temperature, place, sampling.top_p, sampling.min_p]
 
 
 class CapturedDraftSteps:
-    """Draft steps in captured units, ``k`` of them a look from the host; see ``DraftSteps``.
+    """Draft steps in captured units, several per host synchronisation; see ``DraftSteps``.
 
-    ``Drafted.draft_s`` holds the time of the whole step, heads included.
+    ``Drafted.draft_s`` is the time of the whole step, heads included.
 
     Args:
-        rows: of any runner; another than the captured one steps eagerly.
+        rows: of any runner; steps run eagerly unless it is a ``CapturedRunner``.
     """
 
     def __init__(self, rows: CacheRows) -> None:
@@ -158,13 +159,13 @@ class CapturedDraftSteps:
         if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
             return self._eager(rows)
         asked = frozenset[str]().union(*(row.plan.asked_signals for row in rows))
-        unit = self._unit(heads, any(_cuts(row.plan.sampling) for row in rows), asked)
+        unit = self._unit(heads, any(_truncates(row.plan.sampling) for row in rows), asked)
         with torch.inference_mode():
             made, drafted = self._draft(runner, unit, rows)
         whole: list[list[Drafted] | SprinterError] = list(drafted)
         rest = {i: own for i, own in enumerate(drafted) if isinstance(own, list) and rows[i].count > len(own)}
         if rest:
-            # Those that wanted more than others go on alone; what is not captured goes on eagerly.
+            # Rows with a larger count continue without the others; steps that are not captured run eagerly.
             go_on = self if made == _common(rows) else self._eager
             later = go_on([_rest(rows[i], own) for i, own in rest.items()])
             for (i, own), more in zip(rest.items(), later, strict=True):
@@ -174,7 +175,7 @@ class CapturedDraftSteps:
     def _draft(
         self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
     ) -> tuple[int, list[list[Drafted] | SprinterError]]:
-        """Steps that were made, and what came of them for each row."""
+        """The number of captured steps that ran, and their results for each row."""
         began, steps = time.perf_counter(), _common(rows)
         self._rows.begin([row.feed for row in rows], steps - 1)
         extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
@@ -189,7 +190,7 @@ class CapturedDraftSteps:
     def _fetch(
         self, rows: Sequence[DraftRow], unit: DraftUnit, made: list[list[Tensor]], began: float
     ) -> list[list[Drafted] | SprinterError]:
-        """All that the steps made, brought to the host at once."""
+        """Copy the results of the steps to the host, in one synchronisation."""
         if self._rows.runner.device.type == "cpu":
             ids, numbers = ([step[kind].tolist() for step in made] for kind in (0, 3))
         else:
@@ -213,27 +214,27 @@ class CapturedDraftSteps:
                         seconds,
                     )
                 )
-            peaks = [told[i][0] for told in numbers]
+            peaks = [step[i][0] for step in numbers]
             drafted.append(self._rows.end(row.feed, peaks, row.position - 1) or own)
         return drafted
 
-    def _unit(self, heads: Mapping[str, Head], cuts: bool, asked: frozenset[str]) -> DraftUnit:
-        key = (cuts, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
+    def _unit(self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str]) -> DraftUnit:
+        key = (truncates, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
         if key not in self._units:
-            self._units[key] = DraftUnit(self._rows.vocab, cuts, heads, self._rows.runner.device, asked)
+            self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, self._rows.runner.device, asked)
         return self._units[key]
 
 
 class CapturedTargetPasses:
-    """Target passes in captured units; see ``TargetPasses``.
+    """Target forward passes in captured units; see ``TargetPasses``.
 
     Args:
-        rows: of any runner; another than the captured one passes eagerly.
+        rows: of any runner; forward passes run eagerly unless it is a ``CapturedRunner``.
     """
 
     def __init__(self, rows: CacheRows) -> None:
         self._rows, self._eager = rows, EagerTargetPasses(rows)
-        self._units = [TargetUnit(rows.vocab, cuts) for cuts in (False, True)]
+        self._units = [TargetUnit(rows.vocab, truncates) for truncates in (False, True)]
 
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
@@ -251,7 +252,7 @@ class CapturedTargetPasses:
             tokens, counts = _padded(feeds, runner)
             settings = [_settings(row.sampling) for row in rows]
             extras = [_tensor([one[kind] for one in settings], runner, kind) for kind in (0, 1)]
-            unit = self._units[any(_cuts(row.sampling) for row in rows)]
+            unit = self._units[any(_truncates(row.sampling) for row in rows)]
             made = runner.run(unit, tokens, counts, extras, [feed.row for feed in feeds])
         if made is None:
             self._rows.nothing_read(feeds)
@@ -261,7 +262,9 @@ class CapturedTargetPasses:
         scored: list[Scored | SprinterError] = []
         for i, (row, feed, n) in enumerate(zip(rows, feeds, counts, strict=True)):
             own = Scored(laws[i, :n], raws[i, :n] if row.raw else None, seconds)
-            scored.append(self._rows.end(feed, peaks[i][:n], feed.start) or own)  # padding may be anything
+            scored.append(
+                self._rows.end(feed, peaks[i][:n], feed.start) or own
+            )  # values at padding are undefined
         return scored
 
 
@@ -272,7 +275,7 @@ def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
 
 
 def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list[int]]:
-    """Unread tokens of the rows, ``[rows, n]``, and how many each has."""
+    """The rows' unread tokens, padded to ``[rows, n]``, and their counts."""
     unread = [feed.tokens for feed in feeds]
     n = max(map(len, unread))
     padded = [[*tokens, *[0] * (n - len(tokens))] for tokens in unread]
@@ -280,7 +283,7 @@ def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list
 
 
 def _all_settings(rows: Sequence[DraftRow], steps: int, runner: CapturedRunner) -> list[tuple[Tensor, ...]]:
-    """``_settings`` of each step and row: ``steps`` tensors ``[rows, 4]`` of whole numbers, and of others."""
+    """``_settings`` of each step and row: ``steps`` tensors ``[rows, 4]`` of integers, and of floats."""
     table = [[_settings_at(row, step) for row in rows] for step in range(steps)]
     return [
         _tensor([[one[kind] for one in step] for step in table], runner, kind).unbind() for kind in (0, 1)
@@ -294,14 +297,13 @@ def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
 
 
 def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
-    made = torch.from_numpy(
-        np.array(values, dtype=(np.int64, np.float64)[kind])
-    )  # half of what torch.tensor takes
+    # twice as fast as torch.tensor
+    made = torch.from_numpy(np.array(values, dtype=(np.int64, np.float64)[kind]))
     return made if runner.device.type == "cpu" else made.to(runner.device)
 
 
 def _common(rows: Sequence[DraftRow]) -> int:
-    """Tokens that all of the rows want at least."""
+    """The smallest number of tokens that a row asks for."""
     return min(row.count for row in rows)
 
 

@@ -1,7 +1,7 @@
-"""Answers one request's questions, and says what the models must do for it.
+"""The driver of one request, and the jobs that it asks the models to run.
 
-``RowDriver`` turns each question of the loop into jobs: a piece of a prompt's own pass, a draft step, a target pass. It
-runs no model: whoever holds the models does the jobs, of one request at a time or of many at once (``Models.run``).
+``RowDriver`` turns each request of the loop into jobs: a prefill chunk, a draft step, a target forward pass. It runs no
+model itself: ``Models.run`` runs the jobs of one request, or of many at once.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class PromptJob:
-    """A chunk of a prompt's prefill; done in seconds, with the hidden states that were asked for.
+    """A chunk of a prompt's prefill; the result is a ``PromptRead``.
 
-    Every job says where its row starts, so that one that failed or was interrupted is simply done again.
+    Every job names the length that its row starts from, so that a failed or interrupted job can be run again.
     """
 
     model: str  # "target" or "draft"
@@ -67,28 +67,28 @@ class PromptJob:
 
 @dataclass(frozen=True, slots=True)
 class DraftJob:
-    """Draft steps of a request; done with its tokens."""
+    """Draft steps of a request; the result is a list of ``Drafted``."""
 
     row: DraftRow
 
 
 @dataclass(frozen=True, slots=True)
 class TreeJob:
-    """A draft step of a request that drafts several texts; done with a token of each."""
+    """A draft step of a request with several drafts; the result is a ``TreeDrafted``."""
 
     row: TreeRow
 
 
 @dataclass(frozen=True, slots=True)
 class TargetJob:
-    """A forward pass of the target for a request; done with its laws."""
+    """A target forward pass for a request; the result is a ``Scored``."""
 
     row: TargetRow
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """Seconds of a prefill chunk, and hidden states ``[n, d]`` of each of the job's layers."""
+    """Time of a prefill chunk in seconds, and hidden states ``[n, d]`` of each of the job's layers."""
 
     seconds: float
     states: Sequence[Tensor] = ()
@@ -97,16 +97,16 @@ class PromptRead:
 Job = PromptJob | DraftJob | TreeJob | TargetJob
 Done = PromptRead | list[Drafted] | TreeDrafted | Scored | SprinterError
 Jobs = Generator[Job, Any, None]
-"""A request under way: yields jobs, is sent what was done; an error among it ends the request."""
+"""An active request: yields jobs and is sent their results; an error as a result ends the request."""
 
 
 class Models:
-    """Both models of a pair, their rows, and the steps that do jobs with them.
+    """Both models of a pair, their rows, and the steps that run jobs on them.
 
     Args:
-        target, draft: runners with as many rows each; None where no request needs it.
+        target, draft: runners with the same number of rows; None if no request needs the model.
         vocab: size of the common vocabulary.
-        draft_steps, target_passes: other makers of steps than the eager ones.
+        draft_steps, target_passes: factories of draft steps and target forward passes; eager by default.
     """
 
     def __init__(
@@ -131,24 +131,24 @@ class Models:
 
     @property
     def device(self) -> torch.device:
-        """Where laws meet: the target's device, wherever the draft answers; without a target, the draft's."""
+        """The device of all laws that leave the driver: the target's; without a target, the draft's."""
         rows = self.target or self.draft
         return rows.runner.device if rows else torch.device("cpu")
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the dtype and on the device of laws."""
+        """A tensor with the dtype and device of laws."""
         return torch.empty(0, device=self.device)
 
     def gather(self, laws: Tensor) -> Tensor:
-        """Laws of either model on ``device``. All that leaves the driver goes through here."""
+        """Move laws of either model to ``device``."""
         return laws.to(self.device)
 
     def run(self, jobs: Sequence[Job]) -> list[Done]:
-        """Do jobs of one kind (and of one model) in one pass or step; what was done for each, in order.
+        """Run jobs of one kind (and of one model) in one forward pass or step; returns their results in order.
 
-        What is wrong with the rows of one job is its own answer, an error. Whatever is raised belongs to none of them:
-        all may be done again.
+        An error in the rows of one job is the result of that job. An exception that is raised concerns no single job:
+        all of them may be run again.
         """
         first = jobs[0]
         if isinstance(first, PromptJob):
@@ -175,7 +175,7 @@ class Models:
 
 @dataclass(slots=True)
 class _GrowingDraft:
-    """A draft as it grows."""
+    """A draft under construction."""
 
     tokens: list[int] = field(default_factory=list)
     laws: list[Tensor] = field(default_factory=list)
@@ -201,16 +201,16 @@ class _GrowingDraft:
 
 
 class RowDriver:
-    """The driver of one request: its text in both models' rows, and jobs for what the loop asks.
+    """The driver of one request: holds its text in both models' rows, and yields jobs to answer the loop.
 
     Args:
-        models: what the rows are of.
+        models: the models and their rows.
         number: the request's row, the same in both models.
-        heads: by kind, those that the method's rules read at least.
+        heads: by kind, at least those that the method's rules read.
         prompt: token ids.
-        ahead: draft up to so many tokens an answer (one host synchronisation), None: as many as pays; the text does
-            not depend on it.
-        prompt_piece: most tokens of a prefill chunk; None: all.
+        ahead: maximum number of draft tokens per answer (one host synchronisation); None: chosen from measured times.
+            The text does not depend on it.
+        prefill_chunk: maximum size of a prefill chunk in tokens; None: the whole prompt in one chunk.
         stats: counts and times are added here.
     """
 
@@ -226,7 +226,7 @@ class RowDriver:
         stats: Stats,
         costs: Costs = Costs(),
         ahead: int | None = 1,
-        prompt_piece: int | None = None,
+        prefill_chunk: int | None = None,
     ) -> None:
         if missing := sorted(method.needs & set(KINDS) - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
@@ -244,16 +244,19 @@ class RowDriver:
             {name: heads[name] for name in sorted(method.needs & heads.keys())},
             self._needs_raw,
         )
-        # Runs whose length is known beforehand are drafted in one go: nothing of them is thrown away.
+        # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
-        self._place, self._run_start = (0, 0), 0  # round, tokens drafted in it; where they begin
-        self._stats, self._costs, self._ahead, self._piece = stats, costs, Ahead(ahead), prompt_piece
-        self._text = list(prompt)  # of a proposer
+        self._place, self._run_start = (
+            (0, 0),
+            0,
+        )  # (round, tokens drafted in it), where they begin in the text
+        self._stats, self._costs, self._ahead, self._chunk = stats, costs, Ahead(ahead), prefill_chunk
+        self._text = list(prompt)  # for a proposer
         self._models = models
 
     def answer(self, request: AskDraft | AskScore) -> Generator[Job, Any, Answer]:
-        """The jobs that answer one request of the loop; returns the answer."""
+        """Yield the jobs for one request of the loop; returns the answer."""
         if isinstance(request, AskScore):
             return (yield from self._score(request))
         if self._proposer is not None:
@@ -283,8 +286,8 @@ class RowDriver:
         self._stats.draft_s += time.perf_counter() - began
         if draft is None:
             assert self._draft is not None, "the method falls back on a draft model, and none was given"
-            # The model may have missed what was proposed since it was last asked. At least one token is left to read:
-            # its logits are what the next one is drawn from.
+            # The model may not have read the tokens proposed since its last draft. At least one token must be left to
+            # read: its logits give the law of the next token.
             same = min(_common(self._draft.text, self._text), len(self._text) - 1)
             ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
             draft = yield from self._draft_chain(ask)
@@ -311,7 +314,7 @@ class RowDriver:
             row.text += [one.token for one in drafted]
             self._count_drafts(request.round, drafted)
             spent += sum(one.draft_s + one.gate_s for one in drafted)
-        self._ahead.looked(len(growing.tokens), spent)
+        self._ahead.synchronised(len(growing.tokens), spent)
         return growing.finish(signals, self._models)
 
     def _draft_row(self, row: RequestRow, round: int, count: int) -> DraftRow:
@@ -341,19 +344,17 @@ class RowDriver:
         stats.flops_tokens += scored
 
     def _draft_tree(self, request: AskDraft) -> Generator[Job, Any, Draft]:
-        """Several drafts, level by level: each forward pass reads the nodes that the one before it made."""
+        """Draft several drafts level by level: each forward pass reads the nodes of the previous level."""
         row, stats, costs = self._draft, self._stats, self._costs
         assert row is not None, "the method drafts, and no draft model was given"
         row.goto(request.start, request.tokens, request.path)
         yield from self._prefill(row)
         builder, growing = TreeBuilder(request.width), _GrowingDraft()
-        first, position = (
-            0,
-            len(row.text),
-        )  # the first node of the last level; where the next one stands in the text
+        # first node of the last level; position of the first drafted token
+        first, position = 0, len(row.text)
         for depth in range(request.at_most):
             feed = row.unread()
-            last = len(feed.tokens) - 1  # of the text, from which all drafts begin
+            last = len(feed.tokens) - 1  # index of the text's last token, which all drafts follow
             ends = [branch[-1] - first if branch else last for branch in builder.branches]
             step: TreeDrafted = yield TreeJob(
                 TreeRow(
@@ -406,8 +407,8 @@ class RowDriver:
         return answer
 
     def _prefill(self, row: RequestRow, closing: bool = False) -> Generator[Job, Any, None]:
-        """The prompt's prefill, counted apart; of a target that only meters it is a part of the closing passes."""
-        while (feed := row.prompt_left(self._piece)) is not None:
+        """Run the prompt's prefill, counted separately; if ``closing``, it counts as a closing forward pass."""
+        while (feed := row.prompt_left(self._chunk)) is not None:
             done: PromptRead = yield PromptJob(row.rows.name, feed, row.layers)
             row.was_read(feed, done.states)
             if closing:
@@ -421,7 +422,7 @@ def _stacked(laws: list[Tensor]) -> Tensor:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common beginning."""
+    """Length of the common prefix."""
     for i, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return i

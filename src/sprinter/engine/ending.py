@@ -1,8 +1,9 @@
-"""Where a text ends, and turning tokens into text.
+"""Detection of the end of a text (EOS, stop tokens, stop strings), and decoding of tokens into text.
 
-The text of a generation leaves out the prompt, the EOS token or stop token that ended it, special tokens, and the stop
-string with all that follows; the tokens hold all of these but the prompt. The ``text`` of a token is what became
-certain with it, so that the tokens' texts, streamed or not, join to the text of the generation.
+The text of a generation excludes the prompt, the EOS or stop token that ended it, special tokens, and the stop string
+with everything after it; its tokens include all of these but the prompt. The ``text`` of a token is the text that it
+completes, so that the tokens' texts, streamed or not, join to the text of the generation. Stop rules, which end drafts,
+are in ``decode.stop``.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ __all__ = ["Detokenizer", "Ending", "Spelling", "TextWriter", "cut_at_stop", "sp
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How the tokens of a request are written.
+    """How the tokens of a request become text.
 
     Attributes:
-        silent: tokens without text: special ones, and those that end a text.
-        stop: strings that end a text; they are also looked for where silent tokens are written out.
+        silent: tokens without text: special tokens, EOS and stop tokens.
+        stop: stop strings; they may also match the written form of silent tokens.
 
     Raises:
         UserError: a stop string that is empty or not text.
@@ -39,26 +40,26 @@ class Spelling:
             raise UserError("a stop string is empty or not text: give non-empty strings")
 
     def written(self, id: int) -> str:
-        """A silent token as it would be written, ``<|im_end|>`` for example; "" of any other."""
+        """The written form of a silent token, for example ``<|im_end|>``; "" for other tokens."""
         return str(self.tokenizer.decode([id])) if id in self.silent else ""
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that are flagged as special."""
+    """Ids of the tokenizer's special tokens."""
     return frozenset(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
 class Ending:
-    """Gives the reason why a text ends after its last token: "eos", "stop", or None.
+    """Returns the reason why a text ends after its last token: "eos", "stop", or None.
 
-    A text that is asked about goes on from one that was asked about before by a token, as the loop's does; its end may
-    have been given up meanwhile. So one token is read a call, whatever the text's length.
+    Each text must extend an earlier one by one token, as in the loop, where drafted tokens may have been dropped in
+    between. So a call decodes one token, independent of the length of the text.
 
     Args:
-        prompt_len: tokens of the prompt; only what follows counts.
+        prompt_len: length of the prompt in tokens; only later tokens can end the text.
         eos_ids: end-of-sequence tokens.
-        spelling: holds the strings that end the text wherever they appear, also across tokens and in mid-draft.
-        stop_ids: tokens that end the text beside EOS.
+        spelling: holds the stop strings, which may span tokens and match within a draft.
+        stop_ids: stop tokens, which end the text in addition to EOS.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Ending:
         stop_ids: Collection[int] = (),
     ) -> None:
         self._prompt_len, self._eos, self._stop_ids = prompt_len, frozenset(eos_ids), frozenset(stop_ids)
-        # [i] has read i tokens of the text
+        # writer i has read i tokens of the text
         self._writers = [TextWriter(spelling)] if spelling is not None and spelling.stop else []
 
     def __call__(self, text: Sequence[int]) -> str | None:
@@ -95,13 +96,13 @@ def cut_at_stop(text: str, stop: Sequence[str]) -> str:
 
 
 class TextWriter:
-    """The text of a generation as it becomes certain: what may be the beginning of a stop string is kept back.
+    """The text of a generation, token by token; text that may be the beginning of a stop string is held back.
 
-    A stop string counts where it stands in the text, and where it would stand if silent tokens were written out; the
-    text is cut before it. A token costs the same wherever it stands.
+    Stop strings are searched for in the text, and in the text with silent tokens written out; the text ends before the
+    match. The cost of a token does not depend on its position.
 
     Attributes:
-        found: whether a stop string has ended the text; nothing is written after it.
+        found: whether a stop string has ended the text; no text follows it.
     """
 
     __slots__ = ("_detokenizer", "_full", "_kept", "_shown", "_spelling", "found")
@@ -109,26 +110,26 @@ class TextWriter:
     def __init__(self, spelling: Spelling) -> None:
         self._spelling = spelling
         self._detokenizer = Detokenizer(spelling.tokenizer, spelling.silent)
-        self._kept = ""  # text that was not given out
-        # The end of the text with silent tokens written out, and for each character "1" if it is in the text, else "0".
+        self._kept = ""  # text that is held back
+        # The end of the text with silent tokens written out; for each character, "1" if it is in the text, else "0".
         self._full = self._shown = ""
         self.found = False
 
     def copy(self) -> TextWriter:
-        """Another one at the same place."""
+        """An independent writer in the same state."""
         other = copy(self)
         other._detokenizer = copy(self._detokenizer)
         return other
 
     def push(self, id: int) -> str:
-        """The text that becomes certain with this token."""
+        """Add a token; returns the text that it completes."""
         if self.found:
             return ""
         text = self._detokenizer.push(id)
         return self._search(text, self._spelling.written(id)) if self._spelling.stop else text
 
     def finish(self) -> str:
-        """What is left at the end: what was kept back if no stop string came of it, and an unfinished character."""
+        """End the text; returns held-back text that is not a stop string, and an unfinished character."""
         rest = self._detokenizer.flush()
         if self.found:
             return rest
@@ -145,7 +146,7 @@ class TextWriter:
         cut = min(len(cut_at_stop(self._kept, stop)), len(self._kept) - self._shown.count("1", at))
         if at < len(self._full) or cut < len(self._kept):
             self.found = True
-            if cut < len(self._kept):  # else a character that is unfinished stands before the stop string
+            if cut < len(self._kept):  # else an unfinished character precedes the stop string
                 self._detokenizer.flush()
             piece, self._kept = self._kept[:cut], ""
             return piece
@@ -160,26 +161,26 @@ class TextWriter:
 
 
 def _beginning(text: str, stop: Sequence[str]) -> int:
-    """Where a stop string may have begun that the text does not hold to its end; the text's length if nowhere."""
+    """Index of the first possible beginning of an incomplete stop string; the text's length if there is none."""
     first = max(0, len(text) - max((len(word) for word in stop), default=1) + 1)
     places = range(first, len(text))
     return next((at for at in places if any(word.startswith(text[at:]) for word in stop)), len(text))
 
 
 _CONTEXT = 16
-"""Tokens that are decoded anew with each one that comes, at most: one call a token, of bounded length."""
+"""Maximum number of earlier tokens that are decoded again with each new token."""
 _PATIENCE = 8
-"""Tokens after which bytes that make no character are given up; a character has four bytes at most."""
+"""Number of tokens after which bytes that form no character are emitted as is; a character has at most four bytes."""
 
 
 class Detokenizer:
-    """Text of tokens one by one, such that the pieces join to the whole; a piece is "" inside a character.
+    """Decodes tokens one by one into texts that join to the whole; a text is "" inside a character.
 
-    Text is what the tokens say: spaces are not cleaned up, as this would change text that was given out.
+    Tokenization spaces are not cleaned up, as this would change text that was returned before.
 
     Args:
         tokenizer: any transformers tokenizer.
-        silent: tokens without text; None: the special ones.
+        silent: tokens without text; None: the special tokens.
     """
 
     __slots__ = ("_ids", "_known", "_read", "_silent", "_tokenizer")
@@ -187,18 +188,17 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, silent: frozenset[int] | None = None) -> None:
         self._tokenizer = tokenizer
         self._silent = special_ids(tokenizer) if silent is None else silent
-        self._ids: tuple[int, ...] = ()  # context, then what is not given out whole
-        self._read = self._known = (
-            0  # so many of these tokens, and of the characters of their text, were given out
-        )
+        self._ids: tuple[int, ...] = ()  # context, then tokens whose text is not returned in full
+        # numbers of these tokens, and of characters of their text, that were returned
+        self._read = self._known = 0
 
     def push(self, id: int) -> str:
-        """The text that becomes certain with this token."""
+        """Add a token; returns the text that it completes."""
         if id in self._silent:
             return ""
         self._ids += (id,)
         whole = self._decode()
-        sure = len(whole.rstrip("\ufffd"))  # what follows may become a character
+        sure = len(whole.rstrip("\ufffd"))  # the rest may become a character
         if sure < len(whole) and len(self._ids) - self._read > _PATIENCE:
             sure = len(whole) - 1
         piece = whole[self._known : sure]
@@ -214,7 +214,7 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What is left at the end, an unfinished character included."""
+        """End the text; returns the rest, with an unfinished character."""
         piece = self._decode()[self._known :]
         self._ids, self._read, self._known = (), 0, 0
         return piece

@@ -24,22 +24,23 @@ _LONGEST = 2048
 class Engine:
     """Serves many requests at once; a finished one's rows are taken by the next in the queue (continuous batching).
 
-    A text does not depend on what else is served: with the same seed it is that of ``Pair.generate``. (Sums are taken
-    in another order, so that in float32 and bfloat16 texts may part where two tokens are as good as tied.)
+    A text does not depend on the other requests: with the same seed it is that of ``Pair.generate``. (Floating-point
+    sums are taken in a different order, so texts may differ in float32 and bfloat16 where two tokens are nearly tied.)
 
-    Times in a request's stats: the time of a forward pass is shared equally by the rows in it. ``wall_s`` runs from
-    when the request takes its rows to its end, while the engine steps, so that ``other_s`` includes the time in which
-    other requests were served. A method that drafts several texts takes as many rows. Not thread-safe.
+    Times in a request's stats: the time of a forward pass is divided equally among its rows. ``wall_s`` counts the
+    engine's steps from when the request gets its rows to its end, so that ``other_s`` includes the time in which other
+    requests were served. Not thread-safe.
 
     Args:
         pair: what to generate with.
-        rows: number of rows in the caches, which are allocated once; an upper bound on concurrent requests.
+        rows: number of rows in the caches, which are allocated once; the maximum number of concurrent requests.
         policy: when the target's forward pass is run.
         max_len: length of a row in tokens, prompt included; None: the larger context of the two models, at most 2,048.
-        memory_bytes: upper bound of the caches' size; None: nine tenths of the free memory.
+        memory_bytes: maximum size of the caches; None: 90 % of the free memory.
 
     Raises:
-        UserError: rows that do not fit, with the largest number that does; a model that decodes one row at a time.
+        UserError: the rows do not fit into memory (the message names the largest number that does), or a model decodes
+            one row at a time.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Engine:
 
         Args:
             prompt: text, or token ids.
-            options, keywords: as of ``Pair.generate``; ``max_new_tokens=None`` is to the end of the row.
+            options, keywords: as in ``Pair.generate``; ``max_new_tokens=None``: up to the end of the row.
 
         Returns:
             The number of the request.
@@ -91,9 +92,9 @@ class Engine:
     def step(self) -> list[Event]:
         """Advance all requests by a step, with at most one forward pass of each kind.
 
-        An error of one request ends that request alone; its event holds the error. An exception raised here belongs to
-        no request (an interrupt, out of memory): all are as they were before that forward pass, and the next step
-        continues.
+        An error in one request ends only that request; its event holds the error. An exception raised here concerns no
+        single request (an interrupt, out of memory): all requests keep their state from before the forward pass, and
+        the next step continues.
 
         Returns:
             An event for each request that has new tokens or has ended.
@@ -101,23 +102,23 @@ class Engine:
         return self._batch.step()
 
     def finish(self) -> dict[int, Generation]:
-        """Step until no request is left; the results, by number, of the requests that end from now on.
+        """Step until no request is left; returns the results of the requests that end from now on, by number.
 
-        If it is interrupted, call it again: no result is lost.
+        After an interrupt, call it again: no result is lost.
 
         Raises:
-            BatchError: some requests failed; it holds the results of all.
+            BatchError: some requests failed; it holds all results.
         """
         return self._results.all("request")
 
     def cancel(self, id: int) -> Generation:
-        """Cancel a request, queued or active; its rows are free at once.
+        """Cancel a request, queued or active; its rows are freed at once.
 
         Returns:
-            The result so far, ``finish_reason`` "cancelled".
+            The result so far, with ``finish_reason`` "cancelled".
 
         Raises:
-            UserError: there is no such request, or it is finished.
+            UserError: there is no such request, or it has ended.
         """
         return self._batch.cancel(id)
 

@@ -1,4 +1,4 @@
-"""The result of a request: a text, its tokens, what it cost, and how to make it again."""
+"""The result of a request: a text, its tokens, its costs, and how to reproduce it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SHOWN = 60  # characters of a text that its repr shows
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished text with the provenance of every token.
+    """A generated text with the provenance of every token.
 
     Attributes:
-        text: without the prompt, special tokens, the EOS or stop token that ended it, and the stop string.
-        tokens: every new token, those that ``text`` leaves out too, with id, text, origin, round and drift. Their
-            texts join to ``text``.
+        text: the text without the prompt, special tokens, the EOS or stop token that ended it, and the stop string.
+        tokens: every new token, including those without text, with id, text, origin, round and drift. Their texts join
+            to ``text``.
         stats: counts, drift, times, FLOPs.
         method: the method's full name; ``finish_reason``: "eos", "stop", "length", or "cancelled".
-        accept_lengths: tokens that each round added.
-        rules: state of the method's rules at the end, for a text that is to go on from it.
+        accept_lengths: number of tokens that each round added.
+        rules: state of the method's rules at the end, from which another text can continue.
         request: the options, with the method and ``max_new_tokens`` as they were used: ``pair.generate(prompt_ids,
-            request)`` makes the same tokens again.
+            request)`` reproduces the tokens.
         prompt, prompt_ids: the prompt as text (None if it was given as ids), and its token ids.
         models: target, draft, gate, other heads and tokenizer: id, revision, and how they were loaded.
     """
@@ -59,7 +59,7 @@ class Generation:
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``.
 
-        It says how to make the same tokens again: the models and heads under "models", and ``generate`` on
+        It is enough to reproduce the tokens: load the models and heads under "models", and call ``generate`` on
         ``["prompt"]["token_ids"]`` with ``**["request"]``.
         """
         stats = self.stats

@@ -28,14 +28,14 @@ _PROMPT_SHOWN = 400  # characters
 
 
 def to_html(prompt: str | None, tokens: Sequence[Token], stats: Stats, ending: str) -> str:
-    """The end of the prompt, then each token in the colour of its origin; a legend above, the costs below.
+    """Return HTML: a legend, the end of the prompt, each token in the colour of its origin, and the costs.
 
-    All text is escaped. The tooltip of a token shows its id, origin, round and drift. Where tokens have no text, their
-    ids are shown.
+    All text is escaped. The tooltip of a token shows its id, origin, round and drift. Tokens without text are shown as
+    ids.
 
     Args:
         prompt: None if it was given as token ids.
-        ending: method and reason of the end, before the costs.
+        ending: method and finish reason, shown before the costs.
     """
     origins = [origin for origin in Origin if any(token.origin is origin for token in tokens)]
     legend = " ".join(_span(_STYLES[origin], f" {_MEANINGS[origin]} ") for origin in origins)

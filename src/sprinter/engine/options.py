@@ -1,7 +1,7 @@
-"""Options of generation: one list, which every public call takes whole or as keywords.
+"""Options of generation, which every public call accepts as one object or as keywords.
 
-A new option is a line of ``GenerationKeywords`` (what type checkers accept) and a line of ``GenerationOptions`` (its
-default, its check and what it means). The public calls, the JSON record and the command line follow from these.
+A new option is one line in ``GenerationKeywords`` (its type) and one line in ``GenerationOptions`` (its default, check
+and description). The public calls, the JSON record and the command line are derived from these.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 class GenerationKeywords(TypedDict, total=False):
-    """Keywords of the public calls, for type checkers; ``GenerationOptions`` says what they mean.
+    """Types of the keywords of the public calls; ``GenerationOptions`` describes them.
 
-    ``sampling`` may stand for temperature, top_k, top_p and min_p.
+    ``sampling`` replaces temperature, top_k, top_p and min_p.
     """
 
     method: str | Method | None
@@ -87,7 +87,7 @@ def _steps(name: str, value: Any) -> int | str:
 
 
 def _as_given(name: str, value: Any) -> Any:
-    """Checked elsewhere: the sampling options by ``Sampling``, the rules' state when the method is settled."""
+    """No check here: ``Sampling`` checks the sampling options, ``RuleState.begin`` the rules' state."""
     return value
 
 
@@ -102,10 +102,10 @@ def _option(
     """A field of ``GenerationOptions``.
 
     Args:
-        check: (name, value as it was given) -> value as it is held; raises UserError.
-        about: what it means, for the docstring.
-        help: the same in few words, for the command line; None: no option of the command line.
-        choices: the only values, if there are few.
+        check: (name, given value) -> stored value; raises UserError.
+        about: description for the docstring.
+        help: short description for the command line; None: not an option of the command line.
+        choices: the valid values, if there are few.
     """
     return field(default=default, metadata={"check": check, "about": about, "help": help, "choices": choices})
 
@@ -115,9 +115,9 @@ _METERS = ("running", "complete")
 
 @dataclass(frozen=True, init=False)
 class GenerationOptions:
-    """How to generate a text; immutable, checked when made.
+    """How to generate a text; immutable, and checked on creation.
 
-    Every call that generates takes it whole, ``generate(prompt, options)``, or as keywords, ``generate(prompt,
+    Every call that generates accepts it as an object, ``generate(prompt, options)``, as keywords, ``generate(prompt,
     seed=1)``, or both; keywords then replace the values of ``options``.
 
         >>> import sprinter
@@ -128,8 +128,8 @@ class GenerationOptions:
         0.7
 
     Raises:
-        OptionError: a keyword that is no option.
-        UserError: a value that an option cannot have; ``sampling`` beside one of the four options that it stands for.
+        OptionError: an unknown keyword.
+        UserError: an invalid value, or ``sampling`` together with one of the four options that it replaces.
     """
 
     method: Method | None = _option(
@@ -161,16 +161,16 @@ class GenerationOptions:
         0, whole, "the same seed gives the same text.", help="The same seed gives the same text."
     )
     stop: tuple[str, ...] = _option(
-        (), _texts, 'strings that end the text before them, those of special tokens too ("<|im_end|>").',
+        (), _texts, 'stop strings: the text ends before the first; also written special tokens ("<|im_end|>").',
         help="End the text before this string; may be repeated.",
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = _option(
-        (), _ids, "token ids that end the text beside EOS; like EOS they are among the tokens, without text.",
-        help="End the text at this token, beside EOS; may be repeated.",
+        (), _ids, "stop tokens, which end the text like EOS: they are among the tokens, without text.",
+        help="End the text at this token, as at EOS; may be repeated.",
     )  # fmt: skip
     meter: Literal["running", "complete"] = _option(
         "running", partial(_one_of, _METERS), '"complete": closing forward passes score every trusted token.',
-        help="complete scores every trusted token, at some extra passes.", choices=_METERS,
+        help="complete scores every trusted token, in some extra forward passes.", choices=_METERS,
     )  # fmt: skip
     ahead: int | Literal["auto"] = _option(
         1,
@@ -178,7 +178,7 @@ class GenerationOptions:
         'draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.',
     )
     rules: RuleState | Mapping[str, Any] | None = _option(
-        None, _as_given, "state of the rules (AdaEDL's λ, the heuristic's γ) to go on from: ``rules`` of an earlier "
+        None, _as_given, "state of the rules (AdaEDL's λ, the heuristic's γ) to continue from: ``rules`` of an earlier "
         "generation by the same method, or its ``to_dict()``; None: a fresh state.",
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ class GenerationOptions:
 
     @cached_property
     def sampling(self) -> Sampling:
-        """Temperature and truncation, which both models' laws are processed with."""
+        """Temperature and truncation, which both models' laws are processed with, as one object."""
         from sprinter.laws import Sampling
 
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
@@ -202,7 +202,7 @@ class GenerationOptions:
     def of(
         cls, options: GenerationOptions | None, keywords: Mapping[str, Any] | GenerationKeywords
     ) -> GenerationOptions:
-        """The options of a call; ``options`` itself where no keyword changes it."""
+        """The options of a call; ``options`` itself if no keyword changes it."""
         if options is None:
             return cls(**keywords)
         if not isinstance(options, GenerationOptions):
@@ -212,7 +212,7 @@ class GenerationOptions:
         return options._replaced(keywords)
 
     def replace(self, **keywords: Unpack[GenerationKeywords]) -> GenerationOptions:
-        """The same options but for these; the object itself where nothing changes."""
+        """A copy with these values replaced; the object itself if nothing changes."""
         return self._replaced(keywords)
 
     def _replaced(self, keywords: Mapping[str, Any] | GenerationKeywords) -> GenerationOptions:
@@ -222,7 +222,7 @@ class GenerationOptions:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The keywords as JSON values: ``GenerationOptions(**options.to_dict())`` asks for the same."""
+        """The keywords as JSON values: ``GenerationOptions(**options.to_dict())`` gives equal options."""
         return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
 
 
@@ -233,10 +233,10 @@ if GenerationOptions.__doc__:  # python -OO drops docstrings
 
 
 def default_of(name: str) -> Any:
-    """The default of a keyword.
+    """The default value of a keyword.
 
     Raises:
-        OptionError: no option has this name; the nearest one is named.
+        OptionError: no option has this name; the message suggests the nearest one.
     """
     if name not in _DEFAULTS:
         raise OptionError(str(did_you_mean("option", name, list(_DEFAULTS))))
@@ -244,7 +244,7 @@ def default_of(name: str) -> Any:
 
 
 def _expanded(keywords: Mapping[str, Any] | GenerationKeywords) -> dict[str, Any]:
-    """Values by field: known names alone, ``sampling`` as the four options that it stands for."""
+    """Check the names, and expand ``sampling`` into the four options that it replaces."""
     given: dict[str, Any] = dict(keywords)
     sampling = given.pop("sampling", None)
     for name in given:
@@ -263,7 +263,7 @@ def _expanded(keywords: Mapping[str, Any] | GenerationKeywords) -> dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """As a JSON value."""
+    """Convert the value of an option to a JSON value."""
     from sprinter.decode.method import Method
     from sprinter.decode.spec import full_spec
     from sprinter.decode.state import RuleState

@@ -36,21 +36,21 @@ def load_pair(
     runner: str = "auto",
     **options: Any,
 ) -> Pair:
-    """Load a pair from directories or hub ids; without arguments the built-in pair and its gate, no network needed.
+    """Load a pair from directories or hub ids; without arguments, the built-in pair and its gate (no network needed).
 
     Args:
         target: directory, hub id, GGUF file (also on the hub: org/name/file.gguf) or loaded model. None: the built-in
             pair.
-        draft: the same kinds; None for plain decoding.
-        gate: gate directory or hub id, made for this draft.
-        heads: directories or hub ids of other heads made for this draft: those that "specdec++" and "disco" read.
-        runner: "auto" (llama.cpp runs GGUF files, PyTorch the rest), "torch" (GGUF files are refused) or "llamacpp"
-            (other models are converted once and kept in the cache; dtype "float32", "float16" or "q8_0").
+        draft: as ``target``; None: plain decoding.
+        gate: directory or hub id of a gate that was trained for this draft.
+        heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read.
+        runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (no GGUF files) or "llamacpp" (other
+            models are converted once and cached; dtype "float32", "float16" or "q8_0").
         options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
             draft_revision, trust_remote_code, compile; see ``load_models``.
 
     Raises:
-        UserError: a directory that is missing or wrong, vocabularies that differ, a gate made for another draft, ...
+        UserError: a missing or invalid directory, different vocabularies, a gate of another draft, ...
     """
     if target is None:
         if draft is not None:
@@ -68,10 +68,10 @@ def load_pair(
 
 
 class Pair:
-    """Two models, a tokenizer and perhaps a gate, ready to generate. Made by ``load_pair``.
+    """Two models, a tokenizer and optionally heads, ready to generate. Created by ``load_pair``.
 
     Raises:
-        UserError: a head that was made for another draft, two heads of one kind, a gate that reads the token it judges.
+        UserError: a head of another draft, two heads of one kind, or a gate that reads the token that it judges.
     """
 
     def __init__(self, models: LoadedPair, gate: Head | None = None, heads: Sequence[Head] = ()) -> None:
@@ -110,7 +110,7 @@ class Pair:
 
     @property
     def default_method(self) -> str:
-        """What decodes where no method is named, exactly: ``speculative`` with a draft, else ``autoregressive``."""
+        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
         return self._parts.default_method
 
     @overload
@@ -135,11 +135,11 @@ class Pair:
         options: GenerationOptions | Sequence[GenerationOptions | None] | None = None,
         **keywords: Any,
     ) -> Generation | list[Generation]:
-        """Generate a text; from a list of prompts a list of texts, as ``generate_batch`` does.
+        """Generate a text; from a list of prompts, a list of texts as ``generate_batch`` does.
 
         Args:
             prompt: text, or token ids; or a list of prompts. A list of numbers is one prompt.
-            options: a ``GenerationOptions``; for several prompts also a list with one for each.
+            options: a ``GenerationOptions``; for several prompts, also a list with one for each.
             keywords: options by name; they replace those of ``options``. See ``GenerationOptions``.
 
         Raises:
@@ -156,7 +156,7 @@ class Pair:
         options: GenerationOptions | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Stream:
-        """Generate one text, token by token; arguments as of ``generate``. A bad request is refused at once."""
+        """Generate one text, token by token; arguments as for ``generate``, checked at once."""
         return Stream(Task(self._parts, prompt, GenerationOptions.of(options, keywords)))
 
     def generate_batch(
@@ -171,23 +171,23 @@ class Pair:
     ) -> list[Generation]:
         """Generate many texts at once, in the order of the prompts.
 
-        Each text is what ``generate`` would give with the same options, whatever its neighbours; ``Engine`` says what
-        the times in the stats mean.
+        Each text is that of ``generate`` with the same options, independent of the other prompts; for the times in the
+        stats, see ``Engine``.
 
         Args:
             prompts: texts, or lists of token ids.
             options: for all prompts, or a list with one for each.
             keywords: options by name: a value for all prompts, or a list with one for each. ``stop`` and
-                ``stop_token_ids``: one list for all, or a list of lists. With ``max_new_tokens=None`` all rows have the
-                length of the models' context.
+                ``stop_token_ids``: one list for all, or a list of lists. With ``max_new_tokens=None``, all rows
+                have the length of the models' context.
             rows: number of texts that are decoded at the same time; None: all, up to 32.
             policy: when the target's forward pass is run.
-            memory_bytes: upper bound of the caches' size; None: nine tenths of the free memory.
+            memory_bytes: maximum size of the caches; None: 90 % of the free memory.
 
         Raises:
-            UserError: what is wrong with a request and how to fix it, begun with "prompt 3: " for the one at index 3;
-                rows that do not fit into memory.
-            BatchError: some texts failed; it holds the results of all.
+            UserError: what is wrong with a request and how to fix it, with the prefix "prompt 3: " for the one at index
+                3; rows that do not fit into memory.
+            BatchError: some texts failed; it holds all results.
         """
         if isinstance(prompts, str | bytes):
             raise UserError("prompts is one text: give a list of prompts")

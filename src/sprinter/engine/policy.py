@@ -11,15 +11,15 @@ __all__ = ["Policy"]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When to run the target: a forward pass costs about as much for few rows as for many, so rows may wait.
+    """When to run the target: its forward pass costs about as much for few rows as for many, so rows may wait.
 
-    It runs as soon as one of the two conditions holds. No policy changes a text.
+    The target runs as soon as one of two conditions holds, ``share`` or ``age``. No policy changes a text.
 
     Attributes:
-        share: this share of the active rows waits for the target, in [0, 1]; 1: all of them, 0: never wait.
-        age: a row has waited for this many steps of the engine; 0: never wait, None: no limit, so that a request may
-            wait for ever beside others that only draft.
-        prompt_piece: size of a prefill chunk in tokens, so that a long prompt does not hold up other requests.
+        share: share of the active rows that wait for the target, in [0, 1]; 1: all of them, 0: do not wait.
+        age: number of engine steps that a row has waited; 0: do not wait, None: no limit, so that a request may wait
+            indefinitely while others only draft.
+        prompt_piece: size of a prefill chunk in tokens, so that a long prompt does not block other requests.
     """
 
     share: float = 0.5
@@ -38,6 +38,6 @@ class Policy:
         Args:
             waiting: number of requests that wait for the target, at least one.
             live: number of requests that have rows.
-            longest: number of steps that one of them has waited.
+            longest: longest waiting time among them, in steps.
         """
         return waiting >= self.share * live or (self.age is not None and longest >= self.age)

@@ -1,4 +1,4 @@
-"""Caches on loan: a runner serves one request at a time and is used again by the next."""
+"""A pool of runners: each serves one borrower at a time, and its caches are reused by the next."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sprinter.models.runner import Runner
 
 __all__ = ["RunnerPool"]
 
-_KEPT = 4  # caches that wait for a request
-_GRAIN = 256  # cache lengths are rounded up to this, so that requests of like size share a runner
+_KEPT = 4  # maximum number of idle runners
+_GRAIN = 256  # cache lengths are rounded up to this, so that requests of similar size share a runner
 
 
 class RunnerPool:
-    """Runners over one model. Streams and threads that run at the same time get different ones."""
+    """Runners of one model. Concurrent streams and threads get different runners."""
 
     def __init__(self, model: LoadedModel) -> None:
         self.model = model
@@ -24,7 +24,7 @@ class RunnerPool:
         self._lock = Lock()
 
     def take(self, max_len: int, rows: int = 1, spare: int = 0) -> Runner:
-        """A runner of ``rows`` rows of ``max_len`` tokens of text each, and ``spare`` tokens of a tree beside it."""
+        """A runner of ``rows`` rows of ``max_len`` tokens of text each, and ``spare`` more for a tree."""
         with self._lock:
             for runner in self._free:
                 if self._serves(runner, max_len, rows, spare):
@@ -35,25 +35,25 @@ class RunnerPool:
         )
 
     def holds(self, max_len: int, rows: int, spare: int = 0) -> bool:
-        """Whether such a runner waits here: to take it needs no more memory."""
+        """Whether such a runner is idle, so that taking it needs no more memory."""
         with self._lock:
             return any(self._serves(runner, max_len, rows, spare) for runner in self._free)
 
     def _serves(self, runner: Runner, max_len: int, rows: int, spare: int) -> bool:
-        """Texts are never longer than the model's context, whatever is asked for."""
+        """Whether a runner is large enough; ``max_len`` is limited to the model's context."""
         return runner.max_len >= min(max_len, self.model.context) + spare and runner.batch == rows
 
     def clear(self) -> None:
-        """Drop the runners that wait here."""
+        """Drop the idle runners."""
         with self._lock:
             self._free.clear()
 
     def size(self, max_len: int, spare: int = 0) -> int:
-        """The length that rows of a new runner have: of ``max_len`` tokens of text, rounded up, and a tree's."""
+        """Length of a row of a new runner: ``max_len`` rounded up, plus ``spare``, in tokens."""
         return min(-(-max_len // _GRAIN) * _GRAIN, self.model.context) + spare
 
     def give_back(self, runner: Runner | None) -> None:
-        """Return a runner in whatever state it is; of many the one that lay longest is dropped."""
+        """Return a runner in any state; beyond the maximum number, the runner that was idle longest is dropped."""
         if runner is not None:
             with self._lock:
                 self._free.append(runner)

@@ -1,4 +1,4 @@
-"""From a prompt to token ids."""
+"""Conversion of prompts to token ids."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PromptInput = str | Sequence[int]
 PromptInputs = list[str] | list[list[int]] | list[PromptInput] | tuple[PromptInput, ...]
 """Several prompts: a list of texts, of lists of token ids, or of both."""
 
-_CHARS_PER_TOKEN = 32  # hardly any text has more
+_CHARS_PER_TOKEN = 32  # more than in almost any text
 
 
 def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
     """Token ids of a prompt, checked against the vocabulary.
 
     Raises:
-        UserError: empty, without a tokenizer, ids out of range, or so long that even its first part does not fit.
+        UserError: an empty prompt, text without a tokenizer, ids out of range, or a prompt longer than the context.
     """
     ids = _from_text(prompt, pair) if isinstance(prompt, str) else _from_ids(prompt)
     if not ids:
@@ -37,9 +37,9 @@ def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
 
 
 def is_several(prompt: Any) -> bool:
-    """Whether it is a list of prompts. A list of numbers is one prompt, given as token ids; an empty list holds none.
+    """Whether the argument is a list of prompts. A list of numbers is one prompt; an empty list is a list of prompts.
 
-    Looks at the first element alone: text or a sequence is a prompt, a mapping or a number is a part of one.
+    Only the first element is inspected: text or a sequence is a prompt, a number or a mapping is an item of one.
     """
     if not isinstance(prompt, list | tuple) or not prompt:
         return isinstance(prompt, list | tuple)
@@ -67,7 +67,7 @@ def _from_text(prompt: str, pair: LoadedPair) -> list[int]:
         raise UserError("the prompt is empty: give at least one word to go on from")
     if pair.tokenizer is None:
         raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
-    # Encoding megabytes takes long: a prompt far beyond the context is refused by its first part.
+    # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.
     part = prompt[: _CHARS_PER_TOKEN * pair.longest]
     ids = list(pair.tokenizer(part, verbose=False)["input_ids"])
     if len(part) == len(prompt):

@@ -1,4 +1,4 @@
-"""The part of a result's record that makes it reproducible: models, heads and versions."""
+"""The record of models, heads and package versions that makes a result reproducible."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _READ = (
     ".json",
     ".model",
     ".jinja",
-)  # suffixes of what a model is loaded from
+)  # suffixes of the files that a model is loaded from
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that numbers depend on."""
+    """Versions of the packages that results depend on."""
     return {
         "sprinter": __version__,
         "torch": torch.__version__,
@@ -39,9 +39,9 @@ def versions() -> dict[str, str]:
 
 
 def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
-    """Target, draft, gate, other heads and tokenizer of a pair; None for what it lacks.
+    """Target, draft, gate, other heads and tokenizer of a pair; None for missing ones.
 
-    An id is a directory, a file or a hub id, and None for a gate or tokenizer that was in memory.
+    An id is a directory, a file or a hub id; None for a gate or tokenizer that was given as an object.
     """
     others = [head for kind, head in heads.items() if kind != "gate"]
     name = getattr(models.tokenizer, "name_or_path", None)
@@ -55,10 +55,10 @@ def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, An
 
 
 def fingerprints(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
-    """``models_record`` with fingerprints of the contents: results may be continued where they are equal.
+    """``models_record`` with fingerprints of the contents: results can be continued if they are equal.
 
-    For models and tokenizer these are sizes and times of change of their files, as hashing takes long (a hub id has its
-    revision); for heads the SHA-256.
+    For models and tokenizer these are sizes and modification times of their files, as hashing is slow (a hub id has its
+    revision); for heads, the SHA-256.
     """
     found = models_record(models, heads)
     for name in ("target", "draft", "tokenizer"):
@@ -72,7 +72,7 @@ def fingerprints(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any
 
 
 def _files(place: Path) -> dict[str, tuple[int, int]]:
-    """Size (bytes) and time of change (ns) of the files that a model is loaded from, by name; none of a hub id."""
+    """Size (bytes) and modification time (ns) of a model's files, by name; {} for a hub id."""
     files = sorted(place.iterdir()) if place.is_dir() else [place]
     stats = {file.name: file.stat() for file in files if file.suffix in _READ and file.is_file()}
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
@@ -91,7 +91,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
 
 
 def _loading(model: PreTrainedModel | GgufModel) -> dict[str, Any]:
-    """Keywords of ``load_pair`` that change the law, as transformers keeps them; None and False of a GGUF file."""
+    """Keywords of ``load_pair`` that change the law, as stored by transformers; None and False for a GGUF file."""
     config: Any = model.config
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None and not isinstance(quantization, dict):

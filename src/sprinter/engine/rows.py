@@ -1,4 +1,4 @@
-"""A runner's rows one by one, and the text that a request keeps in one of them."""
+"""Access to single rows of a runner, and the text of a request in one of them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sprinter.models.runner import Runner
 __all__ = ["FINAL", "After", "CacheRows", "Feed", "ForwardResult", "RequestRow"]
 
 FINAL = -1
-"""In place of a decoder layer: the hidden states after the final norm."""
+"""In place of a decoder layer's number: the hidden states after the final norm."""
 After = tuple[Tensor, Tensor]
-"""What a model says after a text: logits ``[V]`` and state ``[d]``."""
+"""Output of a model after a text: logits ``[V]`` and hidden state ``[d]``."""
 
 
 class Feed(NamedTuple):
-    """What a row is to read: ``tokens``, at least one, after the first ``start`` that it holds; the rest is forgotten.
+    """Input of a row: ``tokens``, at least one, after the first ``start`` that it holds; later ones are discarded.
 
-    So a feed may be read again, whatever became of it the first time. ``parents``: of each token the slot in the row of
-    the token that it follows, where they branch; None: each follows the one before it.
+    So a feed can be read again after a failure. ``parents``: for tokens that branch, the slot in the row of each one's
+    parent; None: each token follows the previous one.
     """
 
     row: int
@@ -37,9 +37,8 @@ class Feed(NamedTuple):
 class ForwardResult(NamedTuple):
     """A forward pass over some rows: logits ``[rows, n, V]``, hidden states ``[rows, n, d]`` in the order of the feeds.
 
-    n is the longest feed; what lies beyond a row's own tokens means nothing. ``faults``: by place in the feeds, what is
-    wrong with the logits of a row; it holds what it held before. ``layers``: hidden states that come out of the decoder
-    layers that were asked for.
+    n is the length of the longest feed; values at padding are undefined. ``faults``: by index of the feed, the error in
+    a row's logits; the row keeps its previous content. ``layers``: hidden states after the requested decoder layers.
     """
 
     logits: Tensor
@@ -49,22 +48,22 @@ class ForwardResult(NamedTuple):
 
 
 class CacheRows:
-    """One model's rows, driven some at a time.
+    """One model's rows, of which any subset can be read at a time.
 
     Args:
-        runner: the rows.
-        vocab: size of the common vocabulary; logits beyond it are cut off.
+        runner: holds the rows.
+        vocab: size of the common vocabulary; logits beyond it are dropped.
         name: "target" or "draft", for errors.
     """
 
     def __init__(self, runner: Runner, vocab: int, name: str) -> None:
         self.runner, self.vocab, self.name = runner, vocab, name
-        # Row → the end of what no finite logits have vouched for yet: it must be wiped before it is masked.
+        # Row → end of the slots not yet verified by finite logits: to discard these (maybe NaN), a mask is not enough.
         self._doubtful: dict[int, int] = {}
         runner.rewind([0] * runner.batch)
 
     def rewind(self, lengths: Mapping[int, int]) -> None:
-        """Forget all but the first tokens of some rows, by row."""
+        """Discard all but the first tokens of some rows; ``lengths``: tokens to keep, by row."""
         held = self.runner.lengths
         wanted = [lengths.get(row, length) for row, length in enumerate(held)]
         if wanted != held:
@@ -75,17 +74,17 @@ class CacheRows:
                 self._doubtful[row] = length
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Discard the tokens of all rows."""
         self.rewind(dict.fromkeys(range(self.runner.batch), 0))
 
     def keep(self, row: int, path: Sequence[int]) -> None:
-        """Of the tree that a row ends with keep the slots in ``path`` alone, as if they had been read as plain text."""
+        """Keep only the slots in ``path`` of the tree at the end of a row, as if they had been read as a chain."""
         self.runner.keep(row, path)
 
     def begin(self, feeds: Sequence[Feed], more: int = 0) -> None:
-        """Bring rows to where their feeds start, before a pass over those and perhaps ``more`` tokens each.
+        """Rewind rows to the start of their feeds, before a forward pass over these and up to ``more`` tokens each.
 
-        Until ``end`` has vouched for what the pass wrote, forgetting it means wiping it.
+        Until ``end`` has verified the slots that the forward pass wrote, a rewind overwrites them with zeros.
         """
         self.rewind({feed.row: feed.start for feed in feeds})
         for feed in feeds:
@@ -93,16 +92,16 @@ class CacheRows:
             self._doubtful[feed.row] = max(self._doubtful.get(feed.row, 0), end)
 
     def nothing_read(self, feeds: Sequence[Feed]) -> None:
-        """After ``begin``: there was no pass, and another way is taken at once."""
+        """Forget what ``begin`` noted if no forward pass was run; the caller runs an eager one next."""
         for feed in feeds:
             self._doubtful[feed.row] = feed.start
 
     def end(self, feed: Feed, peaks: Sequence[float], position: int) -> SprinterError | None:
-        """After a pass: what is wrong with a row's logits, if anything is; the row is then as it was before.
+        """Check a row after a forward pass; returns an error if its logits are not finite, and then rewinds the row.
 
         Args:
-            peaks: the largest logit after each token from ``position`` of the text on. Logits depend on all that the
-                row holds: where they are finite, so is that.
+            peaks: the largest logit after each token from ``position`` of the text on. Logits depend on all slots of
+                the row: if they are finite, so are the slots.
         """
         fault = find_fault(peaks, self.name, position)
         if fault is None:
@@ -112,10 +111,10 @@ class CacheRows:
         return fault
 
     def read(self, feeds: Sequence[Feed], layers: Sequence[int] = ()) -> ForwardResult:
-        """One forward pass over some rows, each at most once; others are left as they are.
+        """Run one forward pass over some rows, each at most once; other rows are unchanged.
 
         Args:
-            layers: decoder layers whose hidden states are wanted too.
+            layers: decoder layers whose hidden states to return.
         """
         output = self._pass(feeds, True, layers)
         assert output.logits is not None
@@ -128,10 +127,10 @@ class CacheRows:
     def read_prompts(
         self, feeds: Sequence[Feed], layers: Sequence[int] | None = None
     ) -> dict[int, list[Tensor]]:
-        """Prefill: no logits are made; one forward pass for each group of feeds that are about as long.
+        """Prefill without logits: one forward pass per group of feeds of similar length.
 
         Returns:
-            By row, hidden states ``[n, d]``: after the final norm, then of each of ``layers``; {} where that is None.
+            By row, hidden states ``[n, d]`` after the final norm and of each of ``layers``; {} if ``layers`` is None.
         """
         states: dict[int, list[Tensor]] = {}
         try:
@@ -166,7 +165,7 @@ class CacheRows:
 
 
 def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
-    """Feeds in groups, few enough that a pass more costs less than the padding that it saves (a quarter and 8)."""
+    """Group feeds by length, so that padding is at most a quarter plus 8 tokens: another forward pass costs less."""
     groups: list[list[Feed]] = []
     least = 0.0
     for feed in sorted(feeds, key=lambda feed: -len(feed.tokens)):
@@ -178,19 +177,19 @@ def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
 
 
 class RequestRow:
-    """One model's row of a request, and the text that it stands for.
+    """The row of a request in one model, and its text.
 
     Args:
         rows: the model's rows.
-        number: the one of this request.
+        number: index of this request's row.
         prompt: token ids.
         layers: decoder layers whose hidden states are kept, or ``FINAL``.
 
     Attributes:
-        text: token ids; a tree may stand behind them (``grow``).
-        cached: tokens of the text that were read and answered for. The row may hold more: what was forgotten, or read
-            by a forward pass that was interrupted.
-        after: what the model says after the whole text, where it was asked.
+        text: token ids; a tree may follow them (``grow``).
+        cached: number of the text's tokens in the KV cache. The row may hold more: discarded tokens, or tokens of a
+            forward pass that was interrupted.
+        after: the model's output after the whole text, if it is known.
     """
 
     def __init__(
@@ -201,13 +200,13 @@ class RequestRow:
         self.after: After | None = None
         self.layers = tuple(layers)
         self._nodes: list[int] = []  # tokens of the tree
-        self._parents: list[int] = []  # of each, the node that it follows, -1 for the text
-        self._read = 0  # nodes that were read, in their order
-        self._root = 0  # where the pass began that read the first of them
+        self._parents: list[int] = []  # parent of each node, -1 for the text
+        self._read = 0  # number of nodes that were read, in order
+        self._root = 0  # start of the forward pass that read the first node
         self._states: dict[int, Tensor] = {}
 
     def goto(self, start: int, tokens: Sequence[int], path: Sequence[int] = ()) -> None:
-        """Keep the nodes in ``path`` of the tree, forget what lies beyond ``start`` and put ``tokens`` there."""
+        """Keep the nodes in ``path`` of the tree, discard tokens beyond ``start`` and append ``tokens``."""
         if self._nodes:
             self._leave_tree(path)
         if self.cached > start:
@@ -217,7 +216,7 @@ class RequestRow:
 
     def _leave_tree(self, path: Sequence[int]) -> None:
         base, read = len(self.text), [node for node in path if node < self._read]
-        if self._read:  # also where no node stays: the row is to be linear again
+        if self._read:  # also if no node stays: the row must be a chain again
             self.rows.keep(self.number, [*range(self._root, base), *(base + node for node in read)])
             for layer, states in self._states.items():
                 self._states[layer] = states[[*range(base), *(base + node for node in read)]]
@@ -226,12 +225,12 @@ class RequestRow:
         self._nodes, self._parents, self._read, self.after = [], [], 0, None
 
     def grow(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """Add nodes to the tree behind the text."""
+        """Add nodes to the tree after the text."""
         self._nodes += tokens
         self._parents += parents
 
     def prompt_left(self, at_most: int | None) -> Feed | None:
-        """The next chunk of the prompt's prefill, all but its last token; None if that is over."""
+        """The next chunk of the prompt's prefill, which excludes its last token; None after the last chunk."""
         cached = self.cached
         if cached >= self._prefill:
             return None
@@ -239,7 +238,7 @@ class RequestRow:
         return Feed(self.number, cached, self.text[cached:end])
 
     def unread(self) -> Feed:
-        """Tokens and nodes that the row has not read; () where all was read and ``after`` says what the model says."""
+        """Tokens and nodes that the row has not read; () if all are read and ``after`` is known."""
         if not self._nodes:
             if self.cached == len(self.text) and self.after is None:
                 self.cached -= 1
@@ -254,7 +253,7 @@ class RequestRow:
         return Feed(self.number, first, tokens, parents)
 
     def was_read(self, feed: Feed, states: Sequence[Tensor] = ()) -> None:
-        """A forward pass over ``feed`` was answered for; ``states [n, d]``: of each of ``layers``."""
+        """Record a forward pass over ``feed``; ``states``: hidden states ``[n, d]`` of each of ``layers``."""
         linear = len(feed.tokens) - (len(self._nodes) - self._read)
         for layer, new in zip(self.layers, states, strict=True) if self.layers else ():
             held = self._states.get(layer)
@@ -264,5 +263,5 @@ class RequestRow:
 
     @property
     def states(self) -> dict[int, Tensor]:
-        """By layer, hidden states ``[cached, d]`` of the text's tokens that were read."""
+        """Hidden states ``[cached, d]`` of the text's cached tokens, by layer."""
         return {layer: states[: self.cached] for layer, states in self._states.items()}

@@ -1,9 +1,9 @@
-"""Continuous batching: a fixed number of rows, and requests that take them and leave.
+"""Continuous batching: requests enter and leave a fixed number of rows.
 
 Each request is a generator of jobs (``Task.jobs``). A step runs at most one forward pass of each kind, for all requests
-whose next job is of that kind: a prefill chunk in each model (prompts of different lengths apart), a draft step, and
-the target's forward pass, which a policy may delay until enough rows wait. Rows differ in length and phase, each with
-its own method, sampling and seed; the text of a row does not depend on its neighbours.
+whose next job is of that kind: a prefill chunk in each model (grouped by length), a draft step, and the target's
+forward pass, which a policy may delay until enough rows wait. Rows differ in length and phase, and each has its own
+method, sampling and seed; the text of a row does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Event:
     Attributes:
         id: number of the request.
         tokens: new final tokens, each with the text that it completes, as in ``Stream``.
-        generation: the whole result, if the request has ended; ``finish_reason`` "error" if it failed.
-        error: why it failed: logits of its rows that are not finite, or what one of its rules raised.
+        generation: the whole result, if the request has ended; its ``finish_reason`` is "error" if it failed.
+        error: the exception, if it failed: logits that are not finite, or an exception of one of its rules.
     """
 
     id: int
@@ -48,8 +48,8 @@ class _Live:
     """A request that has rows.
 
     Attributes:
-        began: when it got its rows, in seconds.
-        passed_over: number of steps in which it waited for the target.
+        began: time at which it got its rows, in seconds.
+        passed_over: number of steps for which it has waited for the target.
     """
 
     id: int
@@ -67,16 +67,16 @@ class Scheduler:
         rows: number of rows in each model.
         max_len: length of a row in tokens, prompt and text together.
         policy: when the target's forward pass is run.
-        memory_bytes: upper bound of the caches' size; None: nine tenths of what is free, idle caches included.
-        needs_target, needs_draft: whether any request may ask the model: no cache is made for one that is never asked.
-        spare: slots of a row for the tree of several drafts, beside its text.
-        streams: whether there are events for new tokens; else for finished requests alone.
+        memory_bytes: maximum size of the caches; None: 90 % of the free memory, idle caches included.
+        needs_target, needs_draft: whether any request may use the model; no caches are allocated for an unused one.
+        spare: additional slots of a row, for the tree of several drafts.
+        streams: whether to emit events for new tokens, or only for finished requests.
 
     Raises:
         UserError: a model that decodes one row at a time; caches that do not fit, with the largest number of rows.
 
     Attributes:
-        events: those that ``step`` has not returned yet.
+        events: events that ``step`` has not returned yet.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class Scheduler:
         return [number for number in range(self._rows) if number not in taken]
 
     def add(self, run: Task) -> int:
-        """Put a request in the queue; its number.
+        """Put a request in the queue; returns its number.
 
         Raises:
-            UserError: it can never fit.
+            UserError: the request is longer than a row, or the engine is closed.
         """
         if self._closed:
             raise UserError("the engine is closed: make another")
@@ -140,7 +140,7 @@ class Scheduler:
         return id
 
     def step(self) -> list[Event]:
-        """``advance``, and return the events."""
+        """Run ``advance`` and return the events."""
         self.advance()
         events, self.events = self.events, []
         return events
@@ -148,9 +148,9 @@ class Scheduler:
     def advance(self) -> None:
         """Admit queued requests to free rows, run one forward pass of each kind that is due, and collect the events.
 
-        An error of one request ends that request alone; its event holds the error. An exception raised here belongs to
-        no request (an interrupt, out of memory): all are as they were before that forward pass, no event is lost, and
-        the next step continues.
+        An error in one request ends only that request; its event holds the error. An exception raised here concerns no
+        single request (an interrupt, out of memory): all requests keep their state from before the forward pass, no
+        event is lost, and the next step continues.
         """
         began = time.perf_counter()
         try:
@@ -166,7 +166,7 @@ class Scheduler:
             waiting = self._at(lambda job: isinstance(job, TargetJob))
             longest = max((one.passed_over for one in waiting), default=0)
             under_way = sum(not one.work.over for one in self._live.values())
-            # One that was asked for in this very step may come along.
+            # Requests that need the target since this step take part.
             if waiting and self._policy.calls(len(waiting), under_way, longest):
                 self._do(waiting, began)
             else:
@@ -180,13 +180,13 @@ class Scheduler:
         self._collect()
 
     def cancel(self, id: int) -> Generation:
-        """Cancel a request, queued or active; its rows are free at once.
+        """Cancel a request, queued or active; its rows are freed at once.
 
         Returns:
-            The result so far, ``finish_reason`` "cancelled".
+            The result so far, with ``finish_reason`` "cancelled".
 
         Raises:
-            UserError: there is no such request, or it is finished.
+            UserError: there is no such request, or it has ended.
         """
         run = self._waiting.pop(id, None)
         if id in self._live:
@@ -206,10 +206,10 @@ class Scheduler:
         self._parts.give_back(self._models)
 
     def _admit(self) -> None:
-        """First come, first served: the first in the queue waits until a row is free."""
+        """Admit requests in the order of the queue, as long as rows are free."""
         for id, run in list(self._waiting.items()):
             free = self._free
-            if id not in self._live:  # else an interrupt came between the next two statements
+            if id not in self._live:  # it is there already after an interrupt between the next two statements
                 if not free:
                     return
                 work = Work(run, self._models, free[0], self._policy.prompt_piece)
@@ -218,27 +218,27 @@ class Scheduler:
             del self._waiting[id]
 
     def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
-        """Requests whose next job is such a one, in the order of their rows."""
+        """Requests whose next job satisfies the predicate, in the order of their rows."""
         return sorted(
             (one for one in self._live.values() if wanted(one.work.job)), key=lambda one: one.work.number
         )
 
     def _do(self, group: Sequence[_Live], began: float) -> None:
-        """Run one forward pass for the jobs of a group, and hand out the results."""
+        """Run one forward pass for the jobs of a group, and pass on the results."""
         jobs = [one.work.job for one in group if one.work.job is not None]
         done = self._models.run(jobs) if jobs else []
         for one, result in zip(group, done, strict=True):
             self._go_on(one, result, began)
 
     def _go_on(self, one: _Live, done: Done | None, began: float) -> None:
-        """Give a request the result of its job; it runs up to its next one."""
+        """Send a request the result of its job; it runs up to its next job."""
         one.work.go_on(done)
         one.passed_over = 0
         if one.work.over:
             one.work.run.record.stats.wall_s += time.perf_counter() - max(one.began, began)
 
     def _collect(self) -> None:
-        """Collect the events of all requests; those that have ended leave."""
+        """Collect the events of all requests, and remove those that have ended."""
         for one in list(self._live.values()):
             if one.work.over:
                 self._leave(one, one.work.run.generation())
@@ -246,7 +246,7 @@ class Scheduler:
                 self._note(one)
 
     def _leave(self, one: _Live, generation: Generation | None = None) -> None:
-        """Free the rows of a request; with a result there is a last event."""
+        """Free the rows of a request; emit its last event if a result is given."""
         for rows in (self._models.target, self._models.draft):
             if rows is not None:
                 rows.rewind({one.work.number: 0})
@@ -256,7 +256,7 @@ class Scheduler:
             self._note(one, generation)
 
     def _note(self, one: _Live, generation: Generation | None = None) -> None:
-        """Append the event of a request, once: an interrupt before that leaves it to the next step."""
+        """Append the event of a request once; after an interrupt before that, the next step appends it."""
         place = one.reader and one.reader.place
         try:
             if generation is not None:

@@ -1,11 +1,11 @@
-"""Steps over several rows at once: a draft step, and a pass of the target.
+"""Steps over several rows at once: a draft step, and a target forward pass.
 
-A draft step is one unit: model pass → processed laws → addressed draws → signals → scores of heads. Each row has its
-own sampling, draws, round and position, and nothing that is computed for a row depends on its neighbours but the last
-bits of the models' own arithmetic. ``DraftSteps`` and ``TargetPasses`` are the signatures; the eager versions here run
-any runner, captured ones may take their place.
+A draft step is one unit: forward pass → processed laws → addressed draws → signals → scores of heads. Each row has its
+own sampling, draws, round and position, and its results do not depend on other rows, except for rounding in the models.
+``DraftSteps`` and ``TargetPasses`` are the interfaces; the eager versions here work with any runner and can be replaced
+by captured ones.
 
-A pass's time is shared equally by the rows that took part in it.
+The time of a forward pass is divided equally among its rows.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftPlan:
-    """What every draft step of a request has in common.
+    """The settings that all draft steps of a request share.
 
     Attributes:
-        sampling: how logits become the law that is drawn from.
+        sampling: temperature and truncation of the processed law.
         signals: names of ``sprinter.decode.signals.SIGNALS`` that the rules read.
         heads: by kind, those that the rules read.
-        raw: whether the answer must have raw laws (temperature 1, nothing cut off).
-        needs_raw: whether the step needs the raw law for anything.
-        reads_x: whether a head reads the state at x: then the step runs x through the model too.
-        captures: whether a captured step may make it; asked_signals: what it computes for those that ask alone.
+        raw: whether the answer must contain raw laws (temperature 1, no truncation).
+        needs_raw: whether the step computes the raw law.
+        reads_x: whether a head reads the hidden state at x; the step then runs the model on x too.
+        captures: whether the step can be captured. asked_signals: signals whose ``capture`` is "asked".
     """
 
     sampling: Sampling
@@ -73,14 +73,14 @@ class DraftRow:
     """One row of a draft step.
 
     Attributes:
-        row: its number in the runner.
-        tokens: what it has not read yet; () where the last step ran x through the model.
-        position: place in the text of the token to be drafted, so that the row holds ``position - len(tokens)`` tokens
-            before; ``round`` and ``draft`` (number of the draft where a round has several) complete the address of its
-            draw.
-        place: place of that token in its draft run, from 1; heads read it.
-        count: draft so many tokens.
-        after: what the model says after the text, where ``tokens`` is ().
+        row: index of the row in the runner.
+        tokens: unread tokens; () if the last step ran the model on x.
+        position: position in the text of the token to draft, so that the row holds ``position - len(tokens)`` tokens
+            before the step; ``round`` and ``draft`` (index of the draft if a round has several) complete the address of
+            the draw.
+        place: position of that token in its draft run, from 1; heads read it.
+        count: number of tokens to draft.
+        after: the model's output after the text, if ``tokens`` is ().
     """
 
     row: int
@@ -96,7 +96,7 @@ class DraftRow:
 
     @property
     def feed(self) -> Feed:
-        """What the row is to read first, from the length that the step starts from."""
+        """The first input of the row, from the length that the step starts from."""
         return Feed(self.row, self.position - len(self.tokens), self.tokens)
 
 
@@ -108,9 +108,9 @@ class Drafted:
         token: x.
         law: ``[V]`` that it was drawn from; raw: ``[V]`` or None.
         signals: by name, signals and scores of heads.
-        feeds: tokens that the row was fed, one number a pass that it took part in.
-        after: what the model says after x, where x was run through it.
-        draft_s, gate_s: its share of the step's time, without the heads and theirs.
+        feeds: number of tokens that the row read in each of its forward passes.
+        after: the model's output after x, if it ran on x.
+        draft_s, gate_s: the row's share of the step's time, in seconds: without the heads, and of the heads.
     """
 
     token: int
@@ -125,9 +125,9 @@ class Drafted:
 
 @dataclass(slots=True)
 class TargetRow:
-    """One row of a target pass: ``feed`` is what it has not read yet. ``raw``: give raw laws too.
+    """One row of a target forward pass: ``feed`` holds its unread tokens. ``raw``: whether to return raw laws too.
 
-    ``layers``: decoder layers whose hidden states are wanted, or ``FINAL``.
+    ``layers``: decoder layers whose hidden states to return, or ``FINAL``.
     """
 
     feed: Feed
@@ -152,19 +152,19 @@ class Scored:
 class DraftSteps(Protocol):
     """Draft ``count`` tokens in each of some rows (each row at most once), in as many steps.
 
-    Rows start from the length that each says, whatever they hold: what failed or was broken off may be done again.
+    Each row starts from the length that it names, so that a failed or interrupted step can be run again.
     """
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
-        """For each row, in order, its tokens; or what is wrong with it, and its neighbours are none the worse."""
+        """Return, for each row in order, its tokens or its error; an error does not affect other rows."""
         ...
 
 
 class TargetPasses(Protocol):
-    """One pass of the target over some rows (each row at most once), as ``DraftSteps``."""
+    """One target forward pass over some rows (each row at most once), as ``DraftSteps``."""
 
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
-        """For each row, in order, its laws; or what is wrong with it."""
+        """Return, for each row in order, its laws or its error."""
         ...
 
 
@@ -202,7 +202,7 @@ class EagerDraftSteps:
     def _draw(
         self, rows: Sequence[DraftRow], logits: Tensor, hidden: Tensor, began: float
     ) -> list[Drafted | SprinterError]:
-        """Laws, draws, signals and scores, of logits ``[rows, V]`` and states ``[rows, d]`` after each row's text."""
+        """Laws, draws, signals and scores, from logits ``[rows, V]`` and states ``[rows, d]`` after each text."""
         laws = _processed(logits, [row.plan.sampling for row in rows])
         raws = raw_law(logits) if any(row.plan.needs_raw for row in rows) else None
         drafted = []
@@ -216,13 +216,12 @@ class EagerDraftSteps:
         return [faults.get(i, one) for i, one in enumerate(drafted)]
 
     def _after_text(self, rows: Sequence[DraftRow]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
-        """Logits ``[rows, V]``, states ``[rows, d]`` after each row's text; by place, what is wrong with them."""
+        """Logits ``[rows, V]`` and states ``[rows, d]`` after each row's text, and errors by index."""
         new = [i for i, row in enumerate(rows) if row.tokens]
         if len(new) == len(rows):
             return self._last([row.feed for row in rows])
-        after = {
-            i: row.after for i, row in enumerate(rows) if row.after is not None
-        }  # a head read the state at x
+        # known for rows in which a head read the state at x
+        after = {i: row.after for i, row in enumerate(rows) if row.after is not None}
         faults: dict[int, SprinterError] = {}
         if new:
             logits, hidden, found = self._last([rows[i].feed for i in new])
@@ -232,7 +231,7 @@ class EagerDraftSteps:
         return torch.stack([one for one, _ in said]), torch.stack([state for _, state in said]), faults
 
     def _last(self, feeds: Sequence[Feed]) -> tuple[Tensor, Tensor, dict[int, SprinterError]]:
-        """A pass; logits ``[rows, V]``, states ``[rows, d]`` after the last token of each; faults by place."""
+        """Run a forward pass: logits ``[rows, V]``, states ``[rows, d]`` after each last token; errors by index."""
         logits, hidden, faults, _ = self._rows.read(feeds)
         ends = [len(feed.tokens) - 1 for feed in feeds]
         if min(ends) == max(ends):
@@ -242,12 +241,12 @@ class EagerDraftSteps:
     def _score_heads(
         self, rows: Sequence[DraftRow], drafted: Sequence[Drafted], hidden: Tensor, raws: Tensor | None
     ) -> dict[int, SprinterError]:
-        """Scores for the tokens just drafted, one call a head for all rows that have the same heads.
+        """Score the drafted tokens, with one call per head for all rows that have the same heads.
 
-        Where a head reads the state at x, x is run through the model now; the row's next token comes of that pass.
+        If a head reads the state at x, the model runs on x now, and the row's next token is drawn from that output.
 
         Returns:
-            By place, what is wrong with that pass.
+            Errors of that forward pass, by index of the row.
         """
         began = time.perf_counter()
         reads_x = [i for i, row in enumerate(rows) if row.plan.reads_x]
@@ -281,7 +280,7 @@ class EagerDraftSteps:
 
 
 class EagerTargetPasses:
-    """Target passes one operation at a time, on any runner."""
+    """Target forward passes one operation at a time, on any runner."""
 
     def __init__(self, rows: CacheRows) -> None:
         self._rows = rows
@@ -311,7 +310,7 @@ class EagerTargetPasses:
 
 
 def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """Of ``logits [rows, n, V]``: laws ``[own n, V]`` of each row, and raw ones where they are wanted."""
+    """Laws ``[own n, V]`` of each row of ``logits [rows, n, V]``, and raw laws for rows that ask for them."""
     if len(rows) == 1:
         return [process(logits[0], rows[0].sampling)], [raw_law(logits[0]) if rows[0].raw else None]
     laws: list[Tensor] = [logits] * len(rows)
@@ -327,7 +326,7 @@ def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tenso
 
 
 def later(row: DraftRow, drafted: Sequence[Drafted], count: int = 1) -> DraftRow:
-    """The row after so many of its tokens, to draft ``count`` more."""
+    """The row after the tokens in ``drafted``, to draft ``count`` more."""
     n, after = len(drafted), drafted[-1].after
     unread = (drafted[-1].token,) if after is None else ()
     return DraftRow(
@@ -354,7 +353,7 @@ _Line = TypeVar("_Line")
 
 
 def _alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list[int]]:
-    """Places of the rows that have the same key."""
+    """Group the indices of rows by key."""
     if len(rows) == 1:
         return [[0]]
     groups: dict[Hashable, list[int]] = {}
@@ -410,7 +409,7 @@ def _facts(
     raws: Tensor | None,
     at_x: Mapping[int, Tensor],
 ) -> DraftStep:
-    """What heads may read of some rows of a step, side by side."""
+    """The heads' inputs for a group of rows of a step, stacked."""
 
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, device=hidden.device)
@@ -426,4 +425,4 @@ def _facts(
     )
 
 
-_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that need no law
+_STATES = frozenset({"hidden", "hidden_x", "position", "temperature"})  # features that do not need a law

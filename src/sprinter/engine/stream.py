@@ -16,10 +16,10 @@ __all__ = ["Stream", "TokenReader"]
 
 
 class TokenReader:
-    """Hands out each token of a request once, with its text.
+    """Returns each token of a request once, with its text.
 
     Attributes:
-        place: the position in the text. A caller that was interrupted sets it back to read the same tokens again.
+        place: the position in the text. After an interrupt, a caller resets it to read the same tokens again.
     """
 
     def __init__(self, run: Task) -> None:
@@ -28,11 +28,11 @@ class TokenReader:
 
     @property
     def left(self) -> int:
-        """Number of tokens that were not handed out yet."""
-        return max(0, len(self._run.record.tokens) - self.place[0])  # fewer where a request began anew
+        """Number of tokens that were not returned yet."""
+        return max(0, len(self._run.record.tokens) - self.place[0])  # fewer if the request started over
 
     def read(self, at_most: int | None = None) -> list[Token]:
-        """The next tokens. The last one of a finished text carries what is left of the text."""
+        """Return the next tokens. The last token of a finished text also has the rest of the text."""
         record, (given, writer) = self._run.record, self.place
         tokens = record.tokens[given : None if at_most is None else given + at_most]
         given += len(tokens)
@@ -46,14 +46,15 @@ class TokenReader:
 class Stream:
     """Iterator over tokens as they become final. Closing it early is safe; ``generation`` is the result so far.
 
-    The ``text`` of a token is the text that it completes: "" inside a character and where a stop string may have
-    begun. The texts of a whole stream join to ``generation.text``; of one that was closed early, to a prefix of it.
+    The ``text`` of a token is the text that it completes: "" inside a character, and while a stop string may have
+    begun. The texts of a whole stream join to ``generation.text``; those of a stream that was closed early, to a prefix
+    of it.
 
-    A trusted token comes out at once; its ``drift`` is filled in when the target has scored it.
+    A trusted token is returned at once; its ``drift`` is filled in when the target has scored it.
 
-    After an interrupt (Ctrl-C, out of memory) iterate again: the text is the same. Logits that are not finite, and
-    whatever a rule raises, end the text: the error is raised once, and ``finish_reason`` is "error". (Decoding may
-    start over after an interrupt: if it then fails or is closed early, ``generation`` may be shorter than before.)
+    After an interrupt (Ctrl-C, out of memory), iterate again: the text is the same. Logits that are not finite, and an
+    exception of a rule, end the text: the error is raised once, and ``finish_reason`` is "error". (Decoding may start
+    over after an interrupt: if it then fails or is closed early, ``generation`` may be shorter than before.)
     """
 
     def __init__(self, run: Task) -> None:
@@ -76,7 +77,7 @@ class Stream:
             if not self._step():
                 raise StopIteration
         if self._run.record.finish is not None and self._reader.left == 1:
-            self.finish()  # a closing forward pass may be left; the token survives an interrupt of it
+            self.finish()  # may run a closing forward pass; after an interrupt of it the token is returned again
         place = self._reader.place
         try:
             (token,) = self._reader.read(1)
@@ -86,7 +87,7 @@ class Stream:
             raise
 
     def finish(self) -> Generation:
-        """Decode to the end; the whole result."""
+        """Decode to the end, and return the whole result."""
         while self._step():
             pass
         return self.generation
@@ -98,7 +99,7 @@ class Stream:
             self._give_back()
 
     def _step(self) -> bool:
-        """Do one job; False if none is left. ``wall_s`` counts no time between calls."""
+        """Run one job; False if there is none left. ``wall_s`` excludes the time between calls."""
         if self._closed:
             return False
         began = time.perf_counter()
@@ -118,7 +119,7 @@ class Stream:
         return True
 
     def _begin(self) -> tuple[Models, Work]:
-        """The borrowed caches and the work in them; released when the stream is closed or garbage-collected."""
+        """Borrow caches and start work in them; they are released when the stream is closed or garbage-collected."""
         if self._models is None or self._work is None:
             run = self._run
             models = run.take()

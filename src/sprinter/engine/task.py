@@ -35,10 +35,10 @@ _LONG = 2048
 
 
 class Parts:
-    """What requests share: two models, a tokenizer, heads, and pools of caches.
+    """The parts of a pair that requests share: two models, a tokenizer, heads, and pools of caches.
 
     Attributes:
-        heads: by kind, made for the draft of ``models``.
+        heads: by kind, trained for the draft of ``models``.
         special: ids of special tokens.
     """
 
@@ -54,27 +54,27 @@ class Parts:
 
     @property
     def default_method(self) -> str:
-        """What decodes where no method is named, exactly: ``speculative`` with a draft, else ``autoregressive``."""
+        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
         return "speculative" if self.models.draft else "autoregressive"
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """The record of models and heads that each result holds."""
+        """The record of models and heads that is part of each result."""
         return models_record(self.models, self.heads)
 
     @property
     def taus(self) -> dict[str, float]:
-        """Threshold that each head records, by kind."""
+        """The thresholds that heads record, by kind."""
         return {kind: head.config.tau for kind, head in self.heads.items()}
 
     def without_text(self) -> Parts:
-        """The same models, heads and caches without a tokenizer: results hold token ids and no text."""
+        """The same models, heads and caches without a tokenizer: results have token ids but no text."""
         quiet = copy(self)
         quiet.models = replace(self.models, tokenizer=None)
         return quiet
 
     def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, spare: int = 0) -> Models:
-        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are needed."""
+        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used."""
         target = self.targets.take(max_len, rows, spare) if needs_target else None
         draft = self.drafts.take(max_len, rows, spare) if self.drafts and needs_draft else None
         return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
@@ -88,11 +88,12 @@ class Parts:
         memory_bytes: int | None,
         spare: int = 0,
     ) -> None:
-        """Refuse rows whose caches do not fit into ``memory_bytes``; None: into the free memory, idle caches included.
-        Idle caches are reused, or dropped where they do not fit the request and take its memory.
+        """Check that the rows' caches fit into ``memory_bytes``; None: into the free memory, idle caches included.
+
+        Idle caches are reused, or dropped if they do not fit the request and their memory is needed.
 
         Raises:
-            UserError: names the largest number of rows that fits.
+            UserError: they do not fit; the message names the largest number of rows that does.
         """
         needed = [(self.targets, needs_target), (self.drafts, needs_draft)]
         pools = [pool for pool, needs in needed if pool is not None and needs]
@@ -113,7 +114,7 @@ class Parts:
             check(pools)
 
     def give_back(self, models: Models) -> None:
-        """Return borrowed rows; their content does not matter."""
+        """Return borrowed rows, with any content."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
                 rows.clear()
@@ -121,19 +122,19 @@ class Parts:
 
 
 class Task:
-    """One request. ``jobs`` yields the work to be done in its rows.
+    """One request. ``jobs`` yields the jobs to run in its rows.
 
     Attributes:
-        method: the one that decodes: thresholds that it leaves to a head are filled in.
-        request: the options that were given; with ``method``, ``max_new_tokens`` and ``rules`` filled in where they
-            were left open.
+        method: the method, with thresholds that are recorded in heads filled in.
+        request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in.
         record: tokens and counts so far.
-        length: upper bound of the length of its text, in tokens.
-        spare: slots that a tree of several drafts takes beside those of one draft.
-        needs_target, needs_draft: whether it may run the model.
+        length: maximum length of its text in tokens, prompt included.
+        spare: additional slots for a tree of several drafts.
+        needs_target, needs_draft: whether it may use the model.
 
     Args:
-        longest: length of a row in tokens, the limit where ``max_new_tokens`` is None; None: the pair's context.
+        longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
+            context.
 
     Raises:
         UserError: what is wrong with the request and how to fix it.
@@ -145,7 +146,7 @@ class Task:
         self._parts = parts
         asked = parse_method(parts.default_method) if options.method is None else options.method
         self.method = method = asked.settle(parts.taus)
-        rules = RuleState.begin(method.trust, method.stop, options.rules)  # refused before any work
+        rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
         self.record = Record()
         self._prompt = prompt if isinstance(prompt, str) else None
@@ -163,7 +164,7 @@ class Task:
         self.spare = (method.drafter.drafts - 1) * (method.length or 0)
 
     def writer(self) -> TextWriter | None:
-        """A writer of this request's text; None without a tokenizer."""
+        """Create a writer of this request's text; None without a tokenizer."""
         return None if self._spelling is None else TextWriter(self._spelling)
 
     def take(self) -> Models:
@@ -181,14 +182,14 @@ class Task:
         """Return borrowed rows."""
         self._parts.give_back(models)
 
-    def jobs(self, models: Models, number: int, prompt_piece: int | None = None) -> Jobs:
-        """Decode the whole request: yields jobs for its row, and ends with the text.
+    def jobs(self, models: Models, number: int, prefill_chunk: int | None = None) -> Jobs:
+        """Decode the whole request: yields jobs for its row until the text ends.
 
         Starts over with a new ``record``, which keeps only the time spent before.
 
         Args:
-            numbers: the rows.
-            prompt_piece: size of a prefill chunk in tokens; None: the whole prompt.
+            models: the models and their rows. number: index of the row.
+            prefill_chunk: size of a prefill chunk in tokens; None: the whole prompt.
         """
         request, draws = self.request, AddressedDraws(self.request.seed)
         record = self.record = self._new_record()
@@ -196,7 +197,7 @@ class Task:
         ahead = request.ahead if isinstance(request.ahead, int) else None
         driver = RowDriver(
             models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
-            self._parts.costs, ahead, prompt_piece,
+            self._parts.costs, ahead, prefill_chunk,
         )  # fmt: skip
         loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules)
         question = next(loop, None)
@@ -232,7 +233,7 @@ class Task:
         return Limits(self._new, Ending(len(self._ids), eos_ids, self._spelling, stops))
 
     def _room(self, longest: int | None) -> int:
-        """Number of new tokens up to the end of a row; at least one, which is refused later if it does not fit."""
+        """Number of new tokens up to the end of a row; at least one, which a later check rejects if it does not fit."""
         room = self._parts.models.room(self.needs_target, self.needs_draft)
         if room is None and longest is None:
             raise UserError(
@@ -267,7 +268,7 @@ class Task:
 
 
 def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
-    """Fill in ``text`` of each token; ``last``: the last token gets the rest of the text."""
+    """Fill in ``text`` of each token; ``last``: whether the last token gets the rest of the text."""
     for token in tokens:
         token.text = writer.push(token.id)
     if last and tokens:
@@ -275,7 +276,7 @@ def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:
 
 
 def _spelling(parts: Parts, stop: Sequence[str], ends: Sequence[int]) -> Spelling | None:
-    """How the tokens of a request become text; None without a tokenizer. ``ends``: ids of tokens that end the text."""
+    """The spelling of a request; None without a tokenizer. ``ends``: ids of EOS and stop tokens."""
     if parts.models.tokenizer is not None:
         return Spelling(parts.models.tokenizer, parts.special.union(ends), tuple(stop))
     if stop:

@@ -1,4 +1,4 @@
-"""Draft steps of several drafts at once: one forward pass over a tree's newest nodes, one draw for each draft."""
+"""Draft steps of several drafts at once: one forward pass over the newest nodes of a tree, one draw per draft."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["TreeDrafted", "TreeRow", "TreeSteps"]
 
 @dataclass(slots=True)
 class TreeRow:
-    """One row of such a step.
+    """One row of a draft step with several drafts.
 
     Attributes:
-        feed: the text's unread tokens, or the nodes that the last step made.
-        ends: of each draft, the place in the feed of the token that it goes on from.
-        position: place in the text of the tokens to be drawn; ``round`` and the draft's number complete the address.
-        raw: whether raw laws are wanted.
+        feed: the text's unread tokens, or the nodes of the last step.
+        ends: for each draft, the index in the feed of its last token.
+        position: position in the text of the tokens to draw; ``round`` and the draft's index complete the address.
+        raw: whether to return raw laws.
     """
 
     feed: Feed
@@ -39,7 +39,7 @@ class TreeRow:
 
 @dataclass(slots=True)
 class TreeDrafted:
-    """One token of each draft, the law ``[V]`` it was drawn from, perhaps the raw one; the row's time in seconds."""
+    """One token per draft, the laws ``[V]`` they were drawn from, raw laws if asked for; the row's time in seconds."""
 
     tokens: list[int]
     laws: list[Tensor]
@@ -48,16 +48,16 @@ class TreeDrafted:
 
 
 class TreeSteps:
-    """Steps for some rows, each at most once, on any runner that reads trees.
+    """Draft steps for some rows, each at most once, on any runner that supports trees.
 
-    The forward pass is captured where the runner captures trees; laws are made one operation at a time.
+    The forward pass is captured if the runner captures trees; laws are computed eagerly.
     """
 
     def __init__(self, rows: CacheRows) -> None:
         self._rows = rows
 
     def __call__(self, rows: Sequence[TreeRow]) -> list[TreeDrafted | SprinterError]:
-        """For each row, in order, what it drafted; or what is wrong with it, and its neighbours are none the worse."""
+        """Return, for each row in order, its tokens or its error; an error does not affect other rows."""
         began = time.perf_counter()
         with torch.inference_mode():
             result = self._rows.read([row.feed for row in rows])
@@ -72,7 +72,7 @@ class TreeSteps:
 
 
 def _draw(row: TreeRow, logits: Tensor) -> TreeDrafted:
-    """One token for each draft; drafts that go on from the same token share its law. ``logits [n, V]``."""
+    """Draw one token per draft; drafts with the same last token share its law. ``logits [n, V]``."""
     places = sorted(set(row.ends))
     index = {place: i for i, place in enumerate(places)}
     laws = process(logits[places], row.sampling)

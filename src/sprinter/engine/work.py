@@ -1,4 +1,4 @@
-"""A request in some rows, job by job, whatever interrupts it."""
+"""A request in its row, job by job, in a form that survives interrupts."""
 
 from __future__ import annotations
 
@@ -11,48 +11,48 @@ __all__ = ["Work"]
 
 
 class Work:
-    """What a request does in its rows: the next job, and what follows when that is done.
+    """The jobs of a request in its row: holds the next job, and takes its result.
 
-    Nothing is lost by an interrupt. A job that was not answered for is done again from where its rows start. Where the
-    request's own code was broken off half-way its coroutine is gone, and it begins anew: draws are addressed, so that
-    it writes the same text again.
+    An interrupt loses nothing. A job without a result is run again, from the length that it names. If the interrupt hit
+    the request's own code, its coroutine is lost, and the request starts over: draws are addressed, so that it writes
+    the same text again.
 
     Args:
         run: the request.
-        models, number, prompt_piece: as of ``Task.jobs``.
+        models, number, prefill_chunk: as in ``Task.jobs``.
 
     Attributes:
-        number: its row.
-        job: what must be done next; None at the end.
-        over: whether the request has ended, by itself or by an error of its own.
-        error: that error: logits of its rows that are not finite, or what a rule raised.
+        number: index of its row.
+        job: the next job; None at the end.
+        over: whether the request has ended, normally or by an error.
+        error: the error: logits that are not finite, or an exception of a rule.
     """
 
-    def __init__(self, run: Task, models: Models, number: int, prompt_piece: int | None = None) -> None:
+    def __init__(self, run: Task, models: Models, number: int, prefill_chunk: int | None = None) -> None:
         self.run, self.number = run, number
         self.job: Job | None = None
         self.over = False
         self.error: Exception | None = None
-        self._models, self._piece = models, prompt_piece
-        self._jobs: Jobs | None = None  # None: from the beginning, for the first time or again
+        self._models, self._chunk = models, prefill_chunk
+        self._jobs: Jobs | None = None  # None: not started, or to start over
 
     @property
     def begun(self) -> bool:
-        """Whether ``job`` is known; else ``go_on`` begins."""
+        """Whether ``job`` is known; if not, ``go_on`` starts the request."""
         return self.over or self._jobs is not None
 
     def go_on(self, done: Done | None = None) -> None:
-        """Take what was done for ``job``, an error too; find the next one."""
+        """Send the result of ``job``, or its error, and get the next job."""
         jobs, self._jobs = self._jobs, None  # until the next job is known
         try:
             if isinstance(done, Exception):
                 raise done
             if jobs is None:
-                jobs = self.run.jobs(self._models, self.number, self._piece)
+                jobs = self.run.jobs(self._models, self.number, self._chunk)
             job = jobs.send(done) if done is not None else next(jobs)
         except StopIteration:
             self._end(None)
-        except (MemoryError, torch.OutOfMemoryError):  # not of this request's making
+        except (MemoryError, torch.OutOfMemoryError):  # not caused by this request
             raise
         except Exception as error:
             self._end(error)

@@ -1,6 +1,6 @@
-"""Accept rules: which untrusted tokens stay, and what law does the replacement have? Asked at each target call.
+"""Accept rules decide, at each target call, which untrusted tokens stay and from which law a replacement is drawn.
 
-Every rule knows its own law π: tests prove identities on it, the meter reports TV(π, p) with it.
+Every rule computes its own law π: tests check identities on it, and the meter reports TV(π, p).
 """
 
 from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge

@@ -1,4 +1,4 @@
-"""What an accept rule is."""
+"""Base classes of accept rules."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["AcceptRule", "ChainRule", "Judge", "chances", "emitted"]
 
 
 class Judge(ABC):
-    """What every accept rule is: it judges the untrusted tokens of a round. Three kinds are ready to build on:
+    """Base class of all accept rules: judges the untrusted tokens of a round. Derive a rule from one of its subclasses:
 
-    * ``AcceptRule``: each position by itself, given b and r;
-    * ``ChainRule``: a chain as a whole, given the chances of all outcomes;
-    * ``SeveralRule``: several independent drafts of one prefix.
+    * ``AcceptRule``: judges each position on its own, given b and r;
+    * ``ChainRule``: judges a chain as a whole, given the probabilities of all outcomes;
+    * ``SeveralRule``: judges several independent drafts of one prefix.
     """
 
     needs_raw: ClassVar[bool] = False
     max_drafts: ClassVar[int] = 1
-    """Most independent drafts that the rule can judge."""
+    """Maximum number of independent drafts that the rule can judge."""
 
     @property
     def lossless(self) -> bool:
@@ -41,25 +41,25 @@ class Judge(ABC):
 
     @property
     def per_position(self) -> AcceptRule | None:
-        """The rule for one position by itself; None for a rule that has no law of single positions."""
+        """The rule for a single position; None if the rule defines no law of single positions."""
         return None
 
     @abstractmethod
     def judge(
         self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
     ) -> Verdict:
-        """Which draft tokens stay, and the token that follows them.
+        """Return which draft tokens stay, and the token that follows them.
 
         Args:
-            tree: the draft tokens of the round, perhaps none.
+            tree: the untrusted draft tokens of the round; may be empty.
             p: the target's laws ``[nodes + 1, V]``: row 0 at ``position`` of the text, row i + 1 after node i.
-            raw_p: temperature-1 laws likewise, or None.
+            raw_p: the target's temperature-1 laws, same shape, or None.
             draws: random numbers, addressed by round and position.
         """
 
 
 class AcceptRule(Judge):
-    """Keep x with chance b(x), else draw from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
+    """Keeps x with probability b(x), else draws from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
 
     All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
     (``needs_raw = True``); None means p and q themselves.
@@ -67,19 +67,19 @@ class AcceptRule(Judge):
 
     @property
     def per_position(self) -> AcceptRule:
-        """The rule itself."""
+        """The rule itself, which judges position by position."""
         return self
 
     @abstractmethod
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """b, the chance of keeping each token, in [0, 1]."""
+        """b, the probability of keeping each token, in [0, 1]."""
 
     @abstractmethod
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """r, the law of the replacement after a refusal."""
+        """r, the law of the replacement after a rejection."""
 
     def both(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> tuple[Tensor, Tensor]:
-        """(b, r); for rules that find the two together."""
+        """(b, r); override it if one computation gives both."""
         return self.keep(p, q, control), self.replacement(p, q, control)
 
     def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
@@ -95,9 +95,9 @@ class AcceptRule(Judge):
     def judge(
         self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
     ) -> Verdict:
-        """Walk the chain in order; the first refusal drops everything after it and one replacement is drawn.
+        """Judge the tokens in order; the first rejection drops the rest, and one replacement is drawn.
 
-        If none is refused one more token is drawn from p at the last position.
+        If all tokens are kept, a bonus token is drawn from p at the last position.
         """
         n = len(tree.tokens)
         if n == 0:
@@ -112,7 +112,7 @@ class AcceptRule(Judge):
             law = p[n]
         elif r is not None:
             law = r[accepted]
-        else:  # a lossless rule: without drift to report, one position's replacement is enough
+        else:  # a lossless rule has no drift to report, so one position's replacement is enough
             law = self._replacement_at(accepted, p, q, control)
         token = draws.token(law, round, position + accepted, Purpose.TARGET)
         drifts = [0.0] * n if r is None else tv_distance(emitted(q, b, r), p[:n]).tolist()
@@ -127,14 +127,15 @@ class AcceptRule(Judge):
 class ChainRule(Judge):
     """Judges a chain as a whole: how many of its tokens stay may depend on all of them.
 
-    A rule gives the chances of all outcomes for a chain that was drafted, and the verdict is drawn from them. Its
-    law is one of chains, not of positions: ``check_accept`` shows by enumeration whether texts keep the target's law.
+    A subclass gives the probabilities of all outcomes for a drafted chain, and the verdict is drawn from them. It
+    defines a law of chains, not of positions: ``check_accept`` checks by enumeration that texts keep the target's law.
     """
 
     @abstractmethod
     def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """The chances of all verdicts on a chain, ``[n + 1, V]``: entry (k, y) is the chance that the first k tokens
-        stay and y follows them. They sum to 1.
+        """The probabilities of all verdicts on a chain, ``[n + 1, V]``, with sum 1.
+
+        Entry (k, y) is the probability that the first k tokens stay and y follows them.
 
         Args:
             tokens: the n draft tokens, n >= 1.
@@ -146,13 +147,13 @@ class ChainRule(Judge):
     def judge(
         self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
     ) -> Verdict:
-        """Draw the number of tokens that stay, then the one that follows."""
+        """Draw the number of tokens that stay, then the token that follows them."""
         n = len(tree.tokens)
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
         control = LawPair(raw_p, torch.stack(list(tree.raws))) if raw_p is not None else None
         chances = wide(self.outcomes(tree.tokens, p, torch.stack(list(tree.laws)), control))
-        ending = chances.sum(-1)  # [n + 1]: chance that exactly k tokens stay
+        ending = chances.sum(-1)  # [n + 1]: probability that exactly k tokens stay
         reached = ending.flip(0).cumsum(0).flip(0)
         stay = torch.where(reached[:-1] > 0, reached[1:] / reached[:-1], 0.0).clamp(max=1)
         kept = draws.keep(stay.tolist(), round, position)

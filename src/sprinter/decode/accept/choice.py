@@ -1,4 +1,4 @@
-"""Rules that keep or refuse by p alone: random acceptance, greedy match, typical acceptance, BiLD's rollback."""
+"""Accept rules that do not read q: random acceptance, greedy match, typical acceptance, BiLD's rollback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RandomAccept(AcceptRule):
     """b = rate, r = p (FSD, Appendix E): π = rate·q + (1 − rate)·p.
 
     Args:
-        rate: chance of keeping a token.
+        rate: probability of keeping a token, in [0, 1].
     """
 
     rate: float = 0.5
@@ -34,34 +34,34 @@ class RandomAccept(AcceptRule):
 
     @property
     def lossless(self) -> bool:
-        """At rate 0."""
+        """Whether rate is 0: every token is then drawn from p."""
         return self.rate == 0
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """rate."""
+        """b = rate."""
         return torch.full_like(p, self.rate)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """p."""
+        """r = p."""
         return p
 
 
 @ACCEPT.rule("greedy")
 @dataclass(frozen=True, slots=True)
 class GreedyMatch(AcceptRule):
-    """Keep x iff it is the target's first choice, else take that (greedy speculative decoding): π is one-hot."""
+    """Keeps x iff it is argmax p, else replaces it with argmax p (greedy speculative decoding): π is one-hot."""
 
     @property
     def lossless_greedy(self) -> bool:
-        """At temperature 0."""
+        """True: at temperature 0, p is one-hot at its argmax."""
         return True
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """1 at argmax p, else 0."""
+        """b = 1 at argmax p, else 0."""
         return one_hot(p)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """All mass on argmax p."""
+        """r, one-hot at argmax p."""
         return one_hot(p)
 
 
@@ -84,16 +84,16 @@ class Typical(AcceptRule):
 
     @property
     def lossless_greedy(self) -> bool:
-        """p(x) is 1 or 0 there; the threshold must lie between."""
+        """Whether the threshold is below 1: at temperature 0, p(x) is 1 or 0."""
         return min(self.epsilon, self.delta) < 1
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """1 where p exceeds the threshold, else 0."""
+        """b = 1 where p exceeds the threshold, else 0."""
         threshold = (self.delta * torch.exp(-entropy(p))).clamp(max=self.epsilon)
         return (p > threshold.unsqueeze(-1)).to(p.dtype)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """p."""
+        """r = p."""
         return p
 
 
@@ -113,10 +113,10 @@ class Bild(AcceptRule):
         ranged(self, "rollback", 0.0, 1000.0)
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """1 where the raw p is at least exp(−rollback), else 0."""
+        """b = 1 where the raw p is at least exp(−rollback), else 0."""
         raw = p if control is None else control.p
         return (raw >= math.exp(-self.rollback)).to(p.dtype)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """All mass on argmax p."""
+        """r, one-hot at argmax p."""
         return one_hot(p)

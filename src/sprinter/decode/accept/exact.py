@@ -21,13 +21,13 @@ class Exact(AcceptRule):
 
     @property
     def lossless(self) -> bool:
-        """Always (Leviathan et al., Appendix A.1)."""
+        """True: π = p for all p and q (Leviathan et al., Appendix A.1)."""
         return True
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """min(1, p/q)."""
+        """b = min(1, p/q)."""
         return chances(p, q)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """[p − q]₊, normalised."""
+        """r = [p − q]₊, normalised."""
         return residual(p, q)

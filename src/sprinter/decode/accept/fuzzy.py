@@ -20,7 +20,7 @@ __all__ = ["DIVERGENCES", "Fuzzy"]
 
 
 def _js_reference(p: Tensor, q: Tensor) -> Tensor:
-    """½KL(M‖p) + ½KL(M‖q): what the published code computes and the paper's thresholds are scaled to; unbounded."""
+    """½KL(M‖p) + ½KL(M‖q), unbounded: the published code computes it, and the paper's thresholds are on its scale."""
     mean = (p + q) / 2
     return (kl_divergence(mean, p) + kl_divergence(mean, q)) / 2
 
@@ -44,8 +44,8 @@ class Fuzzy(AcceptRule):
     Args:
         divergence: js (at most ln 2), kl = KL(p‖q), kl_reversed = KL(q‖p), tv, js_reference (the paper's scale).
         threshold: T, nats (tv: probability).
-        top_k: 0, or compare only the target's k likeliest tokens plus one bucket for the rest.
-        greedy_replacement: after a refusal take argmax p instead of a draw (the paper's section 6.3).
+        top_k: compare only the target's k likeliest tokens, and one bucket for the rest; 0: all tokens.
+        greedy_replacement: replace a rejected token with argmax p instead of a draw from p (the paper's section 6.3).
     """
 
     divergence: str = "js_reference"
@@ -66,16 +66,16 @@ class Fuzzy(AcceptRule):
 
     @property
     def lossless(self) -> bool:
-        """At threshold 0 with sampled replacements."""
+        """Whether the threshold is 0 and replacements are sampled."""
         return self.threshold == 0 and not self.greedy_replacement
 
     @property
     def lossless_greedy(self) -> bool:
-        """At threshold 0."""
+        """Whether the threshold is 0."""
         return self.threshold == 0
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """1 or 0 for all tokens of a position alike."""
+        """b, the same for all tokens of a position: 1 if div(p, q) < threshold, else 0."""
         laws = LawPair(p, q) if control is None else control
         if 0 < self.top_k < laws.p.shape[-1]:
             laws = _with_rest(laws, self.top_k)
@@ -83,7 +83,7 @@ class Fuzzy(AcceptRule):
         return close.unsqueeze(-1).to(p.dtype).expand_as(p)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """p, or all mass on argmax p."""
+        """r = p, or one-hot at argmax p if ``greedy_replacement``."""
         return one_hot(p) if self.greedy_replacement else p
 
 

@@ -31,16 +31,16 @@ class Lenient(AcceptRule):
 
     @property
     def lossless(self) -> bool:
-        """At w = 1."""
+        """Whether w = 1: the mixture is then p."""
         return self.w == 1
 
     def _mixture(self, p: Tensor, q: Tensor) -> Tensor:
         return self.w * p + (1 - self.w) * q
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """min(1, m/q)."""
+        """b = min(1, m/q)."""
         return chances(self._mixture(p, q), q)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """[m − q]₊, normalised, which is [p − q]₊, normalised."""
+        """r = [m − q]₊, normalised, which is equal to [p − q]₊, normalised."""
         return residual(p, q)

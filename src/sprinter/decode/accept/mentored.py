@@ -1,4 +1,4 @@
-"""Mentored decoding: the most acceptance that a budget of KL(p‖π) allows (Tran-Thien 2024)."""
+"""Mentored decoding: the highest acceptance rate within a budget of KL(p‖π) (Tran-Thien 2024)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from sprinter.laws import residual, wide
 
 __all__ = ["Mentored"]
 
-_LEAST = 1e-9  # refusal mass that arithmetic can still carry
-_PIECES, _ROUNDS = 64, 10  # a bracket is cut to 2^-60 of its length; a tiny α needs its relative precision
+_LEAST = 1e-9  # smallest rejection probability that float64 resolves
+_PARTS, _ROUNDS = 64, 10  # a bracket shrinks to 2^-60 of its length; a tiny α needs the relative precision
 
 
 @ACCEPT.rule("mentored")
 @dataclass(frozen=True, slots=True)
 class Mentored(AcceptRule):
-    """Maximise Σ q·b subject to KL(p‖π) <= D (Tran-Thien 2024, "An optimal lossy variant of speculative decoding").
+    """Maximises Σ q·b subject to KL(p‖π) <= D (Tran-Thien 2024, "An optimal lossy variant of speculative decoding").
 
     b = min(p/(αq), 1) and r = [p/λ − q]₊/(1 − R), R = Σ q·b, λ such that r is a law; then p/π = clip(p/q, α, λ), and α
-    is the least that keeps the budget. Where p has zeros the budget may be out of reach even as α → 0; then b = 1 where
-    p > 0 and b = c where p = 0, c the largest that keeps the budget. If KL(p‖q) <= D everything is kept.
+    is the smallest that keeps the budget. If p has zeros, KL may stay below the budget even as α → 0; then b = 1 where
+    p > 0 and b = c where p = 0, with the largest c that keeps the budget. If KL(p‖q) <= D, every token is kept.
 
-    The author's notebook stops its search at 20 % of D and shifts an index in λ; here both are solved to rounding.
+    The author's notebook stops its search at 20 % of D and is off by one index in λ; here both are solved to rounding
+    precision.
 
     Args:
-        kl: the budget D, nats a position.
+        kl: the budget D, nats per position.
     """
 
     kl: float = 0.1
@@ -43,21 +44,21 @@ class Mentored(AcceptRule):
 
     @property
     def lossless(self) -> bool:
-        """At D = 0."""
+        """Whether D = 0."""
         return self.kl == 0
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """min(p/(αq), 1), with the cases above."""
-        if self.lossless:  # KL is flat at α = 1, and a search would stop short of it
+        """b = min(p/(αq), 1), and the special cases in the class docstring."""
+        if self.lossless:  # KL is flat at α = 1, so a search would stop before it
             return chances(p, q)
         return self.both(p, q)[0]
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """[p/λ − q]₊, normalised; p where nothing is ever refused."""
+        """r = [p/λ − q]₊, normalised; p if no token is ever rejected."""
         return residual(p, q) if self.lossless else self.both(p, q)[1]
 
     def both(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> tuple[Tensor, Tensor]:
-        """Both from one search."""
+        """(b, r) from one search."""
         if self.lossless:
             return chances(p, q), residual(p, q)
         exact_p, exact_q = wide(p), wide(q)
@@ -68,7 +69,7 @@ class Mentored(AcceptRule):
         return b.to(p), r.to(p)
 
     def _solve(self, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """Of laws in float64: b ``[..., V]`` and μ = 1/λ ``[..., 1]``."""
+        """b ``[..., V]`` and μ = 1/λ ``[..., 1]``, for laws in float64."""
         sums = _Sums.of(p, q)
         zero, one = torch.zeros_like(sums.kl_all), torch.ones_like(sums.kl_all)
         slack = sums.kl(sums.refused_at_zero(zero), zero) <= self.kl  # [..., 1]
@@ -88,9 +89,9 @@ class Mentored(AcceptRule):
 
 
 class _Sums(NamedTuple):
-    """Cumulative sums over the tokens in order of p/q, so that every trial of α costs a search, not a pass.
+    """Cumulative sums over the tokens in order of p/q: each trial of α costs a binary search, not a sum over V.
 
-    α, c and the refusal mass come as ``[..., K]``: K trials a position at once.
+    α, c and the rejection probability have shape ``[..., K]``: K trials per position at once.
     """
 
     ratio: Tensor  # [..., V] p/q ascending; inf where q = 0
@@ -116,12 +117,12 @@ class _Sums(NamedTuple):
         )
 
     def refused(self, alpha: Tensor) -> Tensor:
-        """1 − R = Σ [q − p/α]₊."""
+        """The rejection probability 1 − R = Σ [q − p/α]₊."""
         i = torch.searchsorted(self.ratio, alpha)
         return (self.q.gather(-1, i) - self.p.gather(-1, i) / alpha).clamp(min=0)
 
     def refused_at_zero(self, share: Tensor) -> Tensor:
-        """1 − R for b = 1 where p > 0 and b = share where p = 0."""
+        """The rejection probability 1 − R for b = 1 where p > 0 and b = share where p = 0."""
         return (1 - share) * self.outside
 
     def slope(self, refused: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ class _Sums(NamedTuple):
         return (refused + tail_q) / tail_p.clamp(min=1e-300)
 
     def _first(self, refused: Tensor) -> Tensor:
-        """The first entry with p/q > λ: where no more is missing than was refused."""
+        """The first entry with p/q > λ: the first with −rise below the rejection probability."""
         return torch.searchsorted(self.rise, -refused, right=True).clamp(max=self.ratio.shape[-1] - 1)
 
     def kl(self, refused: Tensor, alpha: Tensor) -> Tensor:
@@ -146,19 +147,19 @@ class _Sums(NamedTuple):
         middle = self.plogr.gather(-1, j) - self.plogr.gather(-1, i)
         slope = self._slope_at(first, refused).clamp(min=1e-300)
         high = -(self.p[..., -1:] - self.p.gather(-1, j)) * slope.log()
-        # Where p has mass and q none, π lives on what is refused; less than this is lost in 1 − Σ q·b.
+        # Where p > 0 and q = 0, π comes from rejections alone; 1 − Σ q·b cannot resolve a smaller probability.
         lost = self.kl_all.isinf() & (refused < _LEAST)
         return torch.where(lost, torch.inf, low + middle + high)
 
 
 def _before(values: Tensor) -> Tensor:
-    """Sum of the entries before each place, ``[..., V]`` -> ``[..., V + 1]``."""
+    """Sum of the entries before each index, ``[..., V]`` -> ``[..., V + 1]``."""
     return torch.nn.functional.pad(values.cumsum(-1), (1, 0))
 
 
 def _edge(feasible: Callable[[Tensor], Tensor], good: Tensor, bad: Tensor) -> Tensor:
-    """The feasible end of a bracket that a search has closed; ``good`` is feasible. All ``[..., 1]``."""
-    places = torch.arange(1, _PIECES, device=good.device, dtype=torch.float64) / _PIECES
+    """The feasible side of the boundary between a feasible and an infeasible value. All ``[..., 1]``."""
+    places = torch.arange(1, _PARTS, device=good.device, dtype=torch.float64) / _PARTS
     for _ in range(_ROUNDS):
         inside = good + (bad - good) * places
         fine = feasible(inside).cumprod(-1).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Rules that choose among several drafts of one position: batch, SpecInfer, SpecTr's k-SEQ."""
+"""Accept rules that choose among several drafts: batch, SpecInfer, SpecTr's k-SEQ."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from sprinter.random import Draws, Purpose
 __all__ = ["Batch", "SeveralRule", "SpecInfer", "SpecTr"]
 
 Keep = Callable[[int, float], bool]
-"""(index of the candidate, its chance) -> kept?"""
+"""(index of the candidate, its acceptance probability) -> whether it is kept."""
 
 
 class SeveralRule(Judge):
-    """Walks down several chains drawn independently from q after one prefix. Lossless, each by its own theorem.
+    """Judges several chains drawn independently from q after one prefix. Each subclass is lossless by its own theorem.
 
-    At each depth the candidates are the next tokens of the drafts that agree with what was accepted so far; one is
-    picked, or all are refused and a replacement ends the walk.
+    At each depth the candidates are the next tokens of the drafts that agree with the tokens accepted so far. One is
+    accepted, or all are rejected and a replacement ends the round.
     """
 
     max_drafts: ClassVar[int] = 8
 
     @property
     def lossless(self) -> bool:
-        """Always."""
+        """True: each subclass keeps the target's law."""
         return True
 
     @abstractmethod
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
-        """Index of the accepted candidate, or None and the law of the replacement. ``p, q [V]``."""
+        """Return the index of the accepted candidate, or None, and the law of the replacement. ``p, q [V]``."""
 
     @abstractmethod
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """Rows to go on with after candidate ``index`` was accepted at ``depth``."""
+        """Return the drafts that stay in the comparison after candidate ``index`` was accepted at ``depth``."""
 
     def judge(
         self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
     ) -> Verdict:
-        """Walk down from the root. Draft r's number is part of the address at which its token is judged."""
+        """Judge the drafts depth by depth. A draft's number is part of the address of its random numbers."""
         branches, chains = tree.branches or [range(len(tree.tokens))], tree.chains()
         rows, n, node = list(range(len(chains))), len(chains[0].tokens), -1
         for depth in range(n):
@@ -79,42 +79,42 @@ def _recursion(p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> t
 @ACCEPT.rule("batch")
 @dataclass(frozen=True, slots=True)
 class Batch(SeveralRule):
-    """M drafts are tried for the first token; the accepted draft alone is followed, by the exact rule (Yin et al. 2024,
+    """Tries the first tokens of M drafts, then judges the accepted draft alone by the exact rule (Yin et al. 2024,
     Algorithm 4, corrected).
 
-    As printed its last branch fires after the first draft and subtracts q twice, which is biased: here all M first
-    tokens are tried in order with p^m, and only if all are refused a token is drawn from p^{M+1}.
+    The last branch of the printed algorithm runs after the first draft and subtracts q twice, which is biased. Here all
+    M first tokens are tried in order with p^m, and a token is drawn from p^{M+1} only if all are rejected.
     """
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
-        """The recursion; with one candidate it is the exact rule."""
+        """Try the candidates in order with p^m; with one candidate this is the exact rule."""
         return _recursion(p, q, candidates, keep)
 
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """That draft only."""
+        """The accepted draft only."""
         return [rows[index]]
 
 
 @ACCEPT.rule("specinfer")
 @dataclass(frozen=True, slots=True)
 class SpecInfer(SeveralRule):
-    """The recursion at every depth, over all rows that share the accepted prefix (SpecInfer, Miao et al. 2024)."""
+    """Tries the candidates in order with p^m at every depth, of all drafts that agree (SpecInfer, Miao et al. 2024)."""
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
-        """The recursion."""
+        """Try the candidates in order with p^m."""
         return _recursion(p, q, candidates, keep)
 
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """All rows with the accepted token."""
+        """All drafts with the accepted token."""
         return _same_token(chains, rows, index, depth)
 
 
 @ACCEPT.rule("spectr")
 @dataclass(frozen=True, slots=True)
 class SpecTr(SeveralRule):
-    """k-SEQ (SpecTr, Sun et al. 2023) at every depth: accept with chance min(1, p/(ρq)), ρ in [1, k].
+    """k-SEQ (SpecTr, Sun et al. 2023) at every depth: accept with probability min(1, p/(ρq)), ρ in [1, k].
 
-    ρ solves 1 − (1 − β)^k = ρβ with β = Σ min(q, p/ρ); after k refusals draw from p − min(q, p/ρ)·(1 − (1 − β)^k)/β.
+    ρ solves 1 − (1 − β)^k = ρβ with β = Σ min(q, p/ρ); after k rejections draw from p − min(q, p/ρ)·(1 − (1 − β)^k)/β.
     """
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
@@ -131,7 +131,7 @@ class SpecTr(SeveralRule):
         return None, left.div(total).to(p) if total > 0 else p
 
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
-        """All rows with the accepted token."""
+        """All drafts with the accepted token."""
         return _same_token(chains, rows, index, depth)
 
 
@@ -141,7 +141,7 @@ def _same_token(chains: Sequence[Chain], rows: list[int], index: int, depth: int
 
 
 def _solve_rho(p: Tensor, q: Tensor, k: int) -> tuple[float, float]:
-    """(ρ, β_ρ) with 1 − (1 − β_ρ)^k = ρ·β_ρ, by bisection; ρ is rounded up, where the residual is a law for sure."""
+    """(ρ, β_ρ) with 1 − (1 − β_ρ)^k = ρ·β_ρ, by bisection; ρ is rounded up, so that the residual is a law."""
     if k == 1:
         return 1.0, float(torch.minimum(p, q).sum())
     low, high = 1.0, float(k)

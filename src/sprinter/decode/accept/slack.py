@@ -1,4 +1,4 @@
-"""OPT and UNO: acceptance with a slack ε (Yin et al. 2024, section 4.2, Theorem 4 and the baseline beside it)."""
+"""OPT and UNO: acceptance with a slack ε (Yin et al. 2024, section 4.2: Theorem 4 and its baseline)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Opt", "Uno"]
 class Opt(AcceptRule):
     """b = min(1, (p + ε)/q), r = [A]₊ with A = max(p − q, −ε)/Σ (Yin et al. 2024, Theorem 4).
 
-    [A]₊ is [p − q]₊ normalised, the least TV(π, p) that this b allows; it lies on the Pareto front of Theorem 5.
+    [A]₊ is [p − q]₊, normalised, and gives the smallest TV(π, p) for this b: a point on the Pareto front of Theorem 5.
 
     Args:
         epsilon: slack, in probability.
@@ -33,15 +33,15 @@ class Opt(AcceptRule):
 
     @property
     def lossless(self) -> bool:
-        """At ε = 0."""
+        """Whether ε = 0."""
         return self.epsilon == 0
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """min(1, (p + ε)/q)."""
+        """b = min(1, (p + ε)/q)."""
         return chances(p + self.epsilon, q)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """[p − q]₊, normalised."""
+        """r = [p − q]₊, normalised."""
         return residual(p, q)
 
 
@@ -50,8 +50,8 @@ class Opt(AcceptRule):
 class Uno(AcceptRule):
     """b as OPT's, r = p (Yin et al. 2024, baseline Decoding-UNO).
 
-    The listing in the paper's Appendix G draws the replacement from the draft's law; the text says the target's, as is
-    done here.
+    The listing in the paper's Appendix G draws the replacement from the draft's law, the text from the target's. This
+    implementation follows the text.
 
     Args:
         epsilon: slack, in probability.
@@ -63,9 +63,9 @@ class Uno(AcceptRule):
         ranged(self, "epsilon", 0.0, 1.0)
 
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """min(1, (p + ε)/q)."""
+        """b = min(1, (p + ε)/q)."""
         return chances(p + self.epsilon, q)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """p."""
+        """r = p."""
         return p

@@ -1,6 +1,6 @@
-"""Stop rules: end this draft run and call the target now? Asked after each draft token.
+"""Stop rules decide, after each draft token, whether to end the draft run and call the target.
 
-A cap, the end of the text and the limits always stop; they are the loop's business.
+The loop itself ends a run at the cap and at the end of the text. Stop strings end a text: see ``engine.ending``.
 """
 
 from sprinter.decode.stop.base import StopRule

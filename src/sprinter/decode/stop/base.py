@@ -1,4 +1,4 @@
-"""What a stop rule is."""
+"""The base class of stop rules."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class StopRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
     ``needs`` names signals of ``sprinter.decode.signals``; ``trusted`` (the trust rule's answer) and ``drafted``
-    (tokens drafted in this run, from 1) are always there. ``discards = True``: the token that triggers the stop is
-    thrown away; such a rule must not look at it (``sees_token`` False), or exact methods would be biased.
+    (tokens drafted in this run, from 1) are always given. ``discards = True``: the token that triggers the
+    stop is dropped; such a rule must not read it (``sees_token`` False), or exact methods would be biased.
     """
 
     discards: ClassVar[bool] = False
 
     @property
     def needs(self) -> frozenset[str]:
-        """Signals that a driver must give."""
+        """Names of the signals that the rule reads."""
         return frozenset()
 
     @property
@@ -40,7 +40,7 @@ class StopRule(ABC):
         return ()
 
     def possible(self, state: State) -> bool:
-        """Whether the rule may be in this state, of shapes and dtypes as ``start`` has: asked where one is read."""
+        """Whether the rule can reach this state (shapes and dtypes as in ``start``); checks states given by users."""
         return True
 
     def begin_round(self, state: State) -> State:
@@ -52,13 +52,16 @@ class StopRule(ABC):
         """Decision (bool tensor, shape of the signals) and the next state."""
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """State after the target call: ``drafted`` tokens in the run, ``checked`` of them untrusted, of which
-        ``accepted`` were kept."""
+        """State after the target call.
+
+        Args:
+            drafted: tokens in the run. checked: the untrusted ones of them. accepted: the kept ones of these.
+        """
         return state
 
 
 def law_of(signal: str, law: str) -> str:
-    """The name of a signal on the raw or the processed draft law."""
+    """The name of a signal on the raw or processed draft law; raises a UserError for another law."""
     if law not in ENDINGS:
         raise UserError(f"law={law} is unknown: give raw or processed")
     return signal + ENDINGS[law]

@@ -1,4 +1,4 @@
-"""Stop rules that read the draft's own certainty: confidence, BiLD's fallback, SVIP, AdaEDL."""
+"""Stop rules that read the confidence of the draft law: confidence, BiLD's fallback, SVIP, AdaEDL."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["AdaEdl", "BildFallback", "Confidence", "Svip"]
 @STOP.rule("confidence")
 @dataclass(frozen=True, slots=True)
 class Confidence(StopRule):
-    """Stop when q(x) < c (transformers' ``assistant_confidence_threshold``). It looks at x, so it must keep it.
+    """Stops when q(x) < c (transformers' ``assistant_confidence_threshold``). It reads x, so x is kept and checked.
 
     Args:
         c: threshold, probability.
-        law: q raw, or processed (what x was drawn from; of no use at temperature 0, where q(x) is 1).
+        law: the raw law, or the processed law that x was drawn from (no use at temperature 0, where q(x) is 1).
     """
 
     c: float = 0.4
@@ -36,27 +36,27 @@ class Confidence(StopRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        """q(x)."""
+        """The signal q(x), on the raw or processed law."""
         return frozenset({law_of("token_prob", self.law)})
 
     @property
     def sees_token(self) -> bool:
-        """It does."""
+        """True: q(x) depends on x."""
         return True
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """q(x) < c."""
+        """Decide q(x) < c."""
         return signals[law_of("token_prob", self.law)] < self.c, state
 
 
 @STOP.rule("fallback")
 @dataclass(frozen=True, slots=True)
 class BildFallback(StopRule):
-    """Stop when max q < f and discard the token (Big Little Decoder, Kim et al. 2023, fallback policy).
+    """Stops when max q < f and discards the token (Big Little Decoder, Kim et al. 2023, fallback policy).
 
     Args:
         f: threshold, probability.
-        law: raw or processed.
+        law: "raw" or "processed".
     """
 
     f: float = 0.6
@@ -69,22 +69,22 @@ class BildFallback(StopRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        """max q."""
+        """The signal max q, on the raw or processed law."""
         return frozenset({law_of("max_prob", self.law)})
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """max q < f."""
+        """Decide max q < f."""
         return signals[law_of("max_prob", self.law)] < self.f, state
 
 
 @STOP.rule("svip")
 @dataclass(frozen=True, slots=True)
 class Svip(StopRule):
-    """Stop when sqrt(c·H(q)) > h (SVIP, Zhang et al. 2024, equation 6): 1 − sqrt(cH) bounds the acceptance from below.
+    """Stops when sqrt(c·H(q)) > h (SVIP, Zhang et al. 2024, equation 6): 1 − sqrt(cH) bounds the acceptance from below.
 
     Args:
         h: threshold. c: the constant that the paper absorbs into its reported h.
-        law: raw or processed.
+        law: "raw" or "processed".
     """
 
     h: float = 0.3
@@ -98,26 +98,26 @@ class Svip(StopRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        """H(q), nats."""
+        """The signal H(q) in nats, on the raw or processed law."""
         return frozenset({law_of("entropy", self.law)})
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """sqrt(c·H) > h."""
+        """Decide sqrt(c·H) > h."""
         return (self.c * signals[law_of("entropy", self.law)]).sqrt() > self.h, state
 
 
 @STOP.rule("adaedl")
 @dataclass(frozen=True, slots=True)
 class AdaEdl(StopRule):
-    """Stop when 1 − sqrt(g·H(q)) < λ; λ follows the acceptance rate (AdaEDL, Agrawal et al. 2024).
+    """Stops when 1 − sqrt(g·H(q)) < λ; λ adapts to the acceptance rate (AdaEDL, Agrawal et al. 2024).
 
     After a round: AR ← β1·AR + (1 − β1)·accepted/drafted; λ' = λ + ε if AR < α, else λ − ε unless all of ``longest``
     tokens were accepted; λ ← β2·λ + (1 − β2)·λ'.
 
     Args:
-        g: scale of the entropy. alpha: wanted acceptance rate. beta1, beta2: memories. epsilon: step of λ.
-        threshold: λ at the start. longest: γ_max, tokens.
-        law: raw or processed.
+        g: scale of the entropy. alpha: target acceptance rate. beta1, beta2: decay rates of AR and λ.
+        epsilon: step of λ. threshold: λ at the start. longest: γ_max, tokens.
+        law: "raw" or "processed".
     """
 
     g: float = 0.2
@@ -138,27 +138,27 @@ class AdaEdl(StopRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        """H(q), nats."""
+        """The signal H(q) in nats, on the raw or processed law."""
         return frozenset({law_of("entropy", self.law)})
 
     def start(self) -> State:
-        """(λ, AR), float64; AR starts at α."""
+        """(λ, AR) in float64; AR starts at α."""
         return (
             torch.tensor(self.threshold, dtype=torch.float64),
             torch.tensor(self.alpha, dtype=torch.float64),
         )
 
     def possible(self, state: State) -> bool:
-        """AR is a rate; λ has no bound."""
+        """Whether AR is in [0, 1]; λ is unbounded."""
         return 0 <= float(state[1]) <= 1
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """1 − sqrt(g·H) < λ, or the longest run."""
+        """Decide 1 − sqrt(g·H) < λ, or ``longest`` tokens."""
         low = 1 - (self.g * signals[law_of("entropy", self.law)]).sqrt() < state[0]
         return low | (signals["drafted"] >= self.longest), state
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """As above, over the tokens that were checked; a round without any leaves the state as it is."""
+        """Update AR and λ from the checked tokens; without any, the state stays the same."""
         if checked == 0:
             return state
         threshold, rate = state

@@ -20,7 +20,7 @@ __all__ = ["Fixed", "Heuristic", "Never", "Untrusted"]
 @STOP.rule("fixed")
 @dataclass(frozen=True, slots=True)
 class Fixed(StopRule):
-    """Stop after gamma tokens (Leviathan et al. 2023).
+    """Stops after gamma tokens (Leviathan et al. 2023).
 
     Args:
         gamma: draft length, tokens.
@@ -32,21 +32,22 @@ class Fixed(StopRule):
         at_least("gamma", self.gamma, 1)
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """drafted >= gamma."""
+        """Decide drafted >= gamma."""
         return signals["drafted"] >= self.gamma, state
 
 
 @STOP.rule("untrusted")
 @dataclass(frozen=True, slots=True)
 class Untrusted(StopRule):
-    """Stop at the first token that the trust rule refused (SPRINTER, Algorithms 1 and 2), or a tail later.
+    """Stops at the first untrusted token (SPRINTER, Algorithms 1 and 2), or ``tail`` tokens later.
 
-    A tail is ours: after the first refusal drafting goes on for ``tail`` untrusted tokens, or until ``under`` stops
-    it, so that one target call judges several tokens. Untrusted tokens keep the law p; tail = 0 is the paper.
+    The tail is our extension: drafting continues after the first untrusted token for ``tail`` tokens, or until
+    ``under`` stops it, so that one target call judges several tokens. Untrusted tokens keep the law p; tail = 0 is the
+    paper's rule.
 
     Args:
-        tail: untrusted tokens after the first.
-        under: a stop rule that may end the tail sooner.
+        tail: number of untrusted tokens after the first.
+        under: a stop rule that may end the tail earlier.
     """
 
     tail: int = 0
@@ -59,28 +60,28 @@ class Untrusted(StopRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What ``under`` needs."""
+        """Names of the signals that ``under`` reads."""
         return self.under.needs if self.under else frozenset()
 
     @property
     def sees_token(self) -> bool:
-        """The tail's rule only decides about tokens that are checked anyway."""
+        """False: ``under`` decides only on tokens that are checked in any case."""
         return False
 
     def start(self) -> State:
-        """(untrusted tokens in this run, state of ``under``...)."""
+        """(number of untrusted tokens in this run, state of ``under``...)."""
         return (torch.tensor(0), *(self.under.start() if self.under else ()))
 
     def possible(self, state: State) -> bool:
-        """A count, and what ``under`` says."""
+        """Whether the count is not negative and ``under`` can reach its state."""
         return bool(state[0] >= 0) and (self.under is None or self.under.possible(state[1:]))
 
     def begin_round(self, state: State) -> State:
-        """No untrusted token yet."""
+        """Reset the count of untrusted tokens."""
         return (torch.zeros_like(state[0]), *(self.under.begin_round(state[1:]) if self.under else ()))
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """More than ``tail`` tokens since the first refusal, that one included."""
+        """Decide more than ``tail`` tokens from the first untrusted one on, or the decision of ``under``."""
         if self.tail == 0 and self.under is None:  # nothing to count
             return ~signals["trusted"], state
         begun = (state[0] > 0) | ~signals["trusted"]
@@ -89,13 +90,13 @@ class Untrusted(StopRule):
         if self.under is not None:
             ended, after = self.under.stop(
                 {**signals, "drafted": waiting}, rest
-            )  # it counts the tail's tokens
+            )  # ``under`` counts the tail's tokens
             stop = stop | (begun & ended)
             rest = tuple(torch.where(begun, new, old) for new, old in zip(after, rest, strict=True))
         return stop, (waiting, *rest)
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """Passed on to ``under``."""
+        """Update the state of ``under``."""
         if self.under is None:
             return state
         return (state[0], *self.under.end_round(state[1:], drafted, checked, accepted))
@@ -104,22 +105,22 @@ class Untrusted(StopRule):
 @STOP.rule("never")
 @dataclass(frozen=True, slots=True)
 class Never(StopRule):
-    """Only the cap and the end of the text stop a run."""
+    """Never stops: only the cap and the end of the text end a run."""
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Always no."""
+        """Decide False for every token."""
         return torch.zeros_like(signals["drafted"], dtype=torch.bool), state
 
 
 @STOP.rule("heuristic")
 @dataclass(frozen=True, slots=True)
 class Heuristic(StopRule):
-    """Fixed length that follows success: +2 after a round in which all was accepted, else −1, at least 1
-    (transformers' ``num_assistant_tokens_schedule="heuristic"``).
+    """Stops after γ tokens: γ + 2 after a round in which all were accepted, else γ − 1, at least 1 (transformers'
+    ``num_assistant_tokens_schedule="heuristic"``).
 
     Args:
-        first: length of the first run, tokens (the preset calls it start).
-        longest: bound of γ, tokens.
+        first: γ of the first run, tokens (``start`` in the preset).
+        longest: upper bound of γ, tokens.
     """
 
     first: int = 5
@@ -130,19 +131,19 @@ class Heuristic(StopRule):
         at_least("longest", self.longest, 1)
 
     def start(self) -> State:
-        """(γ,)."""
+        """(γ,), with γ = ``first``."""
         return (torch.tensor(self.first),)
 
     def possible(self, state: State) -> bool:
-        """γ within 1 and ``longest``, or ``first`` if that is more."""
+        """Whether γ is between 1 and the larger of ``longest`` and ``first``."""
         return 1 <= int(state[0]) <= max(self.first, self.longest)
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """drafted >= γ."""
+        """Decide drafted >= γ."""
         return signals["drafted"] >= state[0], state
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """γ + 2 if every checked token was accepted, else γ − 1, within 1 and ``longest``; unchanged if none was."""
+        """γ + 2 if every checked token was accepted, else γ − 1, from 1 to ``longest``; without any, unchanged."""
         (gamma,) = state
         if checked == 0:
             return state

@@ -20,15 +20,16 @@ __all__ = ["Disco", "SpecDec"]
 @STOP.rule("specdec++")
 @dataclass(frozen=True, slots=True)
 class SpecDec(StopRule):
-    """Stop when 1 − Π p̂ > h: a refusal in this run is likely enough (SpecDec++, Huang et al. 2024, equation 3.3).
+    """Stops when 1 − Π p̂ > h, the estimated probability of a rejection in this run (SpecDec++, Huang et al. 2024,
+    equation 3.3).
 
-    p̂(x) is a head's estimate of the chance min(1, p/q) that x is accepted. The head reads the draft's state at x, so x
-    is run through the draft before the rule is asked. The reference code scores one token late; here the run ends with
-    the token that crosses the threshold.
+    p̂(x) is a head's estimate of min(1, p/q), the acceptance probability of x. The head reads the draft's hidden state
+    at x, so the draft model reads x before the decision. The reference code scores one token late; here the run ends
+    with the token that crosses the threshold.
 
     Args:
         h: threshold, probability.
-        least: tokens of a run before the rule may stop it.
+        least: minimum length of a run, tokens.
     """
 
     h: float = 0.7
@@ -40,28 +41,28 @@ class SpecDec(StopRule):
 
     @property
     def needs(self) -> frozenset[str]:
-        """p̂."""
+        """The head's score p̂."""
         return frozenset({"specdec++"})
 
     @property
     def sees_token(self) -> bool:
-        """p̂ depends on x."""
+        """True: p̂ depends on x."""
         return True
 
     def start(self) -> State:
-        """(Π p̂,), float64."""
+        """(Π p̂,) in float64, 1 at the start."""
         return (torch.ones((), dtype=torch.float64),)
 
     def possible(self, state: State) -> bool:
-        """A chance."""
+        """Whether the product is in [0, 1]."""
         return 0 <= float(state[0]) <= 1
 
     def begin_round(self, state: State) -> State:
-        """The product begins anew."""
+        """Reset the product to 1."""
         return (torch.ones_like(state[0]),)
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """1 − Π p̂ > h, from ``least`` tokens on."""
+        """Decide 1 − Π p̂ > h, from ``least`` tokens on."""
         product = state[0] * signals["specdec++"]
         return (1 - product > self.h) & (signals["drafted"] >= self.least), (product,)
 
@@ -69,12 +70,12 @@ class SpecDec(StopRule):
 @STOP.rule("disco")
 @dataclass(frozen=True, slots=True)
 class Disco(StopRule):
-    """Stop when a small network expects a refusal (DISCO, Mamou et al. 2024): its score < threshold.
+    """Stops when a small network's predicted acceptance probability is below a threshold (DISCO, Mamou et al. 2024).
 
-    The network reads q's largest probabilities, its entropy and the place in the run; it does not see x.
+    The network reads q's largest probabilities, its entropy and the position in the run; it does not see x.
 
     Args:
-        threshold: least chance of acceptance, in [0, 1].
+        threshold: minimum predicted acceptance probability, in [0, 1].
     """
 
     threshold: float = 0.5
@@ -88,5 +89,5 @@ class Disco(StopRule):
         return frozenset({"disco"})
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """score < threshold."""
+        """Decide score < threshold."""
         return ~reaches(signals["disco"], self.threshold), state
