@@ -49,7 +49,9 @@ def convert_gguf(
     """
     path = Path(out).expanduser()
     if path.suffix != ".gguf":
-        raise UserError(f"the new file {out} must end in .gguf, the extension that marks GGUF files: rename it")
+        raise UserError(
+            f"the new file {out} must end in .gguf, the extension that marks GGUF files: rename it"
+        )
     models = load_models(source, device="cpu", dtype="float32")
     model = models.target.module("a conversion")
     try:

@@ -58,7 +58,7 @@ _SHORTEST = 2
 def _rotations(module: nn.Module) -> Iterator[_Rotate]:
     """Functions from a text length to the module's embedding of position 1, one per layer type.
 
-    None if the module is not a rotary embedding, that is, a leaf without weights that accepts positions.
+    Yields nothing if the module is not a rotary embedding, that is, a leaf without weights that accepts positions.
     """
     takes = list(inspect.signature(module.forward).parameters)
     if takes[:2] != ["x", "position_ids"] or any(True for _ in module.parameters()):

@@ -326,7 +326,7 @@ class RowRunner(ModelRunner):
         return tree_pass(whole, given, n, self.max_len, self.device)
 
     def _make_buffers(self) -> None:
-        """Allocate the buffers by a forward pass over one dummy token per row; the first slots are overwritten later."""
+        """Allocate the buffers by a forward pass over one dummy token per row, which is overwritten later."""
         assert not any(self._lengths)
         RowRunner._step(
             self, torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False, ()
