@@ -33,12 +33,14 @@ MAX_TREE_BYTES = 40 * 2**20
 
 PLAIN = [
     "bench",
+    "cli",
     "errors.py",
     "files.py",
     "fingerprint.py",
     "heads",
     "laws.py",
     "lazy.py",
+    "models",
     "random.py",
     "theory",
     "training",
