@@ -4,7 +4,7 @@ python scripts/update_results.py           write
 python scripts/update_results.py --check   exit 1 if a file differs from what would be written
 python scripts/update_results.py --dirty   list the commands whose results were made on uncommitted changes
 
-A page of docs/results/ holds the tables of one topic between two marks; what stands outside them is written by hand.
+A page of docs/results/ holds the tables of one topic between two marks; the text outside them is written by hand.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def readme_block() -> str:
     """The README's table: temperature 1 of the main job."""
     results = load("methods/main_job")
     if results is None:
-        return "Numbers will stand here once a script in `benchmarks/` has printed them; none is written by hand."
+        return "No results yet: `scripts/update_results.py` writes them from `benchmarks/results/`."
     lines = [
         "The built-in pair at temperature 1, on text that it was not trained on (95 % intervals over paragraphs;",
-        "speed is relative to plain decoding with the target, arms interleaved; the rest: [results](docs/results.md)):",
+        "speed is relative to plain decoding with the target, arms interleaved; all numbers: [results](docs/results.md)):",
         "",
         "| arm | speed | target calls/token | mean drift | trusted |",
         "| --- | --- | --- | --- | --- |",
@@ -91,7 +91,7 @@ def readme_block() -> str:
 
 
 def captured_lines() -> list[str]:
-    """The README's second table: captured passes beside other engines, temperature 1."""
+    """The README's second table: captured forward passes and other engines, temperature 1."""
     results = load("engine/decoding")
     if results is None:
         return []
@@ -99,7 +99,7 @@ def captured_lines() -> list[str]:
     pairs = [results[name]["1"] for name in columns]
     rows = {
         "transformers, assisted (tuned)": [_fastest(pair, "transformers:assisted") for pair in pairs],
-        "vLLM, the fastest of its ways": [_fastest(pair, "vllm:") for pair in pairs],
+        "vLLM, its fastest method": [_fastest(pair, "vllm:") for pair in pairs],
         "plain decoding, float32": [_named(pair, "autoregressive, float32") for pair in pairs],
         "plain decoding, bfloat16": [_named(pair, "autoregressive, bfloat16") for pair in pairs],
         "exact speculation (tuned), bfloat16": [_fastest(pair, "speculative", "bfloat16") for pair in pairs],
@@ -109,9 +109,9 @@ def captured_lines() -> list[str]:
     }
     lines = [
         "",
-        "With compiled passes (`compile=True`), against transformers' `generate` in float32 on the same core, other",
-        "engines beside it. The second column is the built-in target with layers and units added that say nothing:",
-        "the same texts at the cost of a 17 M target.",
+        "With compiled forward passes (`compile=True`), relative to transformers' `generate` in float32 on the same core,",
+        "and other engines. In the second column layers and units with zero outputs are added to the built-in target: the",
+        "same texts at the cost of a 17 M target.",
         "",
         "| tokens/s over transformers, temperature 1 | built-in pair | target at the cost of a 17 M one |",
         "| --- | --- | --- |",
