@@ -1,6 +1,6 @@
-"""Build sdist and wheel, look inside both, install the wheel in an empty environment and use it from elsewhere.
+"""Build sdist and wheel, check their files, install the wheel in an empty environment and run it outside the source.
 
-The wheel is built from the sdist, so that a sdist that lacks a file fails here. Called by ``make package``.
+The wheel is built from the sdist, so that an sdist without a needed file fails here. Called by ``make package``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ IN_SDIST = (
 
 
 def run(*command: str | Path, cwd: Path, show: bool = False) -> str:
-    """Run a command; on failure print what it said and exit."""
-    # neither the working tree nor a user's site may lend modules
+    """Run a command and return its output; on failure print the output and exit."""
+    # no modules from the working tree or from a user's site directory
     clean = {
         key: value
         for key, value in os.environ.items()
@@ -62,7 +62,7 @@ def run(*command: str | Path, cwd: Path, show: bool = False) -> str:
 
 
 def build() -> tuple[Path, Path]:
-    """The sdist, and the wheel made from it."""
+    """Build the sdist, and the wheel from it; returns both paths."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, ROOT, cwd=ROOT)
     (sdist,), (wheel,) = DIST.glob("*.tar.gz"), DIST.glob("*.whl")
@@ -129,7 +129,7 @@ def try_wheel(wheel: Path) -> None:
 
 
 def main() -> None:
-    """All of it."""
+    """Build, check and try the package; returns the exit status."""
     sdist, wheel = build()
     look_inside(sdist, wheel)
     sizes = ", ".join(f"{path.name} {path.stat().st_size / 2**20:.1f} MiB" for path in (sdist, wheel))

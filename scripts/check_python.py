@@ -1,4 +1,4 @@
-"""Say in one line what is wrong with this interpreter, if anything. Runs on any Python."""
+"""Print one line if this interpreter cannot run the project. Works on any version of Python."""
 
 import sys
 
@@ -6,7 +6,7 @@ NEEDED = (3, 11)
 
 
 def complaint():
-    """The line to print, or None."""
+    """What is wrong with this interpreter, in one line; None if nothing is."""
     if sys.version_info < NEEDED:
         return "sprinter needs Python %d.%d or newer; this is %d.%d (%s). Try: make PYTHON=python3.12 ..." % (
             NEEDED + tuple(sys.version_info[:2]) + (sys.executable,)

@@ -1,4 +1,4 @@
-"""What the figures of docs/methods share: style, example laws, the shared drawings."""
+"""Shared by the figures of docs/methods: style, example laws, common drawings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sprinter.laws import overlap, tv_distance
 from sprinter.random import AddressedDraws, Purpose
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "methods" / "figures"
-# Okabe and Ito's palette, told apart by all common kinds of colour vision; shapes and letters say the same again
+# Okabe and Ito's palette, distinct for all common kinds of colour vision; shapes and letters repeat the information
 BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
 INK, GREY, PALE = "#222222", "#8A8A8A", "#E8E8E8"
 STYLE = {
@@ -131,7 +131,7 @@ class Followed:
 
 
 def follow(method: Method, length: int, seed: int = 0, pair: Pair | None = None) -> Followed:
-    """Decode through the real loop on a Pair, and listen to what its driver answers."""
+    """Decode with the real loop on a Pair, and record its driver's answers."""
     pair, record, prompt, draws = pair or Pair(), Record(), (0,), AddressedDraws(seed)
     driver = ChainDriver(pair, prompt, draws, 1, method.accept.needs_raw, method.drafter)  # type: ignore[arg-type]
     loop = decode(prompt, method, Limits(length), draws, record, complete=True)
@@ -167,7 +167,7 @@ KINDS = {  # of a box: face, edge, letter, line style
 def box(
     ax: Axes, x: float, y: float, text: str, kind: str, width: float = 0.86, height: float = 0.74
 ) -> None:
-    """One token. A refused one is struck through."""
+    """Draw one token. A rejected one is struck through."""
     face, edge, ink, line = KINDS[kind]
     corner = (x - width / 2, y - height / 2)
     ax.add_patch(Rectangle(corner, width, height, fc=face, ec=edge, ls=line, lw=1.1))
@@ -182,14 +182,14 @@ def box(
 def legend_of(
     fig: Figure, kinds: Sequence[str], words: dict[str, str] | None = None, side: str = "center"
 ) -> None:
-    """Boxes and what they mean, below the panels."""
+    """A legend of the boxes, below the panels."""
     handles = [Rectangle((0, 0), 1, 1, fc=KINDS[k][0], ec=KINDS[k][1], ls=KINDS[k][3]) for k in kinds]
     labels = [(words or {}).get(kind, kind) for kind in kinds]
     fig.legend(handles, labels, loc=f"outside lower {side}", ncols=len(labels), columnspacing=1.2)
 
 
 def rounds(ax: Axes, method: Method, count: int = 8, seed: int = 0, most: int | None = None) -> list[str]:
-    """The first rounds of a text, one a row: what was drafted, what became of it, what the target added."""
+    """Draw the first rounds of a text, one per row: draft tokens, their verdicts, and the target's tokens."""
     followed = follow(method, 12 * count, seed)
     seen: list[str] = []
     for round in range(1, count + 1):
@@ -226,7 +226,7 @@ ROUND_WORDS = {"target": "the target's own", "discarded": "discarded by the stop
 
 
 def example(ax_b: Axes, ax: Axes, rule: AcceptRule, title: str, p: Tensor = P, q: Tensor = Q) -> None:
-    """Keep chance b above; below, p and q as bars and π as diamonds."""
+    """Draw the keep probability b above; below, p and q as bars and π as diamonds."""
     b, law, places = rule.keep(p, q), rule.law(p, q), range(len(p))
     ax_b.bar(places, b, width=0.8, color=PALE, ec=GREY, lw=0.6)
     ax_b.set(ylim=(0, 1.05), yticks=(0, 1), ylabel="keep b", xticks=(), title=title)
@@ -273,7 +273,7 @@ def curve(
     line: str = "-",
     side: str = "left",
 ) -> None:
-    """Where a rule goes in the plane as its parameter runs; some values are marked."""
+    """Draw a rule's curve in the plane as its parameter varies; some values are marked."""
     points = [cost(make(value)) for value in values]
     ax.plot(*zip(*points, strict=True), color=color, lw=2, ls=line, label=label)
     for value, text in marks:
@@ -292,7 +292,7 @@ def accept_panels() -> tuple[Figure, Axes, Axes, Axes]:
 
 
 def save(fig: Figure, path: Path) -> None:
-    """A PNG of few colours, twice as fine as it is shown."""
+    """Save a PNG with few colours, at twice its display resolution."""
     path.parent.mkdir(parents=True, exist_ok=True)
     raw = BytesIO()
     fig.savefig(raw, format="png", dpi=180, metadata={"Software": None})

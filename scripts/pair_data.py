@@ -29,7 +29,7 @@ CACHE_VERSION = 1
 
 
 class UsageError(ValueError):
-    """A mistake of the caller, told in one line."""
+    """A mistake of the user, reported in one line."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _parse_gsm8k(raw: str) -> Iterator[tuple[str, str]]:
 
 
 def _parse_tinystories(raw: str) -> Iterator[tuple[str, str]]:
-    stories = raw.split(EOS)[1:-1]  # the sample is a byte range: its first and last story may be cut
+    stories = raw.split(EOS)[1:-1]  # the sample is a byte range: its first and last story may be incomplete
     for number, story in enumerate(stories, start=1):
         if story.strip():
             yield str(number), story.strip()
@@ -175,7 +175,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What training reads: a memory-mapped token stream, held-out documents, and where it all came from."""
+    """Training data: a memory-mapped token stream, held-out documents, and their sources."""
 
     tokens: npt.NDArray[np.uint16]
     heldout: tuple[Document, ...]
@@ -240,7 +240,9 @@ def _build_cache(documents: list[Document], cache: Path, key: dict[str, Any]) ->
         "tokens": len(stream),
         "bytes_per_token": sum(len(d.text.encode()) for d in train) / sum(len(e) for e in encoded),
     }
-    _write_atomic(cache / "manifest.json", json.dumps(manifest, indent=1))  # last: it says the rest is whole
+    _write_atomic(
+        cache / "manifest.json", json.dumps(manifest, indent=1)
+    )  # last, because it marks the cache as complete
 
 
 def read_heldout(path: Path) -> tuple[Document, ...]:

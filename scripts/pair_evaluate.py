@@ -61,7 +61,7 @@ def measure_document(target: nn.Module, draft: nn.Module, tokens: Tensor, source
 def measure(
     target: nn.Module, draft: nn.Module, data: PreparedData, device: torch.device
 ) -> Iterator[Positions]:
-    """Measurements of every held-out document from its real start, cut at the context's length."""
+    """Measurements of every held-out document from its real start, truncated to the context's length."""
     for document in data.heldout:
         ids = [*data.tokenizer.encode(document.text).ids, data.eos_id][:CONTEXT]
         yield measure_document(target, draft, torch.tensor([ids], device=device), document.source)
@@ -102,7 +102,7 @@ def summarise(parts: list[Positions]) -> dict[str, Any]:
 
 
 def median_step_ms(models: dict[str, nn.Module], vocab_size: int, device: torch.device) -> dict[str, float]:
-    """Median time of one eager pass over one new token after a 256-token cache, models interleaved."""
+    """Median time in ms of one eager forward pass over one new token after a 256-token cache, models interleaved."""
     prompt = torch.randint(1, vocab_size, (1, CACHE_TOKENS), generator=torch.Generator().manual_seed(0)).to(
         device
     )
@@ -120,7 +120,7 @@ def median_step_ms(models: dict[str, nn.Module], vocab_size: int, device: torch.
 
 
 def pass_costs(out: Path, vocab_size: int, device: torch.device) -> dict[str, dict[str, float]]:
-    """Pass cost in bfloat16 (as stored) and float32."""
+    """Cost of a forward pass in ms, in bfloat16 (as stored) and float32."""
     costs = {}
     for dtype in (torch.bfloat16, torch.float32):
         models = {role: load_exported(out / role, device, dtype) for role in ("target", "draft")}
@@ -150,7 +150,7 @@ def histogram_text(shares: list[float]) -> str:
 
 
 def overall_rows(overall: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The card's second table: one quantity a row."""
+    """Rows of the card's second table, one per quantity."""
     spreads = {
         "overlap, sum of min(p, q)": overall["overlap"],
         "total variation": overall["tv"],
@@ -167,7 +167,7 @@ def overall_rows(overall: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def sessions_text(record: dict[str, Any]) -> str:
-    """Every command that trained the model, in order, with the step it went on from."""
+    """Every command that trained the model, in order, with the step that it continued from."""
     lines = []
     for session in record["sessions"]:
         note = f" ({session['note']})" if "note" in session else ""

@@ -1,11 +1,11 @@
-"""Pictures of an HTML page as browsers of several widths show it, light and dark, for looking at.
+"""Screenshots of an HTML page at several window widths, light and dark, for review.
 
-Needs playwright and a Chromium (none of them belongs to the project's environment):
+Needs playwright and a Chromium (neither is part of the project's environment):
 
     pip install playwright && apt install chromium
     python scripts/render_page.py bench-results/report.html pictures --width 1280 --width 390
 
-Prints one JSON line a picture: file, whether the page is wider than its window, requests that it made, script errors.
+Prints one JSON line per screenshot: file, whether the page is wider than its window, its requests, script errors.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ def main() -> None:
     )
     parser.add_argument("--hover", help="CSS selector of what the pointer is put on")
     parser.add_argument("--no-scripts", action="store_true")
-    told = parser.parse_args()
-    told.out.mkdir(parents=True, exist_ok=True)
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"))
-        for width in told.width or (1280, 390):
-            for scheme in told.scheme or ("light", "dark"):
+        for width in given.width or (1280, 390):
+            for scheme in given.scheme or ("light", "dark"):
                 context = browser.new_context(
                     viewport={"width": width, "height": 900}, color_scheme=scheme, device_scale_factor=1,
-                    java_script_enabled=not told.no_scripts,
+                    java_script_enabled=not given.no_scripts,
                 )  # fmt: skip
                 page, requests, errors = context.new_page(), [], []
                 page.on("request", lambda request, seen=requests: seen.append(request.url))
                 page.on("pageerror", lambda error, seen=errors: seen.append(str(error)))
-                page.goto(told.page.resolve().as_uri())
-                for name in told.check:
+                page.goto(given.page.resolve().as_uri())
+                for name in given.check:
                     page.locator(f"label[for={name}]").click()
-                if told.hover:
-                    page.locator(told.hover).first.hover()
-                file = told.out / f"{told.section or 'page'}-{width}-{scheme}.png"
-                if told.section and not told.hover:
-                    page.locator(f"#{told.section}").screenshot(path=file)
+                if given.hover:
+                    page.locator(given.hover).first.hover()
+                file = given.out / f"{given.section or 'page'}-{width}-{scheme}.png"
+                if given.section and not given.hover:
+                    page.locator(f"#{given.section}").screenshot(path=file)
                 else:
-                    page.screenshot(path=file, full_page=not told.hover)
-                if not told.no_scripts:
+                    page.screenshot(path=file, full_page=not given.hover)
+                if not given.no_scripts:
                     wide = page.evaluate("document.documentElement.scrollWidth > innerWidth")
                     print(
                         json.dumps(

@@ -1,10 +1,10 @@
-"""Make the built-in gate with the laboratory, by the steps that a user takes: label, train, judge, save.
+"""Train the built-in gate with ``sprinter.training``, by the steps that a user takes: label, train, evaluate, save.
 
     python scripts/train_builtin_gate.py --data DIR --pair DIR --out DIR
 
 Training prompts come from the pair's training documents, the report from documents that neither pair nor gate was
 trained on. Texts come in the four prefix classes in equal parts: original, draft's completion, target's completion,
-both in turn. The labels are kept under ``--work`` (an interrupted run goes on where it stopped).
+both in turn. The labels are kept under ``--work``, so that an interrupted run can be continued.
 """
 
 from __future__ import annotations

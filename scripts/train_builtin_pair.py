@@ -99,13 +99,13 @@ class Job:
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens a step; a draft sees fewer tokens in all, and is better off with more steps."""
+        """Tokens per step. A draft sees fewer tokens in total and learns better in more steps."""
         return self.preset.batch_tokens // (1 if self.role == "target" else 2)
 
 
 @dataclass
 class Counters:
-    """What a checkpoint carries besides tensors; windows are a function of `tokens`, so no sampler state."""
+    """Contents of a checkpoint besides tensors. No sampler state: windows are a function of `tokens`."""
 
     step: int = 0
     tokens: int = 0
@@ -115,7 +115,7 @@ class Counters:
 
 
 def autocast_for(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """bfloat16 where it is quick; a CPU without AMX multiplies bfloat16 far slower than float32."""
+    """Autocast to bfloat16 if that is fast; a CPU without AMX is much slower in bfloat16 than in float32."""
     quick = device.type == "cuda" or (
         device.type == "cpu" and bool(torch.cpu.get_capabilities().get("amx_bf16"))
     )
@@ -155,7 +155,7 @@ def loss_function(model: nn.Module, teacher: nn.Module | None) -> Step:
 
 
 def save_checkpoint(path: Path, model: nn.Module, optimizers: tuple[Any, ...], counters: Counters) -> None:
-    """Write everything a resumed run needs, then move it into place."""
+    """Write everything that a resumed run needs, atomically."""
     state = {
         "model": model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
@@ -169,7 +169,7 @@ def save_checkpoint(path: Path, model: nn.Module, optimizers: tuple[Any, ...], c
 def load_checkpoint(
     path: Path, model: nn.Module, optimizers: tuple[Any, ...], device: torch.device
 ) -> Counters:
-    """Restore a checkpoint in place."""
+    """Restore model, optimisers and counters from a checkpoint."""
     state = torch.load(path, map_location=device, weights_only=True)
     model.load_state_dict(state["model"])
     for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
@@ -193,7 +193,7 @@ def validation_losses(
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, data: PreparedData, documents: list[Document], device: torch.device) -> float:
-    """Token-weighted loss over documents cut at the context's length."""
+    """Token-weighted loss over documents, truncated to the context's length."""
     total, count = 0.0, 0
     for document in documents:
         ids = [*data.tokenizer.encode(document.text).ids, data.eos_id][:CONTEXT]
@@ -384,7 +384,7 @@ def can_compile(device: torch.device) -> bool:
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -447,7 +447,7 @@ def make_jobs(args: argparse.Namespace, device: torch.device, command: str) -> l
 
 
 def recorded_command(argv: list[str]) -> str:
-    """The command for the records: folders are the machine's business and stand as DATA and OUT."""
+    """The command for the records, with the machine's own folders replaced by DATA and OUT."""
     named = {"--data": "DATA", "--out": "OUT"}
     words = [named.get(argv[i - 1], word) if i else word for i, word in enumerate(argv)]
     return "python scripts/train_builtin_pair.py " + shlex.join(words)

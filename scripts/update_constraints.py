@@ -1,4 +1,4 @@
-"""Resolve the development environment anew and write constraints.txt.
+"""Resolve the versions of the development environment again and write constraints.txt.
 
 Makes an empty environment, installs torch at the pinned version (or at --torch), then the package with its dev
 extra, and writes down what came. Called by ``make constraints``.

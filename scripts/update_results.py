@@ -4,7 +4,7 @@ python scripts/update_results.py           write
 python scripts/update_results.py --check   exit 1 if a file differs from what would be written
 python scripts/update_results.py --dirty   list the commands whose results were made on uncommitted changes
 
-A page of docs/results/ holds the tables of one topic between two marks; what stands outside them is written by hand.
+A page of docs/results/ holds the tables of one topic between two marks; the text outside them is written by hand.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Topic:
 
 
 def load(name: str) -> dict[str, Any] | None:
-    """One result file, or None if it was not made yet."""
+    """Contents of one result file; None if it does not exist."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def where(results: dict[str, Any]) -> str:
-    """How the numbers were made: one line, or one for each part that was measured by itself."""
+    """Command, machine and commit of the numbers: one line, or one for each part that was measured separately."""
     if isinstance(results.get("runs"), dict):
         return "\n".join(f"- {part}: {_made(run)}, {_place(run)}" for part, run in results["runs"].items())
     made = f"{_made(results)}: {texts(results)}{results['new_tokens']} new tokens each"
@@ -64,7 +64,7 @@ def _place(run: dict[str, Any]) -> str:
 
 
 def texts(results: dict[str, Any]) -> str:
-    """How many texts, where the results say so in one place."""
+    """Number of texts, if the results hold one number for all."""
     return f"{results['prompts']} paragraphs, " if "prompts" in results else ""
 
 
@@ -72,10 +72,10 @@ def readme_block() -> str:
     """The README's table: temperature 1 of the main job."""
     results = load("methods/main_job")
     if results is None:
-        return "Numbers will stand here once a script in `benchmarks/` has printed them; none is written by hand."
+        return "No results yet: `scripts/update_results.py` writes them from `benchmarks/results/`."
     lines = [
         "The built-in pair at temperature 1, on text that it was not trained on (95 % intervals over paragraphs;",
-        "speed is relative to plain decoding with the target, arms interleaved; the rest: [results](docs/results.md)):",
+        "speed is relative to plain decoding with the target, arms interleaved; more in [results](docs/results.md)):",
         "",
         "| arm | speed | target calls/token | mean drift | trusted |",
         "| --- | --- | --- | --- | --- |",
@@ -91,7 +91,7 @@ def readme_block() -> str:
 
 
 def captured_lines() -> list[str]:
-    """The README's second table: captured passes beside other engines, temperature 1."""
+    """The README's second table: captured forward passes and other engines, temperature 1."""
     results = load("engine/decoding")
     if results is None:
         return []
@@ -99,7 +99,7 @@ def captured_lines() -> list[str]:
     pairs = [results[name]["1"] for name in columns]
     rows = {
         "transformers, assisted (tuned)": [_fastest(pair, "transformers:assisted") for pair in pairs],
-        "vLLM, the fastest of its ways": [_fastest(pair, "vllm:") for pair in pairs],
+        "vLLM, its fastest method": [_fastest(pair, "vllm:") for pair in pairs],
         "plain decoding, float32": [_named(pair, "autoregressive, float32") for pair in pairs],
         "plain decoding, bfloat16": [_named(pair, "autoregressive, bfloat16") for pair in pairs],
         "exact speculation (tuned), bfloat16": [_fastest(pair, "speculative", "bfloat16") for pair in pairs],
@@ -109,9 +109,9 @@ def captured_lines() -> list[str]:
     }
     lines = [
         "",
-        "With compiled passes (`compile=True`), against transformers' `generate` in float32 on the same core, other",
-        "engines beside it. The second column is the built-in target with layers and units added that say nothing:",
-        "the same texts at the cost of a 17 M target.",
+        "With compiled forward passes (`compile=True`) and with other engines, relative to transformers' `generate` in",
+        "float32 on the same core. In the second column the built-in target has additional layers and units with zero",
+        "outputs: the same texts at the cost of a 17 M target.",
         "",
         "| tokens/s over transformers, temperature 1 | built-in pair | target at the cost of a 17 M one |",
         "| --- | --- | --- |",
@@ -182,7 +182,7 @@ def bench_headline() -> str:
 
 
 def engine_headline() -> str:
-    """Plain decoding over transformers, and the dial on the dearer target."""
+    """Plain decoding relative to transformers, and the dial on the more expensive target."""
     results = need("engine/decoding")
     plain = results["builtin"]["1"]["plain_over_transformers"]["float32"][0]
     dial = results["enlarged"]["1"]["sprinter_over_exact"]["float32"]["over_exact"][0]
@@ -204,7 +204,7 @@ def llamacpp_headline() -> str:
 
 
 def gate_headline() -> str:
-    """Target calls a token that features of the draft's law save."""
+    """Target calls per token that features of the draft's law save."""
     found = need("gate/study_builtin")["curves"]["1.0"]["read_off"]["overlap, hidden and law"]["0.10"]
     return (
         f"A gate that also sees the draft's law saves {found['gain_over_paper'][0]:.0%} of the target calls of the "
@@ -294,7 +294,7 @@ TOPICS = {
 
 
 def need(name: str) -> dict[str, Any]:
-    """One result file that must be there."""
+    """Contents of one result file; exits if it is missing."""
     results = load(name)
     if results is None:
         sys.exit(f"error: benchmarks/results/{name}.json is missing: run benchmarks/{name}.py")
@@ -377,7 +377,7 @@ def dirty() -> list[tuple[float, str, str]]:
 
 
 def main() -> int:
-    """Write, compare, or list."""
+    """Write the documents, or with --check compare them, or with --dirty list commands."""
     if "--dirty" in sys.argv:
         for seconds, command, commit in dirty():
             print(f"{seconds:8.0f} s  {commit:9}  {command} --data DIR")

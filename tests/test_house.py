@@ -33,6 +33,7 @@ MAX_TREE_BYTES = 40 * 2**20
 
 PLAIN = [
     "bench",
+    "cli",
     "decode",
     "engine",
     "errors.py",
@@ -41,6 +42,7 @@ PLAIN = [
     "heads",
     "laws.py",
     "lazy.py",
+    "models",
     "random.py",
     "theory",
     "training",

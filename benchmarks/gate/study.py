@@ -4,7 +4,7 @@
 
 1. Texts: paragraphs that the built-in pair was trained on, so that no gate has seen a text of step 4.
 2. Labels: `sprinter.training.label_run` (kept in FOLDER; an interrupted run goes on).
-3. Gates: `sprinter.training.train`; AU-ROC on the laboratory's test prompts with intervals over prompts.
+3. Gates: `sprinter.training.train`; AU-ROC on the test prompts of the training data, with intervals over prompts.
 4. Curves: SPRINTER runs on held-out paragraphs with the meter complete, at temperatures 1, 0.7 and 0, τ at quantiles of
    each gate's scores; target calls a token read off at drift 0.05, 0.10 and 0.15, 95 % bootstrap intervals over
    prompts, gain over the paper's gate prompt by prompt.

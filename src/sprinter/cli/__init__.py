@@ -1,6 +1,18 @@
-"""The command line: one thin file a command, nothing heavy imported before it is needed.
+"""The command line ``sprinter``: one short module per command; torch is imported only when a command needs it.
 
-Exit status: 0 done, 2 the user's mistake, 1 anything else, 130 after Ctrl-C, 141 when the reader of a pipe has left.
+| modules | contents |
+| --- | --- |
+| ``app``, ``running`` | the typer application; runs it and turns errors into one line and an exit status |
+| ``generate``, ``generate_many`` | ``sprinter generate``: one text, or a file of prompts |
+| ``methods``, ``doctor``, ``demo_command``, ``convert`` | the commands of these names (``demo``: entry point) |
+| ``gate``, ``gate_*`` | ``sprinter gate``: ``label``, ``train``, ``roc`` |
+| ``theory``, ``theory_*`` | ``sprinter theory``: ``simulate``, ``pareto``, ``flops``, ``predict`` |
+| ``bench``, ``bench_*`` | ``sprinter bench``: ``compare``, ``report``, ``list`` |
+| ``options``, ``loading``, ``generating``, ``signature``, ``unused`` | options that commands share |
+| ``pages``, ``messages``, ``prompts``, ``completion``, ``debug`` | output, wording, input, completion, debugging |
+
+Exit status: 0 success, 2 a mistake of the user, 1 any other failure, 130 after Ctrl-C, 141 if the reader of a pipe has
+closed it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m sprinter.cli``."""
+"""Entry point of ``python -m sprinter.cli``, the same as ``sprinter``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="sprinter",
-    help="Speculative decoding with a dial: tokens faster, and what that costs in drift from the target model.",
+    help="Speculative decoding with a dial: faster tokens, and a measure of how far they drift from the target model.",
     epilog="Exit status: 0 done, 2 your mistake, 1 anything else. SPRINTER_DEBUG=1 shows tracebacks.",
     pretty_exceptions_enable=False,  # errors are shown by sprinter.cli.running
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,7 +43,7 @@ def _version(asked: bool) -> None:
 def _before(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

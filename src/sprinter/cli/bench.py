@@ -1,4 +1,4 @@
-"""``sprinter bench``: arms on suites, one run, one report; ``bench compare`` puts two runs side by side."""
+"""``sprinter bench``: measures methods and other engines on suites of prompts, and writes one report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(
             "-s",
             metavar="NAME[:LIMIT]",
             show_default=False,
-            help="A suite ('bench list' names them) or a .txt/.jsonl file, and how many prompts; may be repeated.",
+            help="A suite ('bench list' names them) or a .txt/.jsonl file; LIMIT: number of prompts. May be repeated.",
         ),
     ] = None,
     arm: Annotated[
@@ -51,7 +51,7 @@ def run(
             "--arm",
             "-a",
             metavar="SPEC",
-            show_default="the best known methods; transformers plain and assisted, of GGUF files llama.cpp's own",
+            show_default="the best known methods, and transformers plain and assisted (GGUF files: llama.cpp's own)",
             help="A method, another engine (transformers:plain, ...), or a set (methods, peers, all); may be repeated.",
         ),
     ] = None,
@@ -62,13 +62,13 @@ def run(
     rule: Annotated[
         str | None,
         typer.Option(
-            help="How running text becomes prompts: share=0.5,words=200,min_words=60, long=64 (then use -n 0), whole.",
+            help="How to make prompts from running text: share=0.5,words=200,min_words=60, long=64 (with -n 0), whole.",
             show_default="first 30 % of the words",
         ),
     ] = None,
     field: Annotated[
         str | None,
-        typer.Option(help="Of a file's records: where the text is.", show_default="the first known"),
+        typer.Option(help="Field of a file's records that holds the text.", show_default="the first known"),
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
     loading: Loading = Loading(),
@@ -79,18 +79,16 @@ def run(
     new_tokens: Annotated[
         int | None,
         typer.Option(
-            "--new-tokens", "-n", help="A turn; 0: up to the context limit.", show_default="by suite"
+            "--new-tokens", "-n", help="Tokens per turn; 0: up to the context limit.", show_default="by suite"
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="How often each prompt is asked.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Number of runs of each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     options: GenerationKeywords = AT_DEFAULTS,
-    warmup: Annotated[int, typer.Option(help="Prompts that each arm answers first, not counted.")] = 1,
+    warmup: Annotated[int, typer.Option(help="Prompts that each arm runs first, not measured.")] = 1,
     base: Annotated[
         Words,
-        typer.Option(
-            help="Arm that speeds are told relative to; may be repeated.", show_default="the plain ones"
-        ),
+        typer.Option(help="Arm that speeds are relative to; may be repeated.", show_default="the plain ones"),
     ] = None,
     quality: Annotated[
         bool, typer.Option(help="ROUGE, perplexity under the target, exact match, ...")
@@ -102,28 +100,30 @@ def run(
         str | None,
         typer.Option(
             metavar="URL",
-            help="OpenAI-compatible endpoint that judges texts.",
+            help="OpenAI-compatible endpoint that judges the texts.",
             show_default="target log-likelihood",
         ),
     ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="Model asked at --judge.")] = None,
+    judge_model: Annotated[str | None, typer.Option(help="Name of the model at --judge.")] = None,
     judge_price: Annotated[
         tuple[float, float] | None,
         typer.Option(
-            metavar="IN OUT", help="Of a million tokens, to tell what judging cost.", show_default=False
+            metavar="IN OUT",
+            help="Price of a million input and output tokens, to report the cost of judging.",
+            show_default=False,
         ),
     ] = None,
     analysis: Annotated[
-        bool, typer.Option(help="Read both models' laws along texts, for the pictures.")
+        bool, typer.Option(help="Compute both models' laws along texts, for the report's figures.")
     ] = True,
     restart: Annotated[
-        bool, typer.Option(help="Throw away what --out holds; without it the run goes on.")
+        bool, typer.Option(help="Delete the results in --out first; without it an ended run continues.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Run arms on suites, interleaved prompt by prompt; write results.json and report.html into --out.
 
-    A run that was ended goes on where it was: give the same command again.
+    To continue a run that was interrupted, give the same command again.
     """
     if context.invoked_subcommand is not None:
         return
@@ -178,7 +178,7 @@ def _known(bases: Sequence[str], arms: Sequence[str]) -> None:
 
 
 def _limited(text: str) -> tuple[str, int | None]:
-    """NAME or NAME:LIMIT."""
+    """Split NAME or NAME:LIMIT into a name and a limit, None without one."""
     name, colon, limit = text.rpartition(":")
     if not colon or not name or not re.fullmatch(r"-?[0-9]+", limit):
         return text, None

@@ -1,4 +1,4 @@
-"""``sprinter bench compare``: what became worse from one run to another."""
+"""``sprinter bench compare``: what became better or worse between two runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["command"]
 
 def command(
     before: Annotated[Path, typer.Argument(metavar="A", help="results.json, or the directory of a run.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="Likewise, of the later run.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The same for the later run.")],
     base: Annotated[
         str | None, typer.Option(help="Speeds are judged relative to this arm.", show_default="a plain one")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Relative change that is let pass, beyond chance.")
+        float, typer.Option(min=0.0, help="Relative change to accept in addition to chance.")
     ] = 0.0,
     across: Annotated[
-        bool, typer.Option("--across", help="Compare runs of other models, prompts or settings all the same.")
+        bool, typer.Option("--across", help="Compare runs even if models, prompts or settings differ.")
     ] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show what stayed the same too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show unchanged numbers too.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> int:
     """Compare two runs; exit status 1 if anything became worse by more than chance explains (95 % intervals)."""

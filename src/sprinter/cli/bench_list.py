@@ -1,4 +1,4 @@
-"""``sprinter bench list``: suites and arms by name."""
+"""``sprinter bench list``: names of suites and arms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["command"]
 def command(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Show the suites and the arms that can be asked for by name."""
+    """List the names of the suites and arms."""
     from sprinter.bench.arms import arm_names
     from sprinter.bench.suites import suite_names
 

@@ -1,4 +1,4 @@
-"""How a bench shows its progress and its tables."""
+"""Progress and tables of ``sprinter bench``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from sprinter.cli.pages import console
 
 __all__ = ["BenchProgressBar", "print_changes", "print_summary"]
 
-_EVERY_S = 20  # between lines where standard error is no terminal
+_EVERY_S = 20  # between progress lines if standard error is not a terminal
 
 
 class BenchProgressBar:
-    """Answers done and wanted, the time left and what is at work: a bar on a terminal, elsewhere a line now and then
-    and at the end.
+    """Progress of a bench: a bar on a terminal, elsewhere a line every 20 seconds and at the end.
 
-    A context; call it with (done, wanted, note).
+    A context manager; call it with (texts done, texts in total, what is running).
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def print_summary(results: dict[str, Any]) -> None:
-    """One table a suite and temperature, fastest arm first; then the arms that failed."""
+    """Print one table per suite and temperature, fastest arm first; then the arms that failed."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -120,7 +119,7 @@ def print_summary(results: dict[str, Any]) -> None:
 
 
 def print_changes(changes: Sequence[Any], everything: bool) -> None:
-    """What ``compare`` found; only what changed unless told otherwise."""
+    """Print what ``compare`` found; unchanged numbers only with ``everything``."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

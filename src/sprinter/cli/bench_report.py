@@ -1,4 +1,4 @@
-"""``sprinter bench report``: the page of a run, made again from its results."""
+"""``sprinter bench report``: writes the report of a run again, from its results."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ __all__ = ["command"]
 def command(
     results: Annotated[Path, typer.Argument(help="results.json, or the directory of a run.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="HTML file.", show_default="report.html beside it")
+        Path | None,
+        typer.Option("--out", "-o", help="HTML file.", show_default="report.html in the same directory"),
     ] = None,
 ) -> None:
-    """Write the report of a run, one HTML file that needs nothing else."""
+    """Write the report of a run as one self-contained HTML file."""
     from sprinter.bench.report import write_report
     from sprinter.bench.results import read_results
 

@@ -1,4 +1,4 @@
-"""What a shell completes beyond the options' names."""
+"""Shell completion of option values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["complete_method"]
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Names of methods that begin so. They know themselves once torch is imported: the first Tab takes seconds."""
+    """Names of methods that begin with the given text. Imports torch, so that the first Tab takes seconds."""
     from sprinter.decode import METHODS
 
     return [name for name in METHODS.names() if name.startswith(incomplete)]

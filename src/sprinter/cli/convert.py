@@ -1,4 +1,4 @@
-"""``sprinter convert``: models in other formats."""
+"""``sprinter convert``: writes models in other formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gguf(
     ] = "f16",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """A GGUF file for llama.cpp, of a model of the Llama architecture with a byte-level BPE tokenizer."""
+    """Write a GGUF file for llama.cpp from a Llama-architecture model with a byte-level BPE tokenizer."""
     quiet_libraries()
     from sprinter.models.convert import convert_gguf
 

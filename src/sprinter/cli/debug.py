@@ -1,4 +1,4 @@
-"""Whether the command line runs for debugging."""
+"""The switch SPRINTER_DEBUG."""
 
 from __future__ import annotations
 

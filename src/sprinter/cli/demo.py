@@ -1,4 +1,4 @@
-"""``python -m sprinter.cli.demo`` is ``sprinter demo``. No module imports this one, as it starts the command line."""
+"""Entry point of ``python -m sprinter.cli.demo``, the same as ``sprinter demo``. Importing it runs the command."""
 
 from __future__ import annotations
 

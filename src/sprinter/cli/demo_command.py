@@ -1,4 +1,4 @@
-"""``sprinter demo``: plain, exact and within a drift of 0.1 on three prompts, one text in colours, one table."""
+"""``sprinter demo``: compares plain decoding, an exact method and a lossy one with drift of at most 0.1."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = (
 _WARM_UP, _LENGTH, _SHORTEST, _SECONDS = 8, 64, 16, 20.0
 _MOST_DRIFT = 0.1
 _SETTINGS = 4
-"""Places of the dial that are tried, from the gate's own τ up to 1."""
+"""Number of values of τ that are tried, from the gate's own up to 1."""
 
 
 @loads()
@@ -36,13 +36,13 @@ def demo(
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-new-tokens", "-n", min=1, help="Tokens a text.", show_default="64, fewer if slow"
+            "--max-new-tokens", "-n", min=1, help="Maximum tokens per text.", show_default="64, fewer if slow"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same texts.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare plain decoding, an exact method and a lossy one that keeps to drift 0.1 (well under a minute)."""
+    """Compare plain decoding, an exact method and a lossy one with drift of at most 0.1 (well under a minute)."""
     pair = load(loading)
     _warm_up(pair)
     length = max_new_tokens or _length_in_time(pair)
@@ -58,7 +58,7 @@ def demo(
 
 
 def _warm_up(pair: Pair) -> float:
-    """A few tokens with each method; seconds that they took."""
+    """Generate a few tokens with each method; returns the seconds that it took."""
     began = time.perf_counter()
     for method in METHODS:
         pair.generate(PROMPTS[0], method=method, max_new_tokens=_WARM_UP, meter="complete")
@@ -66,24 +66,24 @@ def _warm_up(pair: Pair) -> float:
 
 
 def _length_in_time(pair: Pair) -> int:
-    """Tokens a text such that a slow or busy machine is done in time, too."""
+    """Number of tokens per text with which a slow or busy machine finishes in time too."""
     per_token = _warm_up(pair) / _WARM_UP * len(PROMPTS)
     return int(min(_LENGTH, max(_SHORTEST, _SECONDS / per_token)))
 
 
 def _dialled(pair: Pair, max_new_tokens: int, seed: int) -> str:
-    """The first place of the gate's dial, from its own τ up, that keeps these texts to ``_MOST_DRIFT``; not timed.
+    """The method with the first τ, from the gate's own upwards, whose texts drift by at most ``_MOST_DRIFT``.
 
-    If not even τ = 1 does (scores of exactly 1), it is τ = 1.
+    Not part of the timing. If even τ = 1 drifts more (scores of exactly 1), it is τ = 1.
     """
-    own = 1.0 if pair.gate is None else pair.gate.config.tau  # without a gate generating says what is missing
+    own = 1.0 if pair.gate is None else pair.gate.config.tau  # without a gate, generating raises the error
     taus = [own + (1 - own) * i / (_SETTINGS - 1) for i in range(_SETTINGS)]
     specs = [f"sprinter(tau={round(tau, 4)})" for tau in taus]
     return next((spec for spec in specs if _keeps(pair, spec, max_new_tokens, seed)), specs[-1])
 
 
 def _keeps(pair: Pair, spec: str, max_new_tokens: int, seed: int) -> bool:
-    """Whether the texts keep to ``_MOST_DRIFT``; given up as soon as they cannot."""
+    """Whether the texts drift by at most ``_MOST_DRIFT``; stops as soon as they cannot."""
     outs: list[Generation] = []
     most = _MOST_DRIFT * max_new_tokens * len(PROMPTS)
     for prompt in PROMPTS:
@@ -96,12 +96,12 @@ def _keeps(pair: Pair, spec: str, max_new_tokens: int, seed: int) -> bool:
 
 
 def _drifts(outs: Sequence[Generation]) -> list[float]:
-    """Of all scored tokens."""
+    """Drifts of all scored tokens."""
     return [token.drift for out in outs for token in out.tokens if token.drift is not None]
 
 
 def _mean_drift(outs: Sequence[Generation]) -> float | None:
-    """Over all scored tokens; None: none was."""
+    """Mean drift of all scored tokens; None if there are none."""
     drifts = _drifts(outs)
     return sum(drifts) / len(drifts) if drifts else None
 
@@ -109,7 +109,7 @@ def _mean_drift(outs: Sequence[Generation]) -> float | None:
 def _measure(
     pair: Pair, specs: Mapping[str, str], max_new_tokens: int, seed: int, *, show: bool
 ) -> dict[str, list[Generation]]:
-    """Every method on every prompt, methods interleaved prompt by prompt, each begun by another method."""
+    """Run every method on every prompt, interleaved prompt by prompt; each prompt starts with another method."""
     results: dict[str, list[Generation]] = {method: [] for method in METHODS}
     for number, prompt in enumerate(PROMPTS):
         for method in (*METHODS[number:], *METHODS[:number]):
@@ -123,7 +123,7 @@ def _measure(
 
 
 def _row(method: str, spec: str, outs: Sequence[Generation]) -> dict[str, Any]:
-    """Sums over the prompts: tokens over seconds, calls over tokens, mean over all scored tokens."""
+    """One row of the table, over all prompts: tokens/s, target calls per token, mean drift of all scored tokens."""
     tokens = sum(out.stats.new_tokens for out in outs)
     seconds = sum(out.stats.wall_s - out.stats.closing_s for out in outs)
     return {

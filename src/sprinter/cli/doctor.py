@@ -1,4 +1,4 @@
-"""``sprinter doctor``: is everything there that this installation needs, and what does it run on?"""
+"""``sprinter doctor``: checks the installation, the machine and the models."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def _line(check: Finding) -> Table:
 
 
 def _checks(loading: Loading) -> Iterator[Finding]:
-    """All checks in order; one that goes wrong is a failed check, not a crash."""
-    for name, look in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
-        yield _safely(name, look)
+    """Run all checks in order; an exception makes a check fail and does not end the command."""
+    for name, check in (("versions", _versions), ("devices", _devices), ("threads", _threads), ("cpu", _cpu)):
+        yield _safely(name, check)
     yield _safely("cache", _cache)
     try:
         pair = load(loading, dtype="float32")
@@ -88,9 +88,9 @@ def _checks(loading: Loading) -> Iterator[Finding]:
 Found = tuple[Literal["ok", "warn", "fail"], str]
 
 
-def _safely(name: str, look: Callable[[], Found]) -> Finding:
+def _safely(name: str, check: Callable[[], Found]) -> Finding:
     try:
-        status, detail = look()
+        status, detail = check()
     except Exception as error:
         return Finding(name, "fail", _first_line(error))
     return Finding(name, status, detail)
@@ -213,7 +213,7 @@ def _runner(pair: Pair, which: str) -> Found:
 
 
 def _passes(pair: Pair) -> Found:
-    """How the short passes of both models run, and why."""
+    """How the short forward passes of both models run, and why."""
     found = {
         which: _pass_kind(model.model)
         for which, model in (("target", pair.models.target), ("draft", pair.models.draft))
@@ -223,13 +223,13 @@ def _passes(pair: Pair) -> Found:
 
 
 def _joined(found: Mapping[str, str]) -> str:
-    """What was found of each model, said once where it is the same."""
+    """The findings for each model as one text; equal findings appear once."""
     kinds = set(found.values())
     return kinds.pop() if len(kinds) == 1 else "; ".join(f"{which} {kind}" for which, kind in found.items())
 
 
 def _repackings(pair: Pair) -> dict[str, Repacking]:
-    """Of the models that llama.cpp runs."""
+    """Repacking verdicts of the models that llama.cpp runs, by name."""
     from sprinter.models.gguf.load import GgufModel
 
     models = [("target", pair.models.target), ("draft", pair.models.draft)]
@@ -241,7 +241,7 @@ def _repackings(pair: Pair) -> dict[str, Repacking]:
 
 
 def _llamacpp(pair: Pair) -> Found:
-    """Whether weights are repacked, and why."""
+    """Whether llama.cpp repacks the models' weights, and why."""
     found = _repackings(pair)
     words = {
         which: f"weights {'repacked' if one.on else 'as stored'}: {one.reason}"
@@ -270,7 +270,7 @@ def _pass_kind(model: Any) -> str:
 
 
 def _code() -> Found:
-    """Where compiled code lies, and how much of it."""
+    """Directory and size of the compiled code."""
     from sprinter.models.cachedir import cache_dir
 
     size = sum(path.stat().st_size for path in cache_dir().glob("*.pt2"))
@@ -289,7 +289,7 @@ def _gate(pair: Pair) -> Found:
 
 
 def _self_test(pair: Pair) -> Found:
-    """At temperature 0 speculative decoding must give the target's own text."""
+    """Checks that speculative decoding at temperature 0 gives the target's own text."""
     plain = pair.generate(_PROMPT, method="autoregressive", temperature=0.0, max_new_tokens=_TOKENS)
     if pair.models.draft is None:
         return "ok", f"{len(plain.tokens)} tokens decoded with the target alone"
@@ -300,6 +300,6 @@ def _self_test(pair: Pair) -> Found:
             (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
             min(len(ours), len(theirs)),
         )
-        return "fail", f"greedy speculative decoding parts from the target's own text at token {at + 1}"
+        return "fail", f"greedy speculative decoding differs from the target's own text at token {at + 1}"
     speed = exact.stats.tokens_per_s
     return "ok", f"{len(ours)} greedy tokens, speculative equals autoregressive ({speed:.0f} tokens/s)"

@@ -1,4 +1,4 @@
-"""``sprinter gate``: label texts, train a gate on the labels, judge it. One file a command, ``gate_NAME.py``."""
+"""``sprinter gate``: label texts, train a gate on the labels, evaluate it. One module per command, ``gate_NAME.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sprinter.cli import gate_label, gate_roc, gate_train
 
 __all__ = ["gate"]
 
-gate = typer.Typer(help="Make a gate for your pair and your texts: label, train, judge.")
+gate = typer.Typer(help="Make a gate for your pair and your texts: label, train, evaluate.")
 for name, module in (("label", gate_label), ("train", gate_train), ("roc", gate_roc)):
     gate.command(name)(module.command)
 

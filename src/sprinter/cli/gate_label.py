@@ -1,4 +1,4 @@
-"""``sprinter gate label``: texts in, labelled records out."""
+"""``sprinter gate label``: labels texts with both models, as training data for a gate."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@loads(without=("gate", "head", "compile"))  # labelling makes runners of its own
+@loads(without=("gate", "head", "compile"))  # labelling makes its own runners
 def command(
     data: Annotated[
         list[str],
         typer.Option(
-            help="Texts: .txt (a line each, see --split), .jsonl, each also .gz, .parquet, or the name of a data set; "
+            help="Texts: .txt (one per line, see --split), .jsonl (both also .gz), .parquet, or a data set's name; "
             "may be repeated.",
             show_default=False,
         ),
@@ -39,7 +39,7 @@ def command(
     field: Annotated[
         str | None,
         typer.Option(
-            help="Field of a record that holds its text; dots lead into objects.",
+            help="Field of a record that holds its text; dots separate nested fields.",
             show_default="text, prompt, question, turns or content",
         ),
     ] = None,
@@ -47,31 +47,34 @@ def command(
         Literal["lines", "blank-lines", "file"],
         typer.Option(help="What one text of a .txt file is: a line, a block between blank lines, the file."),
     ] = "lines",
-    limit: Annotated[int | None, typer.Option(help="Read at most so many texts.", show_default="all")] = None,
-    prompt_share: Annotated[float, typer.Option(help="Share of a text's words that is its prompt.")] = 0.3,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of texts.", show_default="all")] = None,
+    prompt_share: Annotated[float, typer.Option(help="Share of a text's words used as prompt.")] = 0.3,
     prompt_tokens: Annotated[
-        int, typer.Option(help="Cut prompts to so many tokens; 0: no cut, too long ones are skipped.")
+        int,
+        typer.Option(
+            help="Maximum prompt length; longer ones are truncated. 0: none, too long ones are skipped."
+        ),
     ] = 128,
-    new_tokens: Annotated[int, typer.Option(help="Labelled positions a text.")] = 20,
+    new_tokens: Annotated[int, typer.Option(help="Labelled positions per text.")] = 20,
     classes_per_prompt: Annotated[
-        int, typer.Option(help="1: each prompt gets the next of the four prefix classes; 4: all of them.")
+        int, typer.Option(help="Prefix classes per prompt: 1: the next one of the four; 4: all of them.")
     ] = 1,
     temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="Of the completions; labels are at their own.")
+        float, typer.Option("--temperature", "-t", help="Of the completions; labels have their own.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts a step; more need more memory.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Texts per step; more need more memory.")] = 128,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="Where the steps run.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Of the ray engine.", show_default="2")] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers of the ray engine.", show_default="2")] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="Of a running Ray cluster.", show_default="one on this machine")
+        str | None, typer.Option(help="Address of a Ray cluster.", show_default="one on this machine")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the labels in --out first.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
-    """Label texts for a gate: prompts go on in four ways, both models score them, one shard is written a step.
+    """Label texts for a gate: prompts are continued in four ways and scored by both models, one shard per step.
 
-    A run that was interrupted goes on where it stopped when the same command is given again.
+    To continue a run that was interrupted, give the same command again.
     """
     from sprinter.training.label_step import LabelSettings
 
@@ -133,7 +136,7 @@ def _line(report: LabelReport, out: str) -> str:
 
 @contextlib.contextmanager
 def _bar(shown: bool) -> Iterator[Callable[[LabelProgress], None] | None]:
-    """A progress bar with tokens/s and the time that is left, on a terminal; else nothing."""
+    """A progress bar with tokens/s and the remaining time on a terminal; else None."""
     if not shown:
         yield None
         return

@@ -1,4 +1,4 @@
-"""``sprinter gate roc``: how good a head is on labels, beside entropy and confidence alone."""
+"""``sprinter gate roc``: evaluates a head on labels, with the draft's entropy and confidence as baselines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def command(
         Path | None,
         typer.Option(help="Directory for report.json and three PNG files.", show_default="numbers alone"),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the bootstrap.")] = 0,
+    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the bootstrap.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Judge a head: ROC, precision-recall, calibration, rates over tau. Prompts that it was trained on are left out."""
+    """Evaluate a head: ROC, precision-recall, calibration, rates over tau. Its training prompts are left out."""
     from sprinter.heads.artifact import load_head
     from sprinter.training.plots import check_matplotlib, draw
     from sprinter.training.roc import judge_directory

@@ -1,4 +1,4 @@
-"""``sprinter gate train``: a head from labels."""
+"""``sprinter gate train``: trains a gate or a learned stop rule on labels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def command(
     features: Annotated[
         str | None,
         typer.Option(
-            help="What to read, with commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
+            help="Features, separated by commas: hidden, entropy, max_q, top_q(k=10), position, temperature; for "
             "specdec++ also hidden_x, log_q.",
             show_default="by head",
         ),
@@ -58,12 +58,14 @@ def command(
     weight: Annotated[
         str | None,
         typer.Option(
-            help="Of rejections in the loss: a number, or balanced.", show_default="1; 6 for specdec++"
+            help="Weight of rejections in the loss: a number, or balanced.", show_default="1; 6 for specdec++"
         ),
     ] = None,
     calibration: Annotated[
         str | None,
-        typer.Option(help="none, temperature or isotonic.", show_default="temperature; none for specdec++"),
+        typer.Option(
+            help="Calibration: none, temperature or isotonic.", show_default="temperature; none for specdec++"
+        ),
     ] = None,
     drift: Annotated[
         float | None,
@@ -72,35 +74,38 @@ def command(
         ),
     ] = None,
     tau: Annotated[
-        float | None, typer.Option(help="The tau itself, in place of --drift.", show_default="by --drift")
+        float | None, typer.Option(help="The tau itself, instead of --drift.", show_default="by --drift")
     ] = None,
     epochs: Annotated[int, typer.Option(help="At most.")] = 20,
-    lr: Annotated[float, typer.Option(help="Step size of Adam.")] = 5e-4,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 5e-4,
     batch: Annotated[
-        int | None, typer.Option(help="Positions a step.", show_default="some 400 steps an epoch")
+        int | None, typer.Option(help="Positions per step.", show_default="about 400 steps per epoch")
     ] = None,
     patience: Annotated[
-        int, typer.Option(help="Stop after so many epochs without a better validation loss.")
+        int, typer.Option(help="Stop after this many epochs without a better validation loss.")
     ] = 3,
-    width: Annotated[int | None, typer.Option(help="Of mlp and disco.", show_default="by head")] = None,
+    width: Annotated[
+        int | None, typer.Option(help="Hidden units of mlp and disco.", show_default="by head")
+    ] = None,
     layers: Annotated[
         int | None, typer.Option(help="Hidden layers or residual blocks.", show_default="by head")
     ] = None,
     mix: Annotated[
-        float, typer.Option(help="Share of target tokens in the context, for heads that look at the token.")
+        float, typer.Option(help="Share of target tokens in the context, for heads that see the token.")
     ] = 0.15,
     classes: Annotated[
         str | None,
-        typer.Option(help="Prefix classes to train on, with commas.", show_default="all that fit"),
+        typer.Option(help="Prefix classes to train on, separated by commas.", show_default="all that fit"),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the split by prompt, the weights and the batches.")
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Seed of the split by prompt, the weights and the batches."),
     ] = 0,
-    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap draws of the intervals.")] = 500,
-    force: Annotated[bool, typer.Option("--force", help="Take the place of a head in --out.")] = False,
+    repeats: Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")] = 500,
+    force: Annotated[bool, typer.Option("--force", help="Replace a head in --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Train a gate or a learned stop rule on labels, judge it on held-out prompts, and save it."""
+    """Train a gate or a learned stop rule on labels, evaluate it on held-out prompts, and save it."""
     from sprinter.training.card import save_trained
     from sprinter.training.dataset import read_positions
     from sprinter.training.roc import judge
@@ -133,7 +138,7 @@ def command(
 
 
 def print_areas(report: Report) -> None:
-    """The table of AU-ROCs, what the head's own τ keeps, and of a gate what each τ is expected to cost."""
+    """Print AU-ROCs and rates at the head's own τ; for a gate also the expected cost of each τ."""
     from rich import box
     from rich.table import Table
 
@@ -183,7 +188,7 @@ def _weight(text: str | None) -> float | str | None:
 
 
 def _check_out(out: Path, force: bool) -> None:
-    """A head may take the place of a head, if told to, and of nothing else."""
+    """Refuse an --out that holds anything but a head, and with a head unless ``force`` is set."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out '{out}' is a file: give a directory")
     from sprinter.training.records import INFO
@@ -209,7 +214,7 @@ def _check_out(out: Path, force: bool) -> None:
 
 @contextmanager
 def _display(epochs: int) -> Iterator[Callable[[Epoch], None]]:
-    """Shows the losses on standard error: a live table on a terminal, a line an epoch in a pipe."""
+    """Shows the losses on standard error: a live table on a terminal, else a line per epoch."""
     history: list[Epoch] = []
     if not sys.stderr.isatty():
         yield lambda epoch: print(_line(epoch, epochs), file=sys.stderr, flush=True)
@@ -232,7 +237,7 @@ def _line(epoch: Epoch, epochs: int) -> str:
 
 
 def _losses(history: list[Epoch], epochs: int) -> Table:
-    """The last epochs, each with a bar as long as its validation loss stands above the lowest."""
+    """A table of the last epochs, with a bar for the distance of the validation loss from the lowest."""
     from rich import box
     from rich.table import Table
 

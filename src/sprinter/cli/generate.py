@@ -1,4 +1,4 @@
-"""``sprinter generate``: one text, each token coloured by its origin; or a file of prompts (``generate_many``)."""
+"""``sprinter generate``: generates one text, coloured by origin, or the texts of a file of prompts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["generate"]
 
-_MANY = "Many prompts"  # their panel of the help page
+_MANY = "Many prompts"  # panel on the help page
 
 
 @loads()
@@ -30,7 +30,7 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            metavar="PROMPT|-", help="Text to go on from; - reads standard input.", show_default=False
+            metavar="PROMPT|-", help="Text to continue; - reads standard input.", show_default=False
         ),
     ] = None,
     options: GenerationKeywords = AT_DEFAULTS,
@@ -38,14 +38,14 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="Many prompts instead of one: .txt, a line each, or .jsonl. One JSON object a line comes out.",
+            help="File of prompts: .txt, one per line, or .jsonl. Prints one JSON object per line.",
             rich_help_panel=_MANY,
         ),
     ] = None,
     field: Annotated[
         str | None,
         typer.Option(
-            help="Of a .jsonl file: where the prompt is.",
+            help="Field of a .jsonl file that holds the prompt.",
             show_default="text, prompt, question, turns or content",
             rich_help_panel=_MANY,
         ),
@@ -53,23 +53,25 @@ def generate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Append the lines to this file; the same command again goes on where it was ended.",
+            help="Append the lines to this file; the same command again continues an interrupted run.",
             show_default="standard output",
             rich_help_panel=_MANY,
         ),
     ] = None,
     rows: Annotated[
         int | None,
-        typer.Option(min=1, help="Texts at the same time.", show_default=str(ROWS), rich_help_panel=_MANY),
+        typer.Option(
+            min=1, help="Texts generated at the same time.", show_default=str(ROWS), rich_help_panel=_MANY
+        ),
     ] = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Throw away what --out holds.", rich_help_panel=_MANY)
+        bool, typer.Option("--restart", help="Delete the contents of --out first.", rich_help_panel=_MANY)
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> int:
-    """Generate a text, and show which model wrote each token and what that cost.
+    """Generate a text; show the origin of each token and the statistics.
 
-    With --prompts: a text a prompt, with seeds from --seed on; exit status 1 if a prompt has none.
+    With --prompts: one text per prompt, with seeds from --seed on; exit status 1 if a prompt has no text.
     """
     many = {"--field": field, "--out": out, "--rows": rows, "--restart": restart or None}
     if prompts is None and (useless := [option for option, value in many.items() if value is not None]):
@@ -123,7 +125,7 @@ def _checked(options: GenerationKeywords) -> GenerationOptions:
 
 
 def _check_models(method: Method | None, loading: Loading) -> None:
-    """Refuse a method that needs a model which the command line does not name, before any model is loaded."""
+    """Refuse a method that needs a model that was not given, before any model is loaded."""
     if method is None:
         return
     if loading.draft is None and method.drafter.uses_model:

@@ -1,4 +1,4 @@
-"""``sprinter generate --prompts FILE``: many texts, one JSON object a line, in the order of the file."""
+"""``sprinter generate --prompts FILE``: many texts, one JSON object per line, in the order of the file."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["ROWS", "PromptLine", "ResultsFile", "generate_many", "read_prompts", "settings_of"]
 
 ROWS = 8
-"""Texts that are under way at the same time, and so are written at the same time."""
+"""Default number of texts that are generated, and written, at the same time."""
 
-_FIX = "give another --out, or --restart to begin anew"
+_FIX = "give another --out, or --restart to start again"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A prompt of a file: its place among the prompts, from 0, its line, from 1, and its text or what is wrong."""
+    """A prompt of a file: its index among the prompts, from 0, its line, from 1, and its text or an error."""
 
     index: int
     line: int
@@ -42,12 +42,12 @@ class PromptLine:
 
 
 def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
-    """The prompts of a ``.txt`` file, a line each, or of a ``.jsonl`` file, an object a line; blank lines are none.
+    """The prompts of a ``.txt`` file, one per line, or of a ``.jsonl`` file, one object per line. Skips blank lines.
 
-    A line that holds no prompt is a prompt with an error.
+    A line without a valid prompt gives a ``PromptLine`` with an error.
 
     Raises:
-        UserError: no such file, another kind of file, not UTF-8, no line.
+        UserError: the file does not exist, is of another kind, is not UTF-8, or is empty.
     """
     from sprinter.training.sources import read_lines, text_of
 
@@ -63,11 +63,11 @@ def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
             if kind == ".jsonl":
                 text = text_of(json_module.loads(text), field, f"line {line}")
             if not text:
-                raise UserError(f"line {line} holds an empty prompt: give at least one word to go on from")
+                raise UserError(f"line {line} holds an empty prompt: give at least one word to continue")
             text.encode()
         except UserError as error:
             return PromptLine(index, line, None, str(error))
-        except ValueError as error:  # no JSON, or half of a surrogate pair
+        except ValueError as error:  # not JSON, or half of a surrogate pair
             return PromptLine(index, line, None, f"line {line} is not a JSON object in UTF-8: {error}")
         return PromptLine(index, line, text)
 
@@ -81,18 +81,19 @@ def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
 
 
 class ResultsFile:
-    """The file of results: lines are appended, and what is there already is not generated again.
+    """The file of results. Lines are appended; results that it already holds are not generated again.
 
-    ``FILE.run.json`` beside it says what the results depend on: the settings, and what ``made_with`` adds once the
+    ``FILE.run.json`` next to it records what the results depend on: the settings, and what ``made_with`` adds once the
     models are loaded.
 
     Args:
-        file: made with its directory if it is not there.
+        file: created with its directory if it does not exist.
         settings: JSON values that the results depend on.
-        restart: throw away what is there.
+        restart: delete existing results.
 
     Raises:
-        UserError: it holds results with other settings, or something else, or is no regular file, or cannot be written.
+        UserError: the file holds results with other settings or something else, is not a regular file, or cannot be
+            written.
     """
 
     def __init__(self, file: Path, settings: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -113,10 +114,10 @@ class ResultsFile:
             raise UserError(f"cannot write --out '{file}' ({error.strerror}): give another file") from None
 
     def made_with(self, settings: Mapping[str, Any]) -> None:
-        """Keep what results depend on, beside what is kept already.
+        """Record further settings that the results depend on.
 
         Raises:
-            UserError: the results that are there were made with another value; names the first.
+            UserError: the existing results were made with another value; names the first.
         """
         before = self._settings
         if self.rows and (other := [name for name in settings if before.get(name) != settings[name]]):
@@ -127,7 +128,7 @@ class ResultsFile:
         write_atomic(self._about, json_module.dumps(self._settings) + "\n")
 
     def _held(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The results that are there, and what they were made with."""
+        """The existing results, and the settings that they were made with."""
         if not self.file.is_file() or self.file.stat().st_size == 0:
             return [], {}
         try:
@@ -142,13 +143,13 @@ class ResultsFile:
             raise UserError(f"--out '{self.file}' is damaged: {_FIX}") from None
 
     def _keep_whole_lines(self) -> None:
-        """Cut off a line that a kill left unfinished."""
+        """Remove an incomplete last line, left by a killed process."""
         with open(self.file, "ab+") as file:
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Append; on the disk when this returns."""
+        """Append results and flush them to disk."""
         with open(self.file, "ab") as file:
             file.write("".join(f"{json_module.dumps(row, allow_nan=False)}\n" for row in rows).encode())
             file.flush()
@@ -165,14 +166,14 @@ def generate_many(
     results: ResultsFile | None,
     json: bool,
 ) -> int:
-    """Generate what is missing; exit status 1 if a prompt has no text.
+    """Generate the missing texts. Returns the exit status, 1 if a prompt has no text.
 
     Args:
-        options: of all texts, but for the seed: that of prompt i is ``options.seed`` + i.
-        results: where the lines go; None: standard output.
+        options: options of all texts, except that prompt i has the seed ``options.seed`` + i.
+        results: file for the lines; None: standard output.
         json: print one JSON object at the end.
     """
-    pair.stream("a", options).close()  # what is wrong with every request is said once
+    pair.stream("a", options).close()  # raises errors that all requests would have, once
     if results is not None:
         results.made_with(_made_with(pair, options.method))
     resumed = len(results.rows) if results is not None else 0
@@ -198,7 +199,7 @@ def generate_many(
 
 
 def _made_with(pair: Pair, method: Method | None) -> dict[str, Any]:
-    """What the results depend on beside the settings, as JSON values; paths and names may stay while these change."""
+    """What the results depend on besides the settings, as JSON values: paths and names do not identify models."""
     from sprinter.engine.record import fingerprints, versions
 
     held = fingerprints(pair.models, pair.heads)
@@ -214,12 +215,12 @@ def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[Promp
 def _generate(
     pair: Pair, chunk: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[dict[str, Any]]:
-    """One object a prompt. A text does not depend on its neighbours: where one fails, each is asked for alone."""
+    """One object per prompt. Texts do not depend on each other: if a batch fails, each prompt is run by itself."""
     good = [prompt for prompt in chunk if prompt.error is None]
     try:
         done = dict(zip(good, _batch(pair, good, options, rows), strict=True))
         errors = {prompt: prompt.error for prompt in chunk if prompt.error is not None}
-    except RowsError as error:  # of the setting, not of a prompt
+    except RowsError as error:  # caused by --rows, not by a prompt
         raise UserError(f"--rows {rows} cannot be had: {error}") from None
     except SprinterError as error:
         if len(chunk) > 1:
@@ -244,7 +245,7 @@ def _batch(
 def settings_of(
     file: Path, field: str | None, options: GenerationKeywords, models: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What results depend on, as JSON values."""
+    """The settings that results depend on, as JSON values."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     found = {"prompts": digest, "field": field, **options, "models": dict(models)}
     return dict(json_module.loads(json_module.dumps(found)))

@@ -1,6 +1,6 @@
-"""The options of generation on the command line, made from ``GenerationOptions``: names, defaults, help, choices.
+"""Command-line options of generation, derived from ``GenerationOptions``: names, defaults, help, choices.
 
-A field with a ``help`` is an option; the tables below say where typer needs more than its default and help.
+A field with a ``help`` is an option; the tables below hold what typer needs besides its default and help.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sprinter.engine.options import GenerationKeywords, GenerationOptions
 __all__ = ["AT_DEFAULTS", "FLAGS", "generates"]
 
 AT_DEFAULTS = GenerationKeywords()
-"""Stands in a command's signature for the options that ``generates`` puts there."""
+"""Default of a command's parameter ``options``, which ``generates`` replaces by options."""
 
 _OFFERED = [one for one in fields(GenerationOptions) if one.metadata["help"] is not None]
 _FLAGS = {
@@ -42,7 +42,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
 }
 
 FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0] for one in _OFFERED}
-"""Keyword -> its flag."""
+"""Keyword of ``GenerationOptions`` -> flag of the command line."""
 
 
 def generates(
@@ -51,7 +51,7 @@ def generates(
     """Decorator of a command: its parameter ``options: GenerationKeywords`` becomes the options of generation.
 
     Args:
-        only: names of those that the command offers; None: all.
+        only: names of the options that the command offers; None: all.
     """
     offered = [one for one in _OFFERED if only is None or one.name in only]
     lists = {one.name for one in offered if isinstance(one.default, tuple)}
@@ -67,7 +67,7 @@ def generates(
 
 
 def _annotation(one: Field[Any]) -> Any:
-    """As typer reads it: type, flags and help."""
+    """The annotation of an option for typer: type, flags and help."""
     kind, choices = _TYPES.get(one.name, type(one.default)), one.metadata["choices"]
     if choices:
         kind = Literal[choices]

@@ -1,4 +1,4 @@
-"""The options that name models, the same for every command, and the pair that they load."""
+"""Options for loading models, the same for every command; loads the pair that they name."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Loading", "load", "loads", "quiet_libraries"]
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """Which models to load and how: each field is an option; ``loads`` adds them to a command.
+    """Which models to load, and how. Each field is an option; ``loads`` adds them to a command.
 
     Raises:
-        UserError: options that exclude each other, or a revision of nothing.
+        UserError: options exclude each other, or a revision was given without its model.
     """
 
     target: options.TargetOption = None
@@ -55,7 +55,7 @@ class Loading:
                 )
 
     def given(self) -> dict[str, Any]:
-        """The options that are not at their defaults, by name."""
+        """Options with values other than their defaults, by name."""
         return {
             field.name: value
             for field in fields(self)
@@ -63,16 +63,16 @@ class Loading:
         }
 
     def arguments(self) -> dict[str, Any]:
-        """Those of ``load_pair``; what was not given is left to it."""
+        """Arguments for ``load_pair``: the options that were given."""
         given = {"target": None, "draft": None, "gate": None, **self.given()}
         return {"heads": given.pop("head", ()), **given}
 
 
 def loads(*, without: Collection[str] = ()) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Decorator of a command: its parameter ``loading: Loading`` becomes the options of ``Loading``, in its place.
+    """Decorator of a command: replaces its parameter ``loading: Loading`` by the options of ``Loading``.
 
     Args:
-        without: fields that have no effect on the command, which does not offer them.
+        without: fields that the command does not offer, because they have no effect on it.
     """
     hints = get_type_hints(Loading, include_extras=True)
     shown = [
@@ -82,10 +82,10 @@ def loads(*, without: Collection[str] = ()) -> Callable[[Callable[..., Result]],
 
 
 def load(loading: Loading, **defaults: Any) -> Pair:
-    """``sprinter.load_pair`` with these options.
+    """Call ``sprinter.load_pair`` with these options.
 
     Args:
-        defaults: arguments of ``load_pair`` where the command line gives none.
+        defaults: arguments of ``load_pair`` for options that were not given.
     """
     quiet_libraries()
     from sprinter import load_pair
@@ -94,7 +94,7 @@ def load(loading: Loading, **defaults: Any) -> Pair:
 
 
 def quiet_libraries() -> None:
-    """Switch off progress bars of loading, unless debugging; downloads still show theirs on a terminal."""
+    """Hide progress bars of loading unless debugging; downloads still show theirs on a terminal."""
     if debugging():
         return
     from sprinter.models.bars import set_bars

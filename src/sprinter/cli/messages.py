@@ -1,4 +1,4 @@
-"""Messages of the library in the words of the command line."""
+"""Translates messages of the library: Python keywords become command-line options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OTHERS = (
     "prompt_share", "prompt_tokens", "new_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
     "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price",
 )  # fmt: skip
-"""Options of single commands that messages of the library name."""
+"""Options of single commands that appear in messages of the library."""
 _FLAGS = {
     name: f"--{name.replace('_', '-')}" for name in (*(one.name for one in fields(Loading)), *_OTHERS)
 } | FLAGS
@@ -26,7 +26,7 @@ _KEYWORD = re.compile(rf"(?<![\w(.=-])({'|'.join(_FLAGS)})=(?=\S)")
 
 
 def in_options(message: str) -> str:
-    """The Python keywords of a message as the options of the command line: top_p=0 -> --top-p 0."""
+    """Replace Python keywords in a message by command-line options: top_p=0 -> --top-p 0."""
     for keyword, switch in _SWITCHES.items():
         message = message.replace(keyword, switch)
     return _KEYWORD.sub(lambda match: f"{_FLAGS[match[1]]} ", message)

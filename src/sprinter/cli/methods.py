@@ -1,4 +1,4 @@
-"""``sprinter methods``: every decoding method at its defaults."""
+"""``sprinter methods``: lists every decoding method with its defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["methods"]
 
 
 def methods(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """List the decoding methods: which rules each is made of, and whether it keeps the target's law."""
+    """List the decoding methods: their rules, and whether they keep the target's law."""
     import sprinter
 
     rows = sprinter.methods()
@@ -24,12 +24,12 @@ def methods(json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
     from rich.text import Text
 
     out = console()
-    narrow = out.width < 140  # then the paper stands under the method
+    narrow = out.width < 140  # then the paper is shown below the method
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("method", "drafter", "trust", "stop", "accept", "lossless", *(() if narrow else ("paper",))):
         table.add_column(name, overflow="fold")
     for row in rows:
-        # The method's own parameters say what its rules are given; --json has both.
+        # Without the rules' parameters, which follow from the method's own; --json has both.
         rules = ((row[part] or "–").partition("(")[0] for part in ("drafter", "trust", "stop", "accept"))
         name, paper = Text(row["spec"]), Text(row["paper"], "dim")
         if narrow:

@@ -1,4 +1,4 @@
-"""Command-line options that name models; ``Loading`` gives them to every command that loads models."""
+"""Command-line options for loading models; ``Loading`` adds them to every command that loads models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "TrustRemoteCodeOption",
 ]
 
-_MODELS = "Models"  # their panel of the help page
+_MODELS = "Models"  # panel on the help page
 
 TargetOption = Annotated[
     str | None,
@@ -49,14 +49,14 @@ HeadsOption = Annotated[
     ),
 ]
 TokenizerOption = Annotated[
-    str | None, typer.Option(help="Where it is not the target's own.", rich_help_panel=_MODELS)
+    str | None, typer.Option(help="Tokenizer, if not the target's own.", rich_help_panel=_MODELS)
 ]
 RevisionOption = Annotated[
     str | None,
     typer.Option(help="Branch, tag or commit of the target on the hub.", rich_help_panel=_MODELS),
 ]
 DraftRevisionOption = Annotated[
-    str | None, typer.Option(help="Likewise of the draft.", rich_help_panel=_MODELS)
+    str | None, typer.Option(help="Branch, tag or commit of the draft on the hub.", rich_help_panel=_MODELS)
 ]
 TrustRemoteCodeOption = Annotated[
     bool,
@@ -71,7 +71,7 @@ DeviceOption = Annotated[
 DeviceMapOption = Annotated[
     str | None,
     typer.Option(
-        help="auto, balanced, ...: spread large models over devices (accelerate), in place of --device.",
+        help="auto, balanced, ...: spread large models over devices (accelerate), instead of --device.",
         rich_help_panel=_MODELS,
     ),
 ]
@@ -87,15 +87,15 @@ CompileOption = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
-        help="Capture short passes, on a CPU compiled once (minutes) and kept on disk.",
-        show_default="where it costs nothing",
+        help="Capture short forward passes; on a CPU they are compiled once (minutes) and kept on disk.",
+        show_default="where it is free",
         rich_help_panel=_MODELS,
     ),
 ]
 RunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"],
     typer.Option(
-        help="auto: llama.cpp for GGUF files. llamacpp: other models are converted once, and kept.",
+        help="auto: llama.cpp for GGUF files. llamacpp: other models are converted once, and cached.",
         rich_help_panel=_MODELS,
     ),
 ]

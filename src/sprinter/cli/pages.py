@@ -1,4 +1,4 @@
-"""How a text appears while it is generated: coloured on a terminal, plain in a pipe, not at all under ``--json``."""
+"""Shows a text while it is generated: coloured on a terminal, plain in a pipe; with ``--json`` only at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
     "statistics_line",
 ]  # fmt: skip
 
-# Okabe and Ito's colours, told apart by all common kinds of colour vision; the attribute tells them apart without any.
+# Okabe and Ito's colours, distinct for all common kinds of colour vision; the attributes are distinct without colours.
 _STYLES = {
     "trusted": "underline #e69f00",
     "accepted": "dim #56b4e9",
@@ -38,17 +38,17 @@ class Page(Protocol):
     """Shows one text."""
 
     def begin(self, prompt: str) -> None:
-        """Before the first token."""
+        """Called before the first token."""
 
     def add(self, token: Token) -> None:
-        """One token more."""
+        """Called with each token."""
 
     def end(self, out: Generation) -> None:
-        """After the last one."""
+        """Called after the last token."""
 
 
 class TerminalPage:
-    """Colours each token by its origin, under a legend."""
+    """Shows each token in the colour of its origin, below a legend."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -57,18 +57,18 @@ class TerminalPage:
         self._shown = 0  # characters of the text
 
     def begin(self, prompt: str) -> None:
-        """The legend, then the end of the prompt."""
+        """Print the legend and the end of the prompt."""
         shown = prompt if len(prompt) <= _PROMPT_SHOWN else f"...{prompt[-_PROMPT_SHOWN:]}"
         self._console.print(legend())
         self._print([(shown, "prompt")])
 
     def add(self, token: Token) -> None:
-        """The token in its colour."""
+        """Print the token in its colour."""
         self._shown += len(token.text)
         self._print([(token.text, token.origin.value)])
 
     def end(self, out: Generation) -> None:
-        """The rest, and the statistics line."""
+        """Print the rest of the text and the statistics line."""
         self._print([(out.text[self._shown :], ""), ("\n", "")])
         _print_statistics(out)
 
@@ -87,12 +87,12 @@ class PlainPage:
         """Nothing."""
 
     def add(self, token: Token) -> None:
-        """The token's text, at once."""
+        """Print the token's text and flush."""
         self._shown += len(token.text)
         self._write(token.text)
 
     def end(self, out: Generation) -> None:
-        """The rest and a line break."""
+        """Print the rest of the text, a line break and the statistics line."""
         self._write(out.text[self._shown :] + "\n")
         _print_statistics(out)
 
@@ -102,7 +102,7 @@ class PlainPage:
 
 
 class JsonPage:
-    """One JSON object on one line, when everything is done."""
+    """Prints one JSON object on one line, after the last token."""
 
     def begin(self, prompt: str) -> None:
         """Nothing."""
@@ -111,17 +111,17 @@ class JsonPage:
         """Nothing."""
 
     def end(self, out: Generation) -> None:
-        """The object."""
+        """Print the object."""
         print_json(out.to_dict())
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """One line, ASCII only, so that it passes through any terminal and pipe."""
+    """Print an object as one line of ASCII, which any terminal and pipe can carry."""
     print(json.dumps(value, allow_nan=False), flush=True)
 
 
 def legend() -> Text:
-    """One line with each origin in its own style."""
+    """A legend: one line with each origin in its own style."""
     from rich.text import Text
 
     words = [Text(_MEANINGS.get(origin, origin), style) for origin, style in _STYLES.items()]
@@ -129,7 +129,7 @@ def legend() -> Text:
 
 
 def painted(pieces: Sequence[Piece]) -> Text:
-    """The pieces, each in the style of its origin; the prompt in italics."""
+    """Text pieces, each in the style of its origin; the prompt in italics."""
     from rich.text import Text
 
     text = Text()
@@ -139,7 +139,7 @@ def painted(pieces: Sequence[Piece]) -> Text:
 
 
 def _harmless(text: str) -> str:
-    """Without control characters: a model must not steer the terminal."""
+    """Text without control characters, so that a model cannot control the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
@@ -149,12 +149,12 @@ def _print_statistics(out: Generation) -> None:
 
 
 def statistics_line(stats: Stats) -> str:
-    """Speed, target calls and drift in one line."""
+    """One line with speed, target calls and drift."""
     return stats.summary
 
 
 def console() -> Console:
-    """For tables: as wide as the terminal, wide enough not to fold in a pipe."""
+    """The console for tables: as wide as the terminal; in a pipe wide enough not to wrap."""
     from rich.console import Console
 
     return Console(highlight=False, width=None if sys.stdout.isatty() else 200)

@@ -1,4 +1,4 @@
-"""Reads the prompt: an argument, or standard input for ``-``."""
+"""Reads the prompt from the argument, or from standard input for ``-``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_BYTES = 16 * 2**20  # an endless stream must not fill the memory
 def read_prompt(prompt: str) -> str:
     """The prompt as text.
 
-    From standard input, one line break at the end is dropped: shells add it, and a model would go on from it.
+    One line break at the end of standard input is dropped: shells add it, and it would change what a model writes.
 
     Raises:
         UserError: the prompt is empty or not UTF-8, or standard input is closed or endless.
@@ -28,7 +28,7 @@ def read_prompt(prompt: str) -> str:
             f"after {error.start} characters): convert it to UTF-8"
         ) from None
     if not text:
-        raise UserError("the prompt is empty: give at least one word to go on from")
+        raise UserError("the prompt is empty: give at least one word to continue")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Runs the application and turns whatever happens into an exit status and at most one line."""
+"""Runs the application; turns every error into an exit status and at most one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(args: Sequence[str]) -> int:
             status = _dispatch(args)
             sys.stdout.flush()
             return status
-    except BrokenPipeError:  # the reader of our output has left: nothing to say, and nobody to say it to
+    except BrokenPipeError:  # the reader of our output has closed the pipe: nothing can be printed
         _drop_stdout()
         return 141
     except (KeyboardInterrupt, typer.Abort):
@@ -53,13 +53,13 @@ def run(args: Sequence[str]) -> int:
 
 def _dispatch(args: Sequence[str]) -> int:
     command = get_command(app)
-    if _COMPLETE in os.environ:  # the shell asks what may stand here
+    if _COMPLETE in os.environ:  # the shell asks for completions
         try:
             command.main(list(args), prog_name="sprinter")
         except SystemExit as leave:
             return leave.code if isinstance(leave.code, int) else 0
     try:
-        # Not command.main(): it has its own opinion of errors, pipes and Ctrl-C.
+        # Not command.main(), which handles errors, pipes and Ctrl-C in its own way.
         with command.make_context("sprinter", list(args)) as context:
             status = command.invoke(context)
     except typer.Exit as leave:
@@ -68,7 +68,7 @@ def _dispatch(args: Sequence[str]) -> int:
 
 
 def _usage_message(error: Exception) -> str | None:
-    """The line for a mistake in options or arguments, None for any other error."""
+    """The message for a mistake in options or arguments; None for any other error."""
     message = getattr(error, "format_message", None)
     if message is None or getattr(error, "exit_code", None) != 2:
         return None
@@ -81,7 +81,7 @@ def _usage_message(error: Exception) -> str | None:
 def _fail(message: str, status: int) -> int:
     try:
         sys.stdout.flush()
-    except OSError:  # a full disk, say: the interpreter's own last flush must not fail again
+    except OSError:  # e.g. a full disk: the interpreter's last flush must not fail again
         _drop_stdout()
     with contextlib.suppress(OSError):
         print(f"sprinter: error: {_one_line(message)}", file=sys.stderr, flush=True)
@@ -89,14 +89,14 @@ def _fail(message: str, status: int) -> int:
 
 
 def _one_line(message: str) -> str:
-    """Without line breaks and control characters, and of bearable length."""
+    """A message without line breaks and control characters, shortened to 600 characters."""
     line = " ".join(message.split())
     line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def _repair_streams() -> None:
-    """Closed streams become the null device; what a stream's encoding lacks is escaped instead of raising."""
+    """Replace closed streams by the null device; escape characters that a stream's encoding lacks."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (lives as long as the process)
     if sys.stderr is None:
@@ -106,7 +106,7 @@ def _repair_streams() -> None:
 
 
 def _drop_stdout() -> None:
-    """Let the interpreter's last flush go to the null device."""
+    """Redirect stdout to the null device, so that the interpreter's last flush succeeds."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
@@ -115,7 +115,7 @@ def _drop_stdout() -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the libraries' progress bars and advice away; they read these variables when they are imported."""
+    """Hide progress bars and advice of the libraries, which read these variables when they are imported."""
     if debugging():
         yield
         return

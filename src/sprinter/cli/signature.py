@@ -1,4 +1,4 @@
-"""Commands that share options: one parameter of the function becomes many of the command line."""
+"""Lets commands share options: one parameter of a function becomes several options of the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter that typer reads as an option."""
+    """A keyword parameter that typer reads as an option."""
     return inspect.Parameter(
         name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation
     )
@@ -21,12 +21,12 @@ def option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def in_place_of(
     name: str, shown: Sequence[inspect.Parameter], make: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Decorator of a command: shows some options in the place of one parameter.
+    """Decorator of a command: replaces one parameter by several options.
 
     Args:
         name: the parameter of the decorated function.
         shown: the options that the command line shows instead.
-        make: their values by name -> the value of the parameter.
+        make: makes the parameter's value from the options' values by name.
     """
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:

@@ -1,4 +1,4 @@
-"""``sprinter theory``: the papers' theorems simulated, drawn and used. One file a command, ``theory_NAME.py``."""
+"""``sprinter theory``: simulate, draw and use the papers' theorems. One module per command, ``theory_NAME.py``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the theory commands share: progress, files, prompts, and a quick probe of a pair."""
+"""Shared by the theory commands: progress, files, prompts, and a short probe of a pair."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ PROMPTS = (
     "The song reached number three in the charts and remained there for",
     "The earthquake struck on Sunday morning, and officials said that",
 )
-"""Used where no prompts are given."""
+"""Prompts of the probe if the user gives none."""
 
 
 class ProgressLine:
-    """A line on standard error for each stage; on a terminal a counter runs beside it."""
+    """Prints a line on standard error for each stage, on a terminal with a counter."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._stage = ""
 
     def __call__(self, stage: str, done: int = 0, wanted: int = 0) -> None:
-        """``stage`` is at work, ``done`` of ``wanted``."""
+        """Show that ``done`` of ``wanted`` steps of ``stage`` are complete."""
         if stage != self._stage:
             self.close()
             self._stage = stage
@@ -52,14 +52,14 @@ class ProgressLine:
             print(f"\r{stage}: {done}/{wanted}", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End the running line."""
+        """End the current line."""
         if self._stage and self._live:
             print(file=sys.stderr, flush=True)
         self._stage = ""
 
 
 def check_out(out: Path | None, figures: bool) -> None:
-    """Before any work: can files be written there, and figures be drawn?"""
+    """Check, before any work, that files can be written to --out and figures be drawn."""
     if out is None:
         return
     if out.exists() and not out.is_dir():
@@ -75,7 +75,7 @@ def check_out(out: Path | None, figures: bool) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> Path:
-    """One JSON file, written atomically."""
+    """Write one JSON file atomically; returns its path."""
     try:
         return write_atomic(path, json_module.dumps(value, allow_nan=False) + "\n")
     except OSError as error:
@@ -83,7 +83,7 @@ def write_json(path: Path, value: dict[str, Any]) -> Path:
 
 
 def read_prompts(file: Path | None, texts: int) -> list[str]:
-    """``texts`` prompts: the file's lines, else the built-in ones, again from the start where there are too few."""
+    """``texts`` prompts: the file's lines, else the built-in ones, repeated if there are too few."""
     lines: Sequence[str] = PROMPTS
     if file is not None:
         try:
@@ -100,7 +100,7 @@ def read_prompts(file: Path | None, texts: int) -> list[str]:
 def record(
     pair: Pair, prompts: Sequence[str], new_tokens: int, sampling: Sampling, seed: int, progress: ProgressLine
 ) -> list[Recording]:
-    """A quick probe: texts of the target and of the draft after the same prompts."""
+    """Run a short probe: texts of the target and of the draft for the same prompts, with both models' laws."""
     from sprinter.theory.recording import probe
 
     found = []

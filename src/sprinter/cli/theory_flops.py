@@ -1,4 +1,4 @@
-"""``sprinter theory flops``: forward FLOPs of models and methods."""
+"""``sprinter theory flops``: counts forward FLOPs of models and methods."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ def command(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to count.")] = 20,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens attended to.", show_default="the model's full context")
+        int | None,
+        typer.Option(min=1, help="Number of tokens attended to.", show_default="the model's full context"),
     ] = None,
     loading: Loading = Loading(),
-    gamma: Annotated[int, typer.Option(min=1, help="Draft tokens of a round.")] = 5,
+    gamma: Annotated[int, typer.Option(min=1, help="Draft tokens per round.")] = 5,
     method: Annotated[
         list[str] | None,
         typer.Option(
             "--method",
             "-m",
-            help="Both counts of this method, by a quick probe; may be repeated.",
+            help="Count this method both ways, by a short probe; may be repeated.",
             autocompletion=complete_method,
         ),
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts of the probe.")] = 12,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count forward FLOPs as Hoffmann et al. (2022, Appendix F): of models, of a round, of methods.
+    """Count forward FLOPs of models, of a round or of methods, as Hoffmann et al. (2022, Appendix F).
 
-    A round: --target and --draft, by architecture, directory or hub id. Methods: --method, on a pair that is loaded.
+    For a round give --target and --draft, by architecture, directory or hub id. --method counts methods on a loaded
+    pair.
     """
     target, draft = loading.target, loading.draft
     if not method and (others := [name for name in loading.given() if name not in ("target", "draft")]):
@@ -91,7 +93,7 @@ def _models(models: Sequence[str] | None, tokens: int, context: int | None) -> l
 
 
 def _round(target: str, draft: str, gamma: int, context: int | None) -> dict[str, Any]:
-    """Equations 5 and 6, and what the second leaves out."""
+    """FLOPs of a round by equations 5 and 6, and by tokens, which equation 6 does not count."""
     from sprinter.models.flops import forward_flops
     from sprinter.theory.flops import config_of
     from sprinter.theory.sequential import sequential_flops, speculative_flops

@@ -1,4 +1,4 @@
-"""``sprinter theory pareto``: every method's target use against its drift, beside Theorem 5's front."""
+"""``sprinter theory pareto``: target use against drift for every method, with Theorem 5's front."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def command(
         Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens a text.")] = 64,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens per text.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same points.")] = 0,
     out: Annotated[
@@ -31,7 +31,7 @@ def command(
     figures: Annotated[bool, typer.Option(help="Draw the PNG file into --out.")] = True,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Draw the trade: how often the target is needed against mean drift, for every method, from recorded laws."""
+    """Draw the trade-off between target use and mean drift for every method, from recorded laws."""
     from sprinter.laws import Sampling
     from sprinter.theory.figures import draw_pareto, save
     from sprinter.theory.pareto import pareto
@@ -63,7 +63,7 @@ def _print(data: dict[str, Any], files: list[Path]) -> None:
     from rich.table import Table
 
     for title, curves, x in (
-        ("At one position", [*data["rules"], *data["gates"]], "refused or looked at"),
+        ("At one position", [*data["rules"], *data["gates"]], "refused or checked"),
         ("In the loop", data["loop"], "target calls a token"),
     ):
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -1,4 +1,4 @@
-"""``sprinter theory predict``: tokens a target call, drift and speed-up of any method, without decoding with it."""
+"""``sprinter theory predict``: predicts tokens per target call, drift and speed-up of any method by replay."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ def command(
             autocompletion=complete_method,
         ),
     ] = None,
-    best: Annotated[bool, typer.Option(help="Name the best gamma, h, lambda, tau and T.")] = True,
+    best: Annotated[bool, typer.Option(help="Search the best gamma, h, lambda, tau and T.")] = True,
     max_drift: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Of lossy methods among the best.")
+        float, typer.Option(min=0.0, max=1.0, help="Maximum drift of the best lossy methods.")
     ] = 0.1,
     cost_ratio: Annotated[
         float | None,
-        typer.Option(help="Time of a draft step over that of a target pass.", show_default="measured here"),
+        typer.Option(
+            help="Time of a draft step divided by that of a target forward pass.",
+            show_default="measured here",
+        ),
     ] = None,
     loading: Loading = Loading(),
     labels: Annotated[
@@ -56,13 +59,13 @@ def command(
         Path | None, typer.Option(help="Text file, one prompt a line.", show_default="12 built-in ones")
     ] = None,
     texts: Annotated[int, typer.Option(min=2, help="Texts by each model.")] = 24,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens a text.")] = 64,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", "-n", min=1, help="Tokens per text.")] = 64,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
     options: GenerationKeywords = AT_DEFAULTS,
     seed: Annotated[int, typer.Option(help="The same seed gives the same predictions.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Predict methods on your pair: a short probe records both models' laws, the decode loop replays them."""
+    """Predict methods on your pair: a short probe records both models' laws, and the decode loop replays them."""
     from sprinter.decode.spec import parse_method
     from sprinter.laws import Sampling
     from sprinter.theory import predict as theory
@@ -113,7 +116,7 @@ def command(
 
 
 def _from_labels(directory: Path, pair: Pair, sampling: Any) -> list[Recording]:
-    """Recordings from the gate laboratory's labels, checked against the pair."""
+    """Recordings made from labels of ``sprinter gate label``, checked against the pair."""
     from sprinter.fingerprint import weights_fingerprint
     from sprinter.laws import Sampling
     from sprinter.theory.from_labels import from_labels

@@ -1,4 +1,4 @@
-"""``sprinter theory simulate``: closed forms beside Monte Carlo through the real decode loop."""
+"""``sprinter theory simulate``: compares closed forms with Monte Carlo simulation of the real decode loop."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["command"]
 
 def command(
     states: Annotated[int, typer.Option(help="States of the Markov chains.")] = 7,
-    horizon: Annotated[int, typer.Option(help="Tokens of a text.")] = 50,
+    horizon: Annotated[int, typer.Option(help="Tokens per text.")] = 50,
     drafts: Annotated[
         list[int] | None,
         typer.Option(
             "--drafts", "-m", help="Drafts M of a batch, 2 to 8; may be repeated.", show_default="4, 5"
         ),
     ] = None,
-    runs: Annotated[int, typer.Option(help="Texts a curve.")] = 500,
+    runs: Annotated[int, typer.Option(help="Texts per curve.")] = 500,
     long: Annotated[
-        int, typer.Option(help="Horizon of the longer simulation, a quarter of the texts; 0: none.")
+        int, typer.Option(help="Horizon of a longer simulation with a quarter of the texts; 0: none.")
     ] = 100,
-    seed: Annotated[int, typer.Option(help="Of chains and draws.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of chains and draws.")] = 10,
     out: Annotated[
         Path | None,
         typer.Option(help="Directory for simulate.json and the figures.", show_default="numbers alone"),

@@ -1,4 +1,4 @@
-"""Options that a command takes and that have no effect beside others: refused, never ignored."""
+"""Refuses options that have no effect in combination with others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["refuse_unused"]
 
 
 def refuse_unused(command: Callable[..., Any], given: Mapping[str, Any], why: str) -> None:
-    """Refuse options that are not at their defaults.
+    """Refuse options that were given although they have no effect.
 
     Args:
-        command: whose parameters they are; it has the defaults.
-        given: the values of those that have no effect here, by parameter.
-        why: when that is so, and what to do: the end of the line.
+        command: the command, whose signature has the defaults.
+        given: values of the options that have no effect here, by parameter name.
+        why: end of the message: in which case they have no effect, and how to fix it.
 
     Raises:
-        UserError: one differs from its default; names the first.
+        UserError: an option differs from its default; names the first.
     """
     parameters = inspect.signature(command).parameters
     for name, value in given.items():

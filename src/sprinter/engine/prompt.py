@@ -64,7 +64,7 @@ def _from_ids(prompt: Sequence[int]) -> list[int]:
 
 def _from_text(prompt: str, pair: LoadedPair) -> list[int]:
     if not prompt:
-        raise UserError("the prompt is empty: give at least one word to go on from")
+        raise UserError("the prompt is empty: give at least one word to continue")
     if pair.tokenizer is None:
         raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
     # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.

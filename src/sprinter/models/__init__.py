@@ -1,1 +1,24 @@
-"""Models: loading a pair, the runners that drive it, what a token costs."""
+"""Models: loading a pair, running it, and what it costs in memory and FLOPs.
+
+| module | contents |
+| --- | --- |
+| ``pair`` | loads a target, a draft and their tokenizer; the built-in pair |
+| ``source`` | finds a model (directory, hub, GGUF file, memory) and checks it before its weights are loaded |
+| ``vocabulary`` | checks that two models share a vocabulary |
+| ``interface`` | ``Runner`` and ``ModelOutput``: what the engine knows of a running model |
+| ``choose`` | which runner serves a model, and why; ``make_runner`` |
+| ``runner`` | the import path of the runner interface: re-exports ``interface`` and ``choose``, no code of its own |
+| ``checks`` | checks logits for NaN and infinities |
+| ``memory`` | sizes of caches, free memory, the largest batch that fits |
+| ``flops`` | forward FLOPs of a token |
+| ``convert`` | converts models to GGUF, by command or for the llama.cpp runner |
+| ``cachedir`` | the cache directory and who may write to it |
+| ``bars`` | progress bars of transformers and the hub, shown on terminals only |
+
+| folder | contents |
+| --- | --- |
+| ``runners/`` | runners over transformers models that execute step by step: ``row``, ``crop``, ``switch`` |
+| ``capture/`` | the row runner with captured forward passes: compiled code on a CPU, CUDA graphs on NVIDIA |
+| ``gguf/`` | GGUF files: the llama.cpp runner, reading and writing |
+| ``builtin/`` | weights of the built-in pair, its gate and its heads |
+"""

@@ -1,4 +1,4 @@
-"""Progress bars of other libraries: on terminals alone."""
+"""Progress bars of transformers and the hub, shown on terminals only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["bars_on_terminals", "set_bars"]
 
 
 def set_bars(weights: bool, downloads: bool) -> None:
-    """Whether transformers draws bars while weights are read, and the hub while files are fetched."""
+    """Switch progress bars on or off: of transformers while it reads weights, of the hub while it downloads files."""
     if weights:
         logging.enable_progress_bar()  # type: ignore[no-untyped-call]
     else:
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    # The hub's own switch comes second, as transformers moves it too.
+    # Set the hub's own switch last, because transformers' switch changes it too.
     if downloads:
         enable_progress_bars()
     else:
@@ -27,7 +27,7 @@ def set_bars(weights: bool, downloads: bool) -> None:
 
 @contextmanager
 def bars_on_terminals() -> Iterator[None]:
-    """No bars within, unless standard error is a terminal; afterwards all is as the user has set it."""
+    """Context without progress bars unless standard error is a terminal; restores the user's settings on exit."""
     if sys.stderr is not None and sys.stderr.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""The cache directory. What lies there is run, so it is taken only from this user's own hands."""
+"""The cache directory. It holds code that is executed, so files that other users could have written are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["cache_dir", "check_own", "make_cache_dir"]
 
 
 def cache_dir() -> Path:
-    """Where compiled code and converted models lie: ``SPRINTER_CACHE``, else the user's cache directory."""
+    """Directory of compiled code and converted models: ``SPRINTER_CACHE``, else in the user's cache directory."""
     if own := os.environ.get("SPRINTER_CACHE"):
         return Path(own)
     root = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
@@ -19,10 +19,10 @@ def cache_dir() -> Path:
 
 
 def make_cache_dir() -> Path:
-    """The cache directory, made for this user alone (mode 0700) if it is not there.
+    """The cache directory, created for this user alone (mode 0700) if it does not exist.
 
     Raises:
-        UserError: it cannot be made, or see ``check_own``.
+        UserError: it cannot be created, or ``check_own`` refuses it.
     """
     cache = cache_dir()
     try:
@@ -36,10 +36,10 @@ def make_cache_dir() -> Path:
 
 
 def check_own(path: Path) -> None:
-    """Refuse a file or directory of the cache that another user could have written. On POSIX systems alone.
+    """Refuse a file or directory of the cache that another user could have written. POSIX only; elsewhere no check.
 
     Raises:
-        UserError: it belongs to another user, or its group or others may write it.
+        UserError: it belongs to another user, or is writable by its group or by others.
     """
     if not hasattr(os, "geteuid"):
         return

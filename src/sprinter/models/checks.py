@@ -1,4 +1,4 @@
-"""Checks on what a model puts out."""
+"""Checks of a model's logits."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["check_finite", "find_fault"]
 
 
 def check_finite(logits: Tensor, which: str, position: int) -> None:
-    """Raise if a row of logits holds NaN or +inf, or only −inf: one maximum a row, one synchronisation.
+    """Raise if a row of logits holds NaN or +inf, or only −inf. Costs one maximum per row and one host synchronisation.
 
     Args:
         logits: ``[..., n, vocab]``.
-        which: whose they are, "target" or "draft".
+        which: the model that they come from, "target" or "draft".
         position: position in the text of the first row's token.
 
     Raises:
         SprinterError: names the model and the position.
     """
-    peaks = logits.amax(-1)  # NaN wins a maximum, so that it shows here.
+    peaks = logits.amax(-1)  # the maximum of a row with a NaN is NaN
     if peaks.isfinite().all():
         return
     columns = zip(*peaks.reshape(-1, peaks.shape[-1]).tolist(), strict=True)
@@ -34,10 +34,11 @@ def check_finite(logits: Tensor, which: str, position: int) -> None:
 
 
 def find_fault(peaks: Sequence[float], which: str, position: int) -> SprinterError | None:
-    """What is wrong with one row's logits, told by the largest of each position; None if all are finite.
+    """The error for one row's logits, judged by the maximum at each position; None if all are finite.
 
     Args:
-        which, position: as of ``check_finite``.
+        peaks: the largest logit at each position of the row.
+        which, position: see ``check_finite``.
     """
     at = next((i for i, peak in enumerate(peaks) if not isfinite(peak)), None)
     if at is None:

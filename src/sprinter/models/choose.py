@@ -1,8 +1,8 @@
-"""Which runner serves a model, and why.
+"""Chooses the runner for a model, and says why.
 
-The model's own description decides what is possible (layer types, recurrent state, the arguments that it
-takes); a model of a type that the tests do not cover is then tried once, on a few tokens against its own
-uncached pass.
+The model's config and signature decide what is possible (layer types, recurrent state, the arguments that it accepts).
+A model of a type that the tests do not cover is then tried once: a few tokens, compared with its own uncached forward
+pass.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from sprinter.models.runners.switch import FarRunner, SwitchRunner
 __all__ = ["cache_slots", "capture_kind", "check_capture", "longest_text", "make_runner", "runner_kind"]
 
 _TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "mistral"})
-"""Types whose row runner the tests compare with the uncached pass; others are tried when they are met."""
+"""Model types for which the tests compare the row runner with the uncached forward pass; others are tried on use."""
 
 _ONE_WINDOW = frozenset({"mistral", "mixtral", "ministral3", "phi3", "phimoe", "starcoder2"})
-"""Types that slide in every layer, say so by ``sliding_window`` alone and take that mask from outside."""
+"""Model types with a sliding window in every layer, which only ``sliding_window`` shows; they accept its mask."""
 
 _OWN_MASKS = {
     "gpt_neo": "its local layers build their own mask",
     "bloom": "it makes its position biases (ALiBi) from a mask of its own",
     "mpt": "it makes its position biases (ALiBi) from a mask of its own",
 }
-"""Types that cannot take a mask from outside, and the reason."""
+"""Model types that do not accept a mask, and the reason."""
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 _CROPPABLE = _ATTENTION | {"chunked_attention"}
 
 _OLDEST_COMPILER = (2, 9)
-"""The torch whose compiler has all that our kernels ask of it; what else we do works with older ones."""
+"""Oldest torch whose compiler supports our kernels; everything else works with older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class _RunnerChoice:
         kind: "row" or "crop".
         reason: why, in words.
         windows: the row runner's masks.
-        switch: where its rotary embedding changes with the length of the text.
-        limit: why no text beyond the switch can be served; None: it can.
+        switch: the text length at which its rotary embedding changes, if it does.
+        limit: why texts beyond the switch cannot be served; None: they can.
     """
 
     kind: str
@@ -73,7 +73,9 @@ _choices: WeakKeyDictionary[PreTrainedModel, _RunnerChoice] = WeakKeyDictionary(
 
 
 def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
-    """("row", "crop" or "llamacpp", the reason in words). "crop" holds one row, the others any number.
+    """The kind of runner for a model ("row", "crop" or "llamacpp") and the reason in words.
+
+    "crop" holds one row, the others any number.
 
     Raises:
         UserError: no runner can serve the model; says why.
@@ -91,12 +93,12 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
 
 
 def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
-    """The most tokens of a text that the model's runner gives the right laws for; None: the context alone bounds it.
+    """Maximum text length at which the model's runner gives the right laws; None: only the context limits it.
 
     Raises:
         UserError: no runner can serve the model.
     """
-    # Asked when a model is loaded: most have no switch, and then no runner is tried yet.
+    # Called when a model is loaded. Most models have no switch, and then no runner has to be tried yet.
     if isinstance(model, GgufModel) or find_switch(model) is None:
         return None
     choice = _choose(model)
@@ -104,13 +106,13 @@ def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
 
 
 def cache_slots(model: PreTrainedModel | GgufModel, max_len: int) -> int:
-    """Tokens that the caches of a row of ``max_len`` tokens have room for, spare slots included."""
+    """Number of slots that the caches of a row of ``max_len`` tokens take, spare slots included."""
     switch = None if isinstance(model, GgufModel) else _choose(model).switch
     return max_len + 1 if switch is None or max_len <= switch.at else max_len + switch.at + 2
 
 
 def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
-    """How this model's short passes can be captured: ("compiled", "graphs" or "none", the reason in words).
+    """How this model's short forward passes can be captured ("compiled", "graphs" or "none"), and the reason in words.
 
     Raises:
         UserError: no runner can serve the model.
@@ -164,12 +166,12 @@ def make_runner(
     """A runner for the model.
 
     Args:
-        model: a causal language model; a GGUF file has one runner, whatever is preferred.
-        batch: rows; more than one needs the row runner.
-        max_len: the most tokens a row can hold.
-        prefer: "row" or "crop" instead of what is chosen; "row" is refused where it would be wrong.
-        compile: True: short passes are captured, on a CPU compiled when first needed (about a minute a shape, kept on
-            disk); None: CUDA graphs on NVIDIA, on a CPU what lies compiled on the disk; False: nothing is captured.
+        model: a causal language model. GGUF files have a single runner; ``prefer`` does not apply to them.
+        batch: number of rows; more than one needs the row runner.
+        max_len: maximum number of tokens in a row.
+        prefer: "row" or "crop" instead of the automatic choice; "row" is refused for models that it cannot serve.
+        compile: True: short forward passes are captured, on a CPU compiled when first needed (about a minute per shape,
+            kept on disk); None: CUDA graphs on NVIDIA, on a CPU the compiled code that is on disk; False: no capture.
 
     Raises:
         UserError: the model cannot be served, or not as asked.
@@ -213,7 +215,7 @@ def _rows(
 
 
 def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Units | None:
-    """Where the captured units of a new runner come from."""
+    """The source of captured units for a new runner; None: nothing is captured."""
     if compile:
         check_capture(model)
     kind = capture_kind(model)[0]
@@ -225,7 +227,7 @@ def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Un
 
 
 def _is_special(weights: Tensor) -> bool:
-    """Whether a parameter is more than an array of numbers, as quantised ones are."""
+    """Whether a parameter is more than a plain array of numbers, as quantised weights are."""
     return type(weights.data) is not Tensor or not weights.is_floating_point()
 
 
@@ -262,7 +264,7 @@ def _tried_crop(model: PreTrainedModel, reason: str, switch: Switch | None) -> _
 
 
 def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> str | None:
-    """Why the row runner cannot go beyond the switch, or None; it is tried there."""
+    """Why the row runner cannot serve texts beyond the switch, found by a trial; None: it can."""
     if switch is None:
         return None
     if not switch.once:
@@ -272,7 +274,7 @@ def _limit(model: PreTrainedModel, windows: Windows, switch: Switch | None) -> s
 
 
 def _why_unservable(model: PreTrainedModel, config: Any) -> str | None:
-    """Why a cache of this model cannot forget its last tokens, or None."""
+    """Why this model's cache cannot be rewound; None: it can."""
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
     if getattr(model, "_is_stateful", False):
@@ -283,7 +285,7 @@ def _why_unservable(model: PreTrainedModel, config: Any) -> str | None:
 
 
 def _why_not_row(model: PreTrainedModel, config: Any) -> str | None:
-    """Why positions and masks cannot be given to this model from outside, or None."""
+    """Why this model does not accept positions and masks from the row runner; None: it does."""
     kind, attention = config.model_type, getattr(model.config, "_attn_implementation", None)
     if kind in _OWN_MASKS:
         return _OWN_MASKS[kind]
@@ -309,9 +311,15 @@ def _windows(config: Any) -> Windows:
 
 
 def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> str | None:
-    """Feed a few tokens, rewind, feed on, compare with the uncached pass; what went wrong, or None.
+    """Try a runner: feed a few tokens, rewind, feed more, compare with the uncached forward pass.
 
-    ``beyond``: the text is embedded as one that is longer than so many tokens.
+    Args:
+        make: makes the runner.
+        model: the model that it runs.
+        beyond: embed the text as one of more than this many tokens.
+
+    Returns:
+        What went wrong; None if the outputs agree.
     """
     try:
         runner: ModelRunner = make()
@@ -329,13 +337,13 @@ def _why_wrong(make: Any, model: PreTrainedModel, beyond: int | None = None) -> 
         with torch.inference_mode():
             ids = torch.tensor([text], device=runner.device)
             places = {}
-            if beyond is not None:  # one token more, which none of these sees, lies there
+            if beyond is not None:  # one more token is placed beyond it, which none of these sees
                 ids = torch.nn.functional.pad(ids, (0, 1))
                 places = {"position_ids": torch.tensor([[*range(len(text)), beyond]], device=runner.device)}
             logits = model(input_ids=ids, use_cache=False, return_dict=True, **places).logits
             expected = logits[0, len(text) - 1]
         off = max(_distance(last[row, len(text) - at - 1], expected) for row, at in enumerate(first))
-    except Exception as error:  # Whatever a model does with a cache that it does not know.
+    except Exception as error:  # a model may raise anything when given a cache that it does not know
         return f"fails ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'})"
     bound = 1e-3 if expected.dtype in (torch.float32, torch.float64) else 0.1
     return None if off <= bound else f"differs from the uncached pass (by {off:.2g} of the logits' spread)"

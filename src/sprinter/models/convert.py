@@ -1,4 +1,4 @@
-"""Converts a model to a GGUF file, and prepares the models of a pair for the runner that was asked for."""
+"""Converts a model to a GGUF file, and prepares the models of a pair for the requested runner."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUNNERS = ("auto", "torch", "llamacpp")
 _log = logging.getLogger("sprinter")
 _WRITERS = [Path(str(module.__file__)) for module in (write, vocabulary)]
 _DTYPES = {"auto": "f16", "float32": "f32", "float16": "f16", "q8_0": "q8_0"}
-"""Names of ``load_pair`` → how the matrices of a file are stored."""
+"""dtype names of ``load_pair`` → storage type of the matrices in a GGUF file."""
 
 
 def convert_gguf(
@@ -40,16 +40,18 @@ def convert_gguf(
 
     Args:
         source: directory or hub id.
-        out: the file, named ``*.gguf``; one that is there is replaced when the new one is whole.
-        dtype: of the matrices: "f32", "f16" or "q8_0".
-        tell: called with (tensors written, tensors in all).
+        out: the new file, named ``*.gguf``; an existing one is replaced once the new file is complete.
+        dtype: storage type of the matrices: "f32", "f16" or "q8_0".
+        tell: progress callback, called with (tensors written, number of tensors).
 
     Raises:
-        UserError: another architecture or tokenizer, a wrong name, the package ``gguf`` missing, ...
+        UserError: an unsupported architecture or tokenizer, a wrong file name, the package ``gguf`` missing, ...
     """
     path = Path(out).expanduser()
     if path.suffix != ".gguf":
-        raise UserError(f"the new file {out} must end in .gguf, as it is told by its name: rename it")
+        raise UserError(
+            f"the new file {out} must end in .gguf, the extension that marks GGUF files: rename it"
+        )
     models = load_models(source, device="cpu", dtype="float32")
     model = models.target.module("a conversion")
     try:
@@ -66,14 +68,14 @@ def convert_gguf(
 def for_runner(
     runner: str, target: Source, draft: Source | None, options: Mapping[str, Any]
 ) -> tuple[Source, Source | None, dict[str, Any]]:
-    """Target, draft and options of ``load_models``, so that the runner that was asked for serves the pair.
+    """Target, draft and options to pass to ``load_models`` so that the requested runner serves the pair.
 
-    "auto" leaves all as it is: llama.cpp runs GGUF files, PyTorch the rest. "torch" refuses GGUF files. For "llamacpp"
-    whatever is no GGUF file is converted once, as ``options["dtype"]`` says (by default halves), and kept in the cache
-    directory.
+    "auto" changes nothing: llama.cpp runs GGUF files, PyTorch all other models. "torch" refuses GGUF files. For
+    "llamacpp" models in other formats are converted once, with ``options["dtype"]`` (default: float16), and kept in the
+    cache directory.
 
     Raises:
-        UserError: no such runner; a model that it cannot serve; the extra is not installed.
+        UserError: an unknown runner, a model that it cannot serve, or the extra ``gguf`` is not installed.
     """
     if runner not in RUNNERS:
         raise UserError(f"there is no runner {runner!r}: use {', '.join(RUNNERS)}")
@@ -107,10 +109,10 @@ def for_runner(
 
 
 def _kept_gguf(origin: Provenance, stored: str) -> Path:
-    """The file of a model in the cache directory, written if it is not there yet.
+    """The GGUF file of a model in the cache directory, converted if it does not exist yet.
 
     Raises:
-        UserError: it is a model in memory; the cache is not this user's own.
+        UserError: the model is in memory, or the cache is not this user's own.
     """
     if origin.gguf is not None:
         return origin.gguf
@@ -123,8 +125,8 @@ def _kept_gguf(origin: Provenance, stored: str) -> Path:
     path = cache / f"{Path(origin.name).name}-{stored}-{_key(origin.at)}.gguf"
     if not path.is_file():
         make_cache_dir()
-        with FileLock(cache / "converting.lock"):  # another process may be at it
-            for stale in cache.glob("*.gguf.part"):  # of a conversion that was killed
+        with FileLock(cache / "converting.lock"):  # another process may be converting
+            for stale in cache.glob("*.gguf.part"):  # left by a conversion that was killed
                 stale.unlink()
             if not path.is_file():
                 _log.warning("converting %s for llama.cpp (%s), once", origin.name, stored)
@@ -136,7 +138,7 @@ def _kept_gguf(origin: Provenance, stored: str) -> Path:
 
 
 def _key(directory: Path) -> str:
-    """Of what a conversion depends on: the directory's files (weights by size and time of change) and the writers."""
+    """Hash of everything that a conversion depends on: the model's files (weights by size and mtime) and our code."""
     digest = hashlib.sha256()
     for file in sorted(directory.iterdir()):
         if file.suffix == ".safetensors":

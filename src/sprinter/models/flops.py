@@ -1,8 +1,8 @@
-"""Forward FLOPs of one token, as Hoffmann et al. (2022, "Training Compute-Optimal Large Language Models") count them.
+"""Forward FLOPs of one token, counted as in Hoffmann et al. (2022, "Training Compute-Optimal Large Language Models").
 
-Appendix F: a multiplication and an addition count as one each, embeddings count as a product with the
-vocabulary, norms and biases not at all. Grouped keys and values, gated MLPs and experts, which the appendix does
-not know, are counted by the products that they make.
+Appendix F: multiplications and additions count as one each, embeddings as a product with the vocabulary; norms and
+biases do not count. Grouped-query attention, gated MLPs and experts, which the appendix does not cover, are counted by
+their matrix products.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _UNGATED = frozenset(
         "gptj", "mpt", "nemotron", "openai-gpt", "opt", "persimmon", "phi", "starcoder2", "xglm",
     }
 )  # fmt: skip
-"""Types whose MLP has two matrices; all others have three (gate, up, down)."""
+"""Model types whose MLP has two matrices; all others have three (gate, up, down)."""
 
 
 def forward_flops(config: PreTrainedConfig, context: int | None = None) -> float:
     """FLOPs of one token's forward pass.
 
     Args:
-        config: of a decoder-only transformers model.
-        context: tokens that it attends to; None: the model's full context. Sliding and local layers are counted
-            as if they attended to all of it.
+        config: config of a decoder-only transformers model.
+        context: number of tokens that it attends to; None: the model's full context. Sliding and local layers are
+            counted as if they attended to all of it.
     """
     text: Any = config.get_text_config(decoder=True)
     attended = full_context(config) if context is None else context
@@ -37,13 +37,13 @@ def forward_flops(config: PreTrainedConfig, context: int | None = None) -> float
 
 
 def full_context(config: PreTrainedConfig) -> int:
-    """Tokens that a model can attend to; 2,048 where its config names no number."""
+    """Number of tokens that a model can attend to; 2,048 if its config names none."""
     text: Any = config.get_text_config(decoder=True)
     return int(_first(text, "max_position_embeddings", "max_seq_len") or 2048)
 
 
 def _attention(text: Any, d: int, context: int) -> int:
-    """Products of one layer's attention for one token that sees ``context`` tokens."""
+    """Multiplications in one layer's attention for one token that sees ``context`` tokens."""
     heads = int(text.num_attention_heads)
     k = int(_first(text, "head_dim") or d // heads)
     kv_heads = _kv_heads(text, heads)
@@ -61,7 +61,7 @@ def _kv_heads(text: Any, heads: int) -> int:
 
 
 def _mlp(text: Any, d: int) -> int:
-    """Products of one layer's MLP; where it has experts, of those that one token visits."""
+    """Multiplications in one layer's MLP; with experts, in those that one token is routed to."""
     ffw = int(_first(text, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size") or 4 * d)
     visited = _first(text, "num_experts_per_tok")
     if visited:
@@ -71,5 +71,5 @@ def _mlp(text: Any, d: int) -> int:
 
 
 def _first(text: Any, *names: str) -> Any:
-    """The first of these config entries that is set, or None."""
+    """The first of these config entries that is set; None if none is."""
     return next((value for name in names if (value := getattr(text, name, None)) is not None), None)

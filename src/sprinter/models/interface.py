@@ -1,13 +1,13 @@
-"""The runner: one model, its cache, and what is done with it: extend, keep, rewind, copy, wipe.
+"""The runner interface: one model and its KV cache, with the operations extend, keep, rewind, copy and wipe.
 
-A runner holds ``batch`` rows of tokens. It knows nothing of laws, drafts or rounds; who drives it decides which
-tokens to feed and which to forget. Nothing in this interface is tied to one library's caches.
+A runner holds ``batch`` rows of tokens. It knows nothing of laws, drafts or rounds: the caller decides which tokens to
+feed and which to forget. Nothing in this interface is tied to one library's caches.
 
-A row is linear (each token follows the one before it), or has a tree at its end. A token's *slot* is its place in the
-row, in the order of reading; its *position*, which the model is given, is one more than that of the token that it
-follows. In a tree a token sees the row's linear prefix, its ancestors in the tree and itself. A row has a tree from the
-first ``extend`` with ``parents`` for it, were they a chain's, until ``keep``, until it is rewound to where the tree
-begins or before, or until a chain is read on without ``parents``. Several calls may add to one tree.
+A row is linear (each token follows the one before it) or ends in a tree. A token's *slot* is its index in the row, in
+the order of reading; its *position*, which the model is given, is one more than that of the token that it follows. In a
+tree a token sees the row's linear prefix, its ancestors in the tree and itself. The first ``extend`` with ``parents``
+for a row starts a tree, even if the parents form a chain. The tree ends with ``keep``, with a rewind to its first slot
+or earlier, or when an unbranched tree is extended without ``parents``. Several calls may add to one tree.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["ModelOutput", "Runner"]
 
 
 class ModelOutput(NamedTuple):
-    """What a model said about the tokens that it was fed.
+    """Output of a forward pass over new tokens.
 
     Position i of a row belongs to token i of that row in the call: its logits are those of the *next* token.
-    Positions at or beyond a row's count hold nothing meaningful.
+    Positions at or beyond a row's count are undefined.
 
     Attributes:
-        logits: ``[batch, n, vocab]`` in the model's dtype; None where they were not asked for.
-        hidden: ``[batch, n, d]``, the input of the output embedding (final norm applied). Of a prompt's own pass
-            (``logits=False``, n > 1) a runner whose states are not free may leave them out: the axis is then shorter.
-        layers: for each of ``hidden_layers``, in that order, what comes out of this decoder layer, ``[batch, n, d]``,
-            the final norm not applied; of a prompt's own pass too.
+        logits: ``[batch, n, vocab]`` in the model's dtype; None if they were not requested.
+        hidden: ``[batch, n, d]``, the input of the output embedding (final norm applied). In prefill
+            (``logits=False``, n > 1) a runner for which states cost extra may omit them: the axis is then shorter.
+        layers: for each of ``hidden_layers``, in that order, the output of this decoder layer, ``[batch, n, d]``,
+            without the final norm; in prefill too.
     """
 
     logits: Tensor | None
@@ -45,13 +45,13 @@ class Runner(Protocol):
     """Drives one model over ``batch`` rows of at most ``max_len`` tokens each.
 
     Attributes:
-        name: the kind, for people ("row", "crop").
-        batch: rows.
-        max_len: the most tokens a row can hold.
+        name: the kind of runner, for messages ("row", "crop").
+        batch: number of rows.
+        max_len: maximum number of tokens in a row.
         vocab_size: last axis of the logits (padded embedding rows included).
         hidden_size: d, last axis of the hidden states.
-        device: where ``tokens`` are wanted.
-        branches: whether ``extend`` takes parents that branch. Chains are taken by all runners.
+        device: the device on which ``tokens`` are expected.
+        branches: whether ``extend`` accepts parents that branch. All runners accept chains.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Runner(Protocol):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens held, one number a row (a fresh list)."""
+        """Number of tokens in each row (a new list)."""
         ...
 
     def extend(
@@ -81,82 +81,83 @@ class Runner(Protocol):
 
         Args:
             tokens: ``[batch, n]`` token ids, right-padded with any valid id; n >= 1.
-            counts: real tokens of each row, 0..n; None means n for all. A row with count 0 is left as it was.
-            logits: False for a prompt's own pass: the output embedding is skipped.
-            rows: these rows alone, each once; ``tokens``, ``counts`` and the answer then have one entry for each of
-                them, in this order. None: all rows.
-            parents: of each row of the call, for each of its real tokens, the slot of the token that it follows: the
-                last of the linear prefix (-1 where that is empty) or an earlier one of the row's tree, this call's
-                included. None, for a row or for all: each follows the token in the slot before it, as in plain text.
-                Parents that make no branch are read as plain text is.
-            hidden_layers: decoder layers whose states are wanted, from 0, or from -1 for the last.
+            counts: number of real tokens in each row, 0..n; None means n for all. A row with count 0 is unchanged.
+            logits: False in prefill: the output embedding is skipped.
+            rows: only these rows, each at most once; ``tokens``, ``counts`` and the output then have one entry per
+                row, in this order. None: all rows.
+            parents: for each row of the call, the slot that each of its real tokens follows: the last slot of the
+                linear prefix (-1 if that is empty) or an earlier slot of the row's tree, this call's included. None,
+                for a row or for all: each token follows the slot before it, as in plain text. Parents without a
+                branch are read as plain text.
+            hidden_layers: decoder layers whose states are returned, counted from 0, or from -1 for the last.
 
         Raises:
-            ValueError: a wrong shape, count, parent or layer; a row that would exceed ``max_len``; branches where the
-                runner takes none; a tree that is not read in one prefill chunk (512 tokens); no parents for a row whose
-                tree branches.
-            NotImplementedError: ``hidden_layers`` of a runner that cannot see them (llama.cpp).
+            ValueError: a wrong shape, count, parent or layer; a row that would exceed ``max_len``; branches if the
+                runner supports none; branching tokens that exceed one prefill chunk (512 tokens); no parents for a row
+                whose tree branches.
+            NotImplementedError: ``hidden_layers`` on a runner that cannot return them (llama.cpp).
         """
         ...
 
     def keep(self, row: int, path: Sequence[int]) -> None:
-        """Of a row's tree keep the tokens on one path; the row is linear again, as if they had been read as plain text.
+        """Keep one path of a row's tree. The row is linear again, as if the path had been read as plain text.
 
-        The path's keys and values are moved next to the linear prefix; all other tokens of the tree are forgotten. An
-        interrupt in the middle of the move leaves the row with its prefix alone.
+        The path's keys and values are moved next to the linear prefix; all other tokens of the tree are forgotten. If
+        the move is interrupted, the row holds only its prefix.
 
         Args:
-            row: which row.
-            path: slots, each that of a child of the one before; the first follows the linear prefix. Empty: the prefix
-                alone is kept.
+            row: number of the row.
+            path: slots, each a child of the one before; the first follows the linear prefix. Empty: only the prefix is
+                kept.
 
         Raises:
-            ValueError: a row that does not exist, or no such path in its tree.
+            ValueError: the row does not exist, or its tree has no such path.
         """
         ...
 
     def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values that a row holds in some layers, in the order of its slots; read only.
+        """Cached keys and values of one row in the given layers, in the order of its slots; read only.
 
         Args:
-            layers: from 0, or from -1 for the last.
-            row: which row; rows differ in length, so it is one at a time.
+            layers: counted from 0, or from -1 for the last.
+            row: number of the row; one row per call, as rows differ in length.
 
         Returns:
             For each layer (keys, values), each ``[1, kv_heads, length, d]``: keys as they are cached (rotated). These
-            are views of the cache, not copies: they mean something until the next call that changes the row.
+            are views of the cache, not copies: they are valid until the next call that changes the row.
 
         Raises:
-            ValueError: a row or layer that does not exist, or a row that holds nothing yet.
-            NotImplementedError: the runner has none to show (crop, llama.cpp, two rotary embeddings).
+            ValueError: the row or a layer does not exist, or the row is empty.
+            NotImplementedError: the runner does not expose them (crop, llama.cpp, two rotary embeddings).
         """
         ...
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[b]`` slots of each row b, in constant time.
 
-        In a tree the tokens that were read last are dropped; back where it begins the row is linear again.
+        In a tree the tokens that were read last are dropped; a row that is rewound to the tree's first slot is linear
+        again.
 
         Raises:
-            ValueError: a length that is negative or exceeds the present one.
+            ValueError: a length is negative or exceeds the present one.
         """
         ...
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Make each of ``to_rows`` hold what ``from_row`` holds, its tree included.
+        """Copy the contents of ``from_row``, its tree included, to each of ``to_rows``.
 
         Raises:
-            ValueError: a row that does not exist.
+            ValueError: a row does not exist.
         """
         ...
 
     def wipe(self, row: int) -> None:
-        """Let nothing that was once written beyond the row's length reach a later pass, were it NaN.
+        """Clear everything beyond the row's length, so that no NaN there reaches a later forward pass.
 
-        A rewind lowers a length and may leave the numbers where they are. Masks give them a weight of 0, and 0 · NaN is
-        NaN: after a pass that was not finite, or was broken off, they must go.
+        A rewind lowers a length and may leave the values in the buffers. Masks give them a weight of 0, but 0 · NaN is
+        NaN: after a forward pass that was interrupted or gave NaN they must be cleared.
 
         Raises:
-            ValueError: a row that does not exist.
+            ValueError: the row does not exist.
         """
         ...

@@ -1,4 +1,4 @@
-"""What caches need, and whether it is there."""
+"""Memory that KV caches need, and whether it is free."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sprinter.models.runners.forward import call_model
 __all__ = ["cache_bytes", "check_memory", "free_bytes", "largest_batch", "token_bytes"]
 
 _SHARE = 0.9
-"""Of the free memory, so much may go into caches; passes need some too."""
+"""Share of the free memory that caches may take; the forward passes need the rest."""
 
 
 _token_bytes: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def token_bytes(model: PreTrainedModel | GgufModel) -> int:
-    """Bytes of the keys and values of one token, all layers: of a transformers model measured, by a pass over one."""
+    """Bytes of one token's keys and values in all layers; measured by a forward pass for transformers models."""
     if not isinstance(model, GgufModel):
         if model not in _token_bytes:
             _token_bytes[model] = _measured(model)
@@ -55,9 +55,10 @@ def cache_bytes(model: PreTrainedModel | GgufModel, max_len: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory of a device that can still be had; None where it cannot be told."""
+    """Free memory of a device in bytes; None if it is unknown."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by the allocator
+        # reserved by torch's allocator, but free
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + kept
     if device.type == "cpu" and "SC_AVPHYS_PAGES" in os.sysconf_names:
         return _available() or os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -65,7 +66,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _available() -> int | None:
-    """What Linux would give without swapping: free pages, and those that hold copies of files."""
+    """Bytes that Linux can allocate without swapping: free pages and the page cache; None if it does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -77,7 +78,7 @@ _AnyModel = PreTrainedModel | GgufModel
 
 
 def largest_batch(models: list[_AnyModel], max_len: int | Sequence[int], budget_bytes: int) -> int:
-    """How many rows of ``max_len`` tokens (one length, or one a model), in all of the models, a budget holds."""
+    """Largest number of rows of ``max_len`` tokens (one length, or one per model) whose caches fit into a budget."""
     return budget_bytes // _row_bytes(_with_lengths(models, max_len))
 
 
@@ -93,12 +94,13 @@ def _row_bytes(caches: Sequence[tuple[_AnyModel, int]]) -> int:
 def check_memory(
     models: list[_AnyModel], batch: int, max_len: int | Sequence[int], budget_bytes: int | None = None
 ) -> None:
-    """Refuse caches that do not fit.
+    """Refuse caches that do not fit into memory.
 
     Args:
-        models: those that each row needs a cache in.
-        batch, max_len: rows and their length, one for all models or one a model.
-        budget_bytes: what the caches may take; None: nine tenths of what is free now on each model's device.
+        models: the models in which each row needs a cache.
+        batch: number of rows.
+        max_len: length of the rows, one for all models or one per model.
+        budget_bytes: memory that the caches may take; None: nine tenths of the free memory of each model's device.
 
     Raises:
         UserError: names the largest batch that fits.
@@ -120,12 +122,12 @@ def _check_budget(caches: Sequence[tuple[_AnyModel, int]], batch: int, budget_by
     if batch <= fits:
         return
     longest = max(length for _, length in caches)
-    mend = (
+    fix = (
         f"use a batch of {fits} or less, or shorter rows"
         if fits
         else "use shorter rows (a smaller max_new_tokens)"
     )
     raise (RowsError if fits else UserError)(
         f"the caches of {batch} rows of {longest} tokens need {batch * row_bytes / 1e9:.2f} GB and may take "
-        f"{budget_bytes / 1e9:.2f} GB: {mend}"
+        f"{budget_bytes / 1e9:.2f} GB: {fix}"
     )

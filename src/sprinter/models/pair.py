@@ -1,4 +1,4 @@
-"""A pair: target, draft and the tokenizer that both speak: loading it, and the checks before decoding."""
+"""Loads a pair (target, draft and their common tokenizer) and checks requests against it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger("sprinter")
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _NO_LIMIT = 1 << 20
-"""Context of a model that names none (ALiBi): a bound that no request of ours reaches."""
+"""Context of a model whose config names none (ALiBi): larger than any request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class LoadedModel:
     """One model, ready to run.
 
     Attributes:
-        model: in evaluation mode; or a GGUF file that llama.cpp runs.
-        id: directory, file or hub id that it came from.
-        revision: commit on the hub, where it came from there.
-        context: the most tokens that it can hold, prompt included.
+        model: a transformers model in evaluation mode, or a GGUF file that llama.cpp runs.
+        id: directory, file or hub id that it was loaded from.
+        revision: commit on the hub; None for other sources.
+        context: maximum number of tokens that it can hold, prompt included.
         vocab_size: last axis of its logits, padded embedding rows included.
-        hidden_size: d of its hidden states.
+        hidden_size: d, last axis of its hidden states.
         eos_ids: token ids that end a text.
-        compile: whether its runners capture short passes; see ``make_runner``.
+        compile: whether its runners capture short forward passes; see ``make_runner``.
     """
 
-    model: PreTrainedModel | GgufModel = field(repr=False)  # a page, of a large one
+    model: PreTrainedModel | GgufModel = field(repr=False)  # the repr of a large model fills a page
     id: str
     revision: str | None
     context: int
@@ -66,10 +66,13 @@ class LoadedModel:
     compile: bool | None = False
 
     def module(self, who: str) -> PreTrainedModel:
-        """The transformers model, for ``who`` that can use no other.
+        """The transformers model, for a caller that cannot use a GGUF file.
+
+        Args:
+            who: the caller's name, for the message.
 
         Raises:
-            UserError: it is a GGUF file.
+            UserError: the model is a GGUF file.
         """
         if isinstance(self.model, GgufModel):
             raise UserError(
@@ -79,14 +82,14 @@ class LoadedModel:
 
     @property
     def size(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         if isinstance(self.model, GgufModel):
             return self.model.size
         return sum(weights.numel() for weights in self.model.parameters())
 
     @property
     def weights(self) -> str:
-        """How its weights are stored: "float32", "bfloat16", ...; "Q8_0 (GGUF)" and the like for a GGUF file."""
+        """Storage type of its weights: "float32", "bfloat16", ...; for a GGUF file such as "Q8_0 (GGUF)"."""
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
         return str(self.model.dtype).removeprefix("torch.")
@@ -94,9 +97,14 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPair:
-    """Target, draft (None: the target alone) and their tokenizer.
+    """Target, draft and their tokenizer.
 
-    ``tokens``: so many first tokens are known to both models and the tokenizer; None: all that they have.
+    Attributes:
+        target: the target model.
+        draft: the draft model; None for plain decoding with the target.
+        tokenizer: the tokenizer of both.
+        tokens: number of leading token ids that both models and the tokenizer share; None: their vocabularies are the
+            same.
     """
 
     target: LoadedModel
@@ -106,34 +114,34 @@ class LoadedPair:
 
     @property
     def vocab_size(self) -> int:
-        """Size of the common vocabulary: logits beyond it belong to padding, or to tokens that one model lacks, and
-        must be cut off."""
+        """Size of the common vocabulary. Logits beyond it belong to padding or to tokens that one model lacks; callers
+        must slice them off."""
         sizes = [model.vocab_size for model in (self.target, self.draft) if model is not None]
         return min(sizes if self.tokens is None else [*sizes, self.tokens])
 
     @property
     def context(self) -> int:
-        """The most tokens that both models can hold, prompt included."""
+        """Maximum number of tokens that both models can hold, prompt included."""
         return min(model.context for model in (self.target, self.draft) if model is not None)
 
     @property
     def longest(self) -> int:
-        """The most tokens that either model can hold: texts of methods that ask that one alone."""
+        """Maximum number of tokens that either model can hold; reached by methods that use only that model."""
         return max(model.context for model in (self.target, self.draft) if model is not None)
 
     def asked(self, target: bool = True, draft: bool = True) -> dict[str, LoadedModel]:
-        """Of target and draft those that a request may ask, by name."""
+        """The models that a request uses, by name ("target", "draft")."""
         both = (("target", self.target, target), ("draft", self.draft, draft))
         return {which: model for which, model, needed in both if model is not None and needed}
 
     def room(self, target: bool = True, draft: bool = True) -> int | None:
-        """The most tokens of a text that asks these models; None where they name no context."""
+        """Maximum text length for a request that uses these models; None if their configs name no context."""
         least = min(model.context for model in self.asked(target, draft).values())
         return None if least == _NO_LIMIT else least
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """A dtype by its full name: torch.bfloat16, "bf16" and "bfloat16" are "bfloat16". Other words stay."""
+    """Full name of a dtype: torch.bfloat16, "bf16" and "bfloat16" give "bfloat16". Unknown names are returned as is."""
     name = str(dtype).removeprefix("torch.")
     return _SHORT.get(name, name)
 
@@ -156,29 +164,29 @@ def load_models(
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
-    Only safetensors and GGUF files are read. llama.cpp runs a GGUF file as it is, whatever ``dtype`` says; it and a
-    transformers model may make a pair if their tokenizers agree. Models that are in memory already are used as they
-    are, whatever ``device``, ``dtype`` and ``device_map`` say.
+    Only safetensors and GGUF files are read. llama.cpp runs GGUF files and ignores ``dtype`` for them; a GGUF file and
+    a transformers model can form a pair if their tokenizers agree. Models in memory are used as they are: ``device``,
+    ``dtype`` and ``device_map`` do not apply to them.
 
     Args:
         target: directory, hub id, GGUF file or model.
-        draft: likewise; None means the target alone.
-        tokenizer: where it is not the target's own: directory, hub id, GGUF file or tokenizer. The models' own must
-            agree with it, but for last tokens that not all of them have, which are then never written.
+        draft: directory, hub id, GGUF file or model; None: no draft.
+        tokenizer: a tokenizer other than the target's own: directory, hub id, GGUF file or tokenizer. The models' own
+            tokenizers must agree with it, except for trailing tokens that some of them lack; those are never written.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
-        dtype: "auto" (the checkpoint's; float32 on a CPU, where halves are slower for one row), a torch.dtype, or one
-            of "float32", "bfloat16", "float16", "float64"; "fp32", "bf16", "fp16" and "half" are understood.
-        device_map: given to transformers instead of ``device``, to spread large models.
-        attn_implementation, quantization_config: given to transformers for both models; refused for models that it
-            does not load, GGUF files and models in memory.
+        dtype: "auto" (the checkpoint's dtype; on a CPU float32, which is faster there for one row), a torch.dtype, or
+            one of "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half".
+        device_map: passed to transformers instead of ``device``, to spread large models over devices.
+        attn_implementation, quantization_config: passed to transformers for both models; refused for GGUF files and
+            models in memory.
         revision: branch, tag or commit of the target on the hub.
-        draft_revision: likewise for the draft.
+        draft_revision: branch, tag or commit of the draft on the hub.
         trust_remote_code: run model code that comes with a checkpoint.
-        compile: True: capture short passes, on a CPU compiled when first needed (about a minute a shape, kept on
-            disk); None: where it costs nothing, CUDA graphs or code that is on the disk; False: never.
+        compile: True: capture short forward passes, on a CPU compiled when first needed (about a minute per shape, kept
+            on disk); None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
 
     Raises:
-        UserError: one line that says what is wrong and how to mend it.
+        UserError: one line that says what is wrong and how to fix it.
     """
     if compile is not None and not isinstance(compile, bool):
         raise UserError(f"compile={compile!r} is unknown: give True, False or None")
@@ -186,14 +194,14 @@ def load_models(
         raise UserError(
             f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
         )
-    where = _device(device)  # a GGUF file is told the name, which says more
+    where = _device(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards
     if device_map is not None and find_spec("accelerate") is None:
         what = "device_map" if quantization_config is None else "quantization_config"
         raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
-    told = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
-    extra = {name: value for name, value in told.items() if value is not None}
+    given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
+    extra = {name: value for name, value in given.items() if value is not None}
     options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra)
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
@@ -231,7 +239,7 @@ class _Options:
 
 
 def _check_extra(origin: Provenance, extra: Mapping[str, Any]) -> None:
-    """Refuse options for transformers' loading where it loads nothing."""
+    """Refuse options for loading with transformers if the model is a GGUF file or in memory."""
     kind = "a GGUF file, which llama.cpp runs" if origin.gguf is not None else "in memory already"
     if extra and not (isinstance(origin.at, Path) and origin.gguf is None):
         name = next(iter(extra))
@@ -251,9 +259,9 @@ def _device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not available here: use cpu, or install a CUDA build of PyTorch")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device 'mps' is not available here: use device=cpu")
-    try:  # torch knows names of devices that this build or this machine lacks; meta holds no numbers
+    try:  # torch accepts names of devices that this build or machine lacks; meta tensors hold no numbers
         usable = device.type != "meta" and torch.empty(0, device=device) is not None
-    except Exception:  # each backend has an error of its own
+    except Exception:  # each backend raises its own error
         usable = False
     if not usable:
         raise UserError(f"device {name!r} cannot be used here: use cpu, cuda or mps")
@@ -319,7 +327,7 @@ def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTr
     except Exception as error:
         raise load_error(error, name, which) from error
     model, info = loaded
-    # transformers would go on with random numbers in their place.
+    # transformers would initialise missing weights at random.
     if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         raise UserError(
             f"the {which} {name} lacks {len(missing)} of its weights ({missing[0]}, ...): "
@@ -339,7 +347,7 @@ def _context(config: Any) -> int:
 
 
 def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
-    """So much of a model's context as its runner gives the right laws for; a line is said if that is not all."""
+    """The part of a model's context for which its runner gives the right laws; logs a warning if that is not all."""
     longest = longest_text(model)
     if longest is None or longest >= context:
         return context
@@ -351,15 +359,15 @@ def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
 
 
 def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """All that the generation config lists; where the checkpoint has none, what its config and the tokenizer name.
+    """EOS ids of the generation config; if the checkpoint has none, those of its config and the tokenizer.
 
-    A chat model without a generation config often names the end of a document in its config, and the end of a turn as
-    its tokenizer's EOS: both end a text.
+    A chat model without a generation config often has the end of a document as EOS in its config and the end of a turn
+    as EOS of its tokenizer: both end a text.
     """
     config: Any = model.config
     generation: Any = getattr(model, "generation_config", None)
     own, named = _ids_of(generation), _ids_of(config)
-    # transformers makes one of the config where the checkpoint has none.
+    # transformers derives a generation config from the config if the checkpoint has none.
     if own and (own != named or not getattr(generation, "_from_model_config", False)):
         return own
     return tuple(dict.fromkeys((*named, *_ids_of(config.get_text_config(decoder=True)), *_ids_of(speaker))))
@@ -375,12 +383,12 @@ def _ids_of(holder: Any) -> tuple[int, ...]:
 def _speaker(
     given: str | Path | PreTrainedTokenizerBase | None, target: Provenance, trust: bool
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer that the pair speaks: the one that was given, else the target's own."""
+    """The pair's tokenizer: the one that was given, else the target's own."""
     if isinstance(given, PreTrainedTokenizerBase):
         return given
     if given is not None and not isinstance(given, str | Path):
         raise UserError(
-            f"tokenizer={given!r} is none: give a directory, a hub id, a GGUF file or a tokenizer"
+            f"tokenizer={given!r} is not a tokenizer: give a directory, a hub id, a GGUF file or a tokenizer"
         )
     if given is not None:
         path = Path(given).expanduser()
@@ -416,7 +424,7 @@ def _own_vocabulary(origin: Provenance, trust: bool) -> Vocabulary | None:
 
 
 def _check_ends(target: LoadedModel, tokens: int | None) -> None:
-    """Refuse a common vocabulary without a token that ends a text; a line is said if it has not all of them."""
+    """Refuse a common vocabulary without an EOS token; log a warning if it lacks some of them."""
     lost = [id for id in target.eos_ids if tokens is not None and id >= tokens]
     if lost and len(lost) == len(target.eos_ids):
         raise UserError(
@@ -438,7 +446,13 @@ def check_request(
     needs_target: bool = True,
     needs_draft: bool = True,
 ) -> None:
-    """Refuse a request that the context of a model which it may ask cannot hold.
+    """Refuse a request that does not fit into the context of a model that it uses.
+
+    Args:
+        pair: the loaded models.
+        prompt_len: number of prompt tokens.
+        max_new_tokens: maximum number of new tokens.
+        needs_target, needs_draft: whether the request uses this model.
 
     Raises:
         UserError: names the model, its context and the largest ``max_new_tokens`` that fits.
@@ -448,10 +462,10 @@ def check_request(
         if prompt_len + max_new_tokens <= model.context:
             continue
         room = min(one.context for one in asked.values()) - prompt_len
-        mend = "shorten the prompt" if room < 1 else f"use max_new_tokens={room} or less"
+        fix = "shorten the prompt" if room < 1 else f"use max_new_tokens={room} or less"
         raise UserError(
             f"{prompt_len} prompt tokens and {max_new_tokens} new ones exceed the context of the {which} {model.id}, "
-            f"{model.context} tokens: {mend}"
+            f"{model.context} tokens: {fix}"
         )
 
 
@@ -473,6 +487,6 @@ def builtin_paths() -> dict[str, Path]:
 
 
 def builtin_heads() -> list[Path]:
-    """Directories of the built-in pair's other heads: those that "specdec++" and "disco" read."""
+    """Directories of the built-in heads for the stop rules "specdec++" and "disco"."""
     root = Path(str(files("sprinter.models"))) / "builtin"
     return [root / name for name in ("specdec", "disco") if (root / name / "config.json").is_file()]

@@ -1,6 +1,9 @@
-"""The door to the runners: the interface, the choice, and the maker.
+"""The import path of the runner interface. It re-exports names and holds no code.
 
-``Runner`` and ``ModelOutput`` are what drivers are written against; ``make_runner`` chooses the kind.
+``Runner`` and ``ModelOutput`` come from ``interface``; ``make_runner``, ``runner_kind`` and ``capture_kind`` from
+``choose``. Code outside this package imports them from here. The runners themselves, which ``make_runner`` chooses
+between, are in the folders ``runners/`` (transformers models), ``capture/`` (captured forward passes) and ``gguf/``
+(llama.cpp).
 """
 
 from sprinter.models.choose import capture_kind, make_runner, runner_kind

@@ -1,7 +1,7 @@
-"""Where a model comes from: a directory, the hub or memory. Looked through before anything heavy is loaded.
+"""Finds a model (directory, hub id, GGUF file or memory) and checks it before its weights are loaded.
 
-A hub model is fetched into the hub's own cache (its config first, then what a model needs, never pickles) and is
-then a directory like any other, so that all checks are made in one place.
+A hub model is downloaded into the hub's own cache (its config first, then the files that a model needs, never pickles).
+From then on it is a directory like any other, so that all checks are made in one place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sprinter.errors import UserError
 __all__ = ["Provenance", "Source", "find", "load_error"]
 
 Source = str | Path | PreTrainedModel
-"""A model: directory, hub id, GGUF file (here, or on the hub as org/name/file.gguf), or one that is in memory."""
+"""A model: directory, hub id, GGUF file (local, or on the hub as org/name/file.gguf), or a loaded model."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _HUB_FILE = re.compile(r"(\w[\w.-]*/[\w.-]+)/(.+\.gguf)")
@@ -43,17 +43,17 @@ _ADVICE = {
     "check the name and the network, or give a directory",
     "SafetensorError": "has a corrupt or truncated safetensors file: fetch it again",
 }
-"""Class of an error below a failed load → what to tell the user. The first that fits is told."""
+"""Class of an error in the chain of causes of a failed load → message. The first match is reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """A model that has been found.
+    """Where a model was found.
 
     Attributes:
         at: its directory, its GGUF file, or the model itself.
         name: directory, hub id, or the class of a model in memory.
-        revision: commit on the hub, where it came from there.
+        revision: commit on the hub; None for other sources.
     """
 
     at: Path | PreTrainedModel
@@ -62,18 +62,18 @@ class Provenance:
 
     @property
     def gguf(self) -> Path | None:
-        """Its file, where it is a GGUF file."""
+        """Path of the GGUF file; None for other models."""
         return self.at if isinstance(self.at, Path) and self.at.suffix == ".gguf" else None
 
     @property
     def tokenizer_dir(self) -> Path | None:
-        """The directory that its tokenizer is in, or None (transformers would invent an empty one)."""
+        """Directory of its tokenizer, None if it has none (transformers would create an empty one)."""
         at = Path(self.at.name_or_path or "/nowhere") if isinstance(self.at, PreTrainedModel) else self.at
         return at if any((at / name).is_file() for name in _TOKENIZER_FILES) else None
 
 
 def find(source: Source, which: str, revision: str | None = None) -> Provenance:
-    """Find a model and look through it: everything that can be refused without loading weights is refused here.
+    """Find a model and check it: everything that can be refused without loading weights is refused here.
 
     Args:
         source: directory, hub id, GGUF file or model.
@@ -81,7 +81,7 @@ def find(source: Source, which: str, revision: str | None = None) -> Provenance:
         revision: branch, tag or commit on the hub.
 
     Raises:
-        UserError: one line that says what is wrong and how to mend it.
+        UserError: one line that says what is wrong and how to fix it.
     """
     if isinstance(source, nn.Module) and hasattr(source, "_orig_mod"):
         raise UserError(
@@ -139,7 +139,7 @@ def _commit(model: PreTrainedModel) -> str | None:
 
 
 def _fetched(name: str, which: str, revision: str | None, patterns: Sequence[str]) -> Path:
-    """The hub's snapshot of a model, a directory named after its commit; files in subdirectories are left out."""
+    """Download a model from the hub, without files in subdirectories; returns a directory named after its commit."""
     try:
         snapshot = snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), ignore_patterns=["*/*", "*.fp16.*"]
@@ -150,7 +150,7 @@ def _fetched(name: str, which: str, revision: str | None, patterns: Sequence[str
 
 
 def _check_config(directory: Path, name: str, which: str) -> None:
-    """Refuse what is no decoder model, by its raw ``config.json``."""
+    """Refuse anything but a decoder model, judged by its raw ``config.json``."""
     file = directory / "config.json"
     if not file.is_file():
         raise UserError(f"the {which} {name} has no config.json: give a Hugging Face model directory")
@@ -180,7 +180,7 @@ def _check_weights(directory: Path, name: str, which: str) -> None:
 
 
 def load_error(error: BaseException, name: str, which: str) -> UserError:
-    """One line for whatever went wrong while fetching or reading a model."""
+    """The error, in one line, for a model that could not be downloaded or read."""
     kinds = {cls.__name__ for each in _chain(error) for cls in type(each).__mro__}
     for kind, advice in _ADVICE.items():
         if kind in kinds:

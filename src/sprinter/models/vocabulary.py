@@ -1,4 +1,4 @@
-"""Do two models speak of the same tokens?"""
+"""Checks that the models of a pair share a vocabulary."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ Vocabulary = Mapping[str, int]
 
 
 def check_same_vocabulary(target: Vocabulary, draft: Vocabulary, target_name: str, draft_name: str) -> None:
-    """Refuse a pair whose tokenizers number their tokens differently.
+    """Refuse a pair whose tokenizers assign different ids.
 
     Raises:
         UserError: names both sizes and the first token id that differs, with both its strings; and the tokenizer to
-            give, where one model merely lacks the other's last tokens.
+            give if one model only lacks the other's last tokens.
     """
     at = _first_difference(target, draft)
     if at is None:
         return
-    mend = "choose a draft of the target's own family"
+    fix = "choose a draft of the target's own family"
     if shorter := [name for name, own in ((target_name, target), (draft_name, draft)) if _ends(own, at)]:
-        mend = (
+        fix = (
             f"give tokenizer={shorter[0]} (--tokenizer), then tokens that one of them lacks are never written"
         )
     raise UserError(
         f"the two vocabularies differ: the target has {len(target)} tokens and the draft {len(draft)}; token {at} "
-        f"is {_shown(target, at)} in the target and {_shown(draft, at)} in the draft: {mend}"
+        f"is {_shown(target, at)} in the target and {_shown(draft, at)} in the draft: {fix}"
     )
 
 
 def common_tokens(given: Vocabulary, own: Mapping[str, Vocabulary | None]) -> int | None:
-    """How many first tokens a tokenizer has in common with the models' own; None: all of all of them.
+    """Number of leading token ids that a tokenizer shares with the models' own; None if all vocabularies are the same.
 
     Args:
-        given: the tokenizer that the pair is to speak.
-        own: by "target" and "draft", the tokenizer that came with the model, if one did.
+        given: vocabulary of the tokenizer that was given for the pair.
+        own: for "target" and "draft", the vocabulary of the model's own tokenizer, if it has one.
 
     Raises:
-        UserError: an id means one thing in the tokenizer that was given and another in a model's own.
+        UserError: an id stands for different tokens in the given tokenizer and in a model's own.
     """
     sizes = []
     for which, vocabulary in own.items():
@@ -61,7 +61,7 @@ def common_tokens(given: Vocabulary, own: Mapping[str, Vocabulary | None]) -> in
 
 
 def check_rows(tokenizer: PreTrainedTokenizerBase, vocab_size: int, which: str) -> None:
-    """Refuse a model with fewer embedding rows than its tokenizer has tokens (more are padding, and allowed).
+    """Refuse a model with fewer embedding rows than its tokenizer has tokens. More rows are padding, and allowed.
 
     Raises:
         UserError: names both sizes.
@@ -75,7 +75,7 @@ def check_rows(tokenizer: PreTrainedTokenizerBase, vocab_size: int, which: str) 
 
 
 def _first_difference(some: Vocabulary, others: Vocabulary) -> int | None:
-    """The first id that stands for different tokens, or for one in one of them alone."""
+    """The first id that stands for different tokens or is missing from one vocabulary; None if they are equal."""
     if some == others:
         return None
     names, theirs = _by_id(some), _by_id(others)
@@ -83,7 +83,7 @@ def _first_difference(some: Vocabulary, others: Vocabulary) -> int | None:
 
 
 def _ends(vocabulary: Vocabulary, at: int) -> bool:
-    """Whether it has tokens, and all of them below ``at``."""
+    """Whether the vocabulary has tokens and all their ids are below ``at``."""
     return 0 <= max(vocabulary.values(), default=-1) < at
 
 

@@ -1,6 +1,6 @@
-"""Recordings from the gate laboratory's labels, which hold both models' 64 likeliest tokens at every position.
+"""Recordings made from labels (``sprinter.training``), which hold both models' 64 likeliest tokens at every position.
 
-Theory and laboratory stand on one floor and do not import each other: the records come as columns by name.
+``theory`` and ``training`` are on the same floor and do not import each other: the records come as columns by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sprinter.theory.recording import DYNAMIC, Author, Recording, static_signals
 __all__ = ["from_labels"]
 
 _KINDS: dict[Author, int] = {"draft": 1, "target": 2}
-"""Prefix classes of the laboratory that a model wrote alone."""
+"""Prefix classes (``sprinter.training``) of texts that one model wrote alone."""
 
 
 def from_labels(

@@ -1,8 +1,8 @@
-"""Attention over cache rows as one operator, and the compiler's kernel for it.
+"""Attention over cache rows as one operator, with a CPU kernel for the compiler.
 
-The library's fused kernel packs its operands for a product library, which costs more than a short pass's attention
-itself; loops of the compiler's own take the queries one by one. Ours takes the queries of all heads that share keys
-together, up to eight at once: scores over blocks of keys turned on their side, softmax, then values in blocks.
+PyTorch's fused kernel packs its operands for a matrix library, which costs more than the attention of a short forward
+pass itself; the compiler's own loops process the queries one by one. This kernel processes the queries of all heads
+that share keys together, up to eight at once: scores over transposed blocks of keys, softmax, then values in blocks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["attention", "own_attention_kernel"]
 
 @torch.library.custom_op("sprinter::attention", mutates_args=())
 def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Softmax attention, ``[batch, n, heads, d_v]``, in float32 inside.
+    """Softmax attention, ``[batch, n, heads, d_v]``, computed in float32.
 
     Args:
         query: ``[batch, heads, n, d]``.
         key, value: ``[batch, kv_heads, k, d]`` and ``[..., d_v]``, ``heads`` a multiple of ``kv_heads``.
-        mask: bool ``[batch, n, k]``, what each query sees: one key at least.
+        mask: bool ``[batch, n, k]``, True for keys that the query sees; at least one per query.
         scale: factor of the scores.
     """
     batch, heads, n, d = query.shape
@@ -241,7 +241,7 @@ def _template() -> Any:
             self._scale = scale
 
         def render(self, **kwargs: Any) -> str:
-            assert not kwargs.get("epilogue_nodes"), "the compiler was told to leave what follows alone"
+            assert not kwargs.get("epilogue_nodes"), "the compiler must not fuse operations into this one"
             query, key, value, mask = self.input_nodes
             return str(
                 self._template_from_string(_KERNEL).render(
@@ -259,7 +259,9 @@ def _template() -> Any:
 def _lower(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
     from torch._inductor.ir import FixedLayout
 
-    assert query.get_dtype() != torch.float64, "choose.capture_kind refuses it, in words for the user"
+    assert query.get_dtype() != torch.float64, (
+        "choose.capture_kind refuses float64 with a message for the user"
+    )
     nodes = [_straight(node) for node in (query, key, value, mask)]
     batch, heads, n, _ = query.get_size()
     layout = FixedLayout(query.get_device(), query.get_dtype(), [batch, n, heads, value.get_size()[-1]])
@@ -269,7 +271,7 @@ def _lower(query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
 
 
 def _straight(node: Any) -> Any:
-    """In memory, its last axis without gaps."""
+    """The input realised in memory with its last axis contiguous."""
     from torch._inductor.ir import ExternKernel
 
     node = ExternKernel.realize_input(node)
@@ -279,7 +281,7 @@ def _straight(node: Any) -> Any:
 
 @contextmanager
 def own_attention_kernel() -> Iterator[None]:
-    """While this lasts, the compiler knows a kernel for ``attention``."""
+    """Context in which the compiler has our kernel for ``attention``."""
     import torch._inductor.compile_fx
     from torch._inductor.lowering import lowerings
 

@@ -1,8 +1,8 @@
 """Compiled code for the CPU, kept on disk: exported once, compiled by AOTInductor, loaded in milliseconds.
 
-Weights are packed into the compiled code (``freezing``), and products with them are the compiler's own loops
-(``max_autotune`` with the CPP backend alone, so that nothing is timed): a library call a product would cost as much as
-the product itself on small models. A file is named after everything that it depends on.
+Weights are packed into the compiled code (``freezing``), and products with them are loops that the compiler generates
+(``max_autotune`` with only the CPP backend, so that nothing is timed): on small models a library call would cost as
+much as the product itself. The name of a file contains a hash of everything that it depends on.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ Compiled = Callable[[list[Tensor]], list[Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What is to be compiled.
+    """Something to compile, and everything that the result depends on.
 
     Attributes:
-        name: for people and for the key, such as "pass-one".
-        model: whose weights go into it. unit: as well.
-        facts: whatever else it depends on, JSON.
-        export: makes the exported program; called only if nothing is on the disk.
+        name: for messages and the file name, such as "pass-one".
+        model: the model whose weights are packed into the code.
+        unit: the unit, whose weights are packed into the code too.
+        facts: everything else that it depends on, as JSON values.
+        export: makes the exported program; called only if no compiled code is on disk.
     """
 
     name: str
@@ -71,29 +72,29 @@ class Recipe:
 
 
 def find_compiled(recipe: Recipe, may_compile: bool) -> Compiled | None:
-    """The compiled code; None if it is not on the disk and may not be made now.
+    """Load compiled code from disk, or compile it if allowed; None if it is not on disk and must not be compiled.
 
     Raises:
-        UserError: there is no C++ compiler; the model cannot be compiled; the cache is not this user's own; with
-            ``may_compile`` also code that cannot be loaded.
+        UserError: there is no C++ compiler, the model cannot be compiled, or the cache is not this user's own; with
+            ``may_compile`` also if the code cannot be loaded.
     """
     kind, cache = f"{recipe.name}-{_hash(_config(recipe.model))[:8]}", cache_dir()
     if not may_compile and not any(cache.glob(f"{kind}-*.pt2")):
-        return None  # before all weights are read for nothing
+        return None  # early, because the key below reads all weights
     make_cache_dir()
     stem = f"{kind}-{_key(recipe)}"
     loaded = _find(stem, may_compile)
     if loaded is not None or not may_compile:
         return loaded
-    # One process at a time: the compiler's own files are shared, and the next one may find what it wants.
+    # One process at a time: the compiler's own files are shared, and a waiting process may find its code compiled.
     with FileLock(cache / "compiling.lock"):
-        for stale in cache.glob("tmp*.part"):  # of a compilation that was killed
+        for stale in cache.glob("tmp*.part"):  # left by a compilation that was killed
             shutil.rmtree(stale)
         loaded = _find(stem, True)
         if loaded is None:
             made = _compile(recipe, stem, lambda: stem == f"{kind}-{_key(recipe)}")
             loaded = _load(made, True)
-    assert loaded is not None, "what was just written cannot be read back"
+    assert loaded is not None, "compiled code that was just written cannot be read back"
     return loaded
 
 
@@ -103,7 +104,7 @@ def _find(stem: str, must: bool) -> Compiled | None:
 
 
 def forget_compiled() -> None:
-    """Delete all compiled code, and nothing else that lies there."""
+    """Delete all compiled code from the cache directory, and nothing else."""
     for path in cache_dir().glob("*.pt2"):
         path.unlink(missing_ok=True)
 
@@ -124,7 +125,7 @@ def _key(recipe: Recipe) -> str:
 
 
 def _config(model: PreTrainedModel) -> str:
-    """The configuration, without the place that the model came from."""
+    """The config as JSON, without the path or id that the model was loaded from."""
     text = model.config.to_json_string(use_diff=False)
     kept = json.loads(text, object_hook=_without_place)
     return json.dumps(kept, sort_keys=True)
@@ -139,7 +140,7 @@ def _hash(text: str) -> str:
 
 
 def cpu_flags() -> str:
-    """What the compiler may use of this processor."""
+    """The instruction sets that the compiler may use on this CPU."""
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return (
@@ -154,13 +155,16 @@ _WORDS = {
     "one": "one token of one row",
     "any": "any number of tokens", "some": "some of the rows",
 }  # fmt: skip
-"""Of a recipe's name, for people."""
+"""Parts of a recipe's name → words for messages."""
 
 
 def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
-    """Write ``stem.HASH.pt2``, the hash being that of the file itself, whole or not at all.
+    """Compile and write ``stem.HASH.pt2`` atomically, with the hash of the file itself.
 
-    ``still``: whether the recipe is still the one that ``stem`` names.
+    Args:
+        recipe: what to compile.
+        stem: name of the recipe with its key.
+        still: whether the recipe still has this key; called after compiling.
     """
     if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
         raise UserError("compile=True needs a C++ compiler: install g++ (or set CXX), or use compile=False")
@@ -177,7 +181,7 @@ def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
                     aoti_compile_and_package(
                         recipe.export(), package_path=str(part), inductor_configs=_options(recipe.model)
                     )
-        except Exception as error:  # Whatever a model does that cannot be exported or compiled.
+        except Exception as error:  # models fail to export or compile in many ways
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{name} cannot be compiled ({why[:200]}): use compile=False") from error
         if not still():
@@ -190,32 +194,32 @@ def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The compiler's own warnings are not for our users."""
+    """Context that hides the compiler's warnings, which are of no use to users."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _options(model: PreTrainedModel) -> dict[str, Any]:
-    # Products of two matrices that change, as in transformers' own attention, have no kernel there.
+    # That backend has no kernel for a product of two activations, as in transformers' own attention.
     own = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     products = own if model.config._attn_implementation == "sdpa" else {}
     return {"freezing": True, "assert_indirect_indexing": False, **products}
 
 
 def _load(path: Path, must: bool) -> Compiled | None:
-    """None, and one line said, if the file is damaged: damaged machine code must not be run, and is deleted.
+    """Load compiled code; None, with a warning, if that fails. A damaged file is deleted, because it must not run.
 
-    Sound code may fail to load (the runtime unpacks it into the temporary directory): it stays where it is.
+    Intact code may fail to load too (the runtime unpacks it into the temporary directory); that file is kept.
 
     Raises:
-        UserError: others may have written the file; it cannot be loaded, and ``must`` be.
+        UserError: other users could have written the file; or, with ``must``, it cannot be loaded.
     """
     check_own(path)
     try:
         if path.suffixes[-2] != f".{hash_file(path)[:16]}":
             _log.warning(
-                "the compiled code in %s cannot be used (it is not what was written): it is made anew when needed",
+                "the compiled code in %s cannot be used (it is not what was written): it is compiled again when needed",
                 path,
             )
             path.unlink(missing_ok=True)
@@ -227,15 +231,15 @@ def _load(path: Path, must: bool) -> Compiled | None:
     except (OSError, RuntimeError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         line = f"the compiled code in {path} cannot be loaded ({why[:200]})"
-        mend = f"see that {gettempdir()} has room and may hold programs, or set TMPDIR to another folder"
+        fix = f"see that {gettempdir()} has room and may hold programs, or set TMPDIR to another folder"
         if must:
-            raise UserError(f"{line}: {mend}, or use compile=False") from error
-        _log.warning("%s, passes run step by step: %s", line, mend)
+            raise UserError(f"{line}: {fix}, or use compile=False") from error
+        _log.warning("%s, forward passes run step by step: %s", line, fix)
         return None
     lock, run = Lock(), loaded.loader.boxed_run
 
     def locked(inputs: list[Tensor]) -> list[Tensor]:
-        with lock:  # the code has one set of workspaces
+        with lock:  # the code has a single workspace
             outputs: list[Tensor] = run(inputs)
         return outputs
 

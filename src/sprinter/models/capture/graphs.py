@@ -1,10 +1,10 @@
-"""CUDA graphs of a runner's units: one for each number of rows, length of a ladder and size of the visible keys.
+"""CUDA graphs of a runner's units: one per number of rows, input length and number of visible keys, all rounded up.
 
-A graph reads and writes fixed memory, so that inputs are copied in and results copied out; the cache's buffers are the
-runner's own. Shorter feeds are padded up the ladder, fewer rows than the cache's up to a power of two: padding sits at
-position 0 and writes to a spare slot. The visible keys are rounded up to a power of two too, so that attention costs at
-most twice what the context needs. The graphs of a runner, of which the last used are kept, share memory for what lies
-between inputs and results: one runs at a time. Trees have graphs of their own, whose visible keys are an input.
+A graph reads and writes fixed memory: inputs are copied in and results copied out, while the cache's buffers are the
+runner's own. Inputs are padded to the next length of a ladder, and rows, if not all take part, to the next power of
+two; padding has position 0 and writes to a spare slot. The visible keys are also rounded up to a power of two, so that
+attention costs at most twice what the context needs. A runner keeps the graphs that were used last. They share memory
+for intermediate results, so that only one runs at a time. Trees have their own graphs, whose visible keys are an input.
 """
 
 from __future__ import annotations
@@ -32,39 +32,40 @@ from sprinter.models.runners.tree import NOWHERE
 __all__ = ["LADDER", "MOST", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
 
 LADDER = (1, 2, 4, 8, 16, 32)
-"""Lengths that are captured; longer passes run eagerly."""
+"""Input lengths that are captured; longer forward passes run eagerly."""
 
 MOST = 64
-"""Graphs that a runner keeps."""
+"""Maximum number of graphs that a runner keeps."""
 
 _LEAST_KEYS = 128
 _capturing = Lock()
-"""One capture at a time; other threads' passes go on meanwhile."""
+"""Held during a capture, so that there is one at a time; forward passes of other threads are not blocked."""
 _log = logging.getLogger("sprinter")
 
 
 def rung(n: int) -> int | None:
-    """The shortest length of the ladder that holds n tokens, None beyond its end."""
+    """The shortest length of the ladder that holds n tokens; None if n is too long."""
     return next((length for length in LADDER if length >= n), None)
 
 
 def rows_bucket(rows: int, held: int) -> int:
-    """The number that so many of ``held`` rows are rounded up to."""
+    """The number of rows that ``rows`` is rounded up to, out of ``held`` rows."""
     return min(1 << (rows - 1).bit_length(), held)
 
 
 def keys_bucket(seen: int, slots: int) -> int:
-    """The size that ``seen`` keys are rounded up to, where a row has ``slots`` slots, the last of them spare."""
+    """The number that ``seen`` keys are rounded up to; a row has ``slots`` slots, the last of which is spare."""
     return min(max(_LEAST_KEYS, 1 << (seen - 1).bit_length()), slots - 1)
 
 
 @dataclass(slots=True)
 class GraphUnits:
-    """Units of one runner, captured as CUDA graphs when they are first met; see ``Units``.
+    """Units of one runner, captured as CUDA graphs at first use; see ``Units``.
 
     Args:
-        model: a model that the row runner serves, on one CUDA device. windows: its masks.
-        must: raise where a unit cannot be captured, instead of saying so once and going the eager way.
+        model: a model that the row runner serves, on one CUDA device.
+        windows: its masks.
+        must: raise if a unit cannot be captured, instead of logging a warning once and running eagerly.
     """
 
     model: PreTrainedModel
@@ -80,7 +81,7 @@ class GraphUnits:
     _full: bool = False
 
     def begin(self) -> None:
-        """See ``Units``. A graph reads weights where they lay when it was captured: values may change, places not."""
+        """See ``Units``. A graph reads weights from fixed addresses: the values may change, the addresses not."""
         self._places.clear()
         if self._watch.changed(self.model):
             self._graphs.clear()
@@ -88,10 +89,10 @@ class GraphUnits:
             self._full = False
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
-        """See ``Units``. Without memory for another graph, which is said once, the eager way is taken from then on.
+        """See ``Units``. If memory for another graph runs out, a warning is logged and new shapes run eagerly.
 
         Raises:
-            UserError: the model cannot be captured, and must be.
+            UserError: the model cannot be captured, and ``must`` is set.
         """
         rows, n = like[0].shape
         held, slots = like[-1].shape[0], like[-1].shape[2]
@@ -113,10 +114,12 @@ class GraphUnits:
             self._graphs.popitem(last=False)
         try:
             made = self._capture(RowPass(self.model, self.windows, some), unit, rows, length, keys, like)
-        except (RuntimeError, SprinterError) as error:  # what CUDA says of a capture, what we say of a model
+        except (RuntimeError, SprinterError) as error:  # from CUDA during a capture, or from our own checks
             if _is_out_of_memory(error):
                 self._full = True
-                _log.warning("there is no memory for another CUDA graph: passes not yet captured run eagerly")
+                _log.warning(
+                    "there is no memory for another CUDA graph: forward passes not yet captured run eagerly"
+                )
             else:
                 self._refuse(kind, error)
             return None
@@ -129,7 +132,7 @@ class GraphUnits:
         with _capturing, torch.cuda.device(like[0].device):
             if (
                 not self._graphs
-            ):  # torch forgets a pool with the last of its graphs, and takes it for none anew
+            ):  # torch frees a pool with the last of its graphs, and does not accept it again
                 self._pool = torch.cuda.graph_pool_handle()
             return _Graph(run, unit, rows, length, keys, like, self._pool)
 
@@ -143,7 +146,7 @@ class GraphUnits:
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether that is what an error comes of: the end of a capture that was broken off raises another."""
+    """Whether an error was caused by a lack of memory, which may be hidden behind the error of an aborted capture."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError):
             return True
@@ -152,12 +155,13 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class _Graph:
-    """One captured unit. Called with inputs of the present shape, gives results of that shape.
+    """One captured unit. Call it with inputs of any shape that fits; the results have the shape of the inputs.
 
     Args:
-        run, unit: what is captured. rows, length, keys: the shape that it is captured for.
-        like: inputs of the present call; its buffers are the ones that the graph will always use.
-        pool: memory that it shares with other graphs; none of them may run at the same time.
+        run, unit: what is captured.
+        rows, length, keys: the shape that it is captured for.
+        like: inputs of the current call; the graph will always use these buffers.
+        pool: memory that it shares with other graphs, which must not run at the same time.
     """
 
     def __init__(
@@ -175,10 +179,10 @@ class _Graph:
         self._places = [torch.zeros(rows, length, **whole) for _ in range(3)]  # type: ignore[call-overload]
         self._spare = like[-1].shape[2] - 1
         extras, buffers = split_inputs(like)
-        # Rows and extras have one entry a row, whatever the length.
+        # Rows and extras have one entry per row, independent of the length.
         self._rows = [x.new_zeros(rows, *x.shape[1:]) for x in (like[3], *extras)]
         self._per_token = unit.per_token
-        # A graph holds none of the memory that it reads: all of it is held here.
+        # A graph does not keep the memory that it reads alive, so references to all of it are held here.
         self._seen, self._buffers = torch.arange(keys, device=device), buffers
         if like[4].dim() == 3:
             self._seen = self._seen.repeat(rows, length, 1)
@@ -186,8 +190,8 @@ class _Graph:
         self._weights = [x for part in (run, unit) for x in (*part.parameters(), *part.buffers())]
         inputs = (*self._places, self._rows[0], self._seen, self._rows[1:], self._buffers)
         self._fill(like)
-        # Twice outside the graph, on a stream of its own: libraries set themselves up at the first calls. The keys and
-        # values that this writes are those of the present call.
+        # Run twice outside the graph, on a separate stream, because libraries initialise at their first calls. The keys
+        # and values that this writes are those of the current call.
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
@@ -199,7 +203,7 @@ class _Graph:
             self._made = module(*inputs)
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        """Copy in, replay, copy out: results stay when the graph runs again."""
+        """Copy inputs in, replay, copy results out, so that they survive the next replay."""
         rows, n = inputs[0].shape
         with torch.cuda.device(self._device):
             self._fill(inputs)
@@ -215,8 +219,8 @@ class _Graph:
             place[:rows, :n].copy_(given)
         if self._seen.dim() == 3:
             self._seen.fill_(NOWHERE)
-            self._seen[..., 0] = 0  # what padding sees
+            self._seen[..., 0] = 0  # padding sees the first key
             self._seen[:rows, :n, : inputs[4].shape[2]].copy_(inputs[4])
         for own, given in zip(self._rows, (inputs[3], *inputs[5:]), strict=False):
             own[:rows].copy_(given)
-            own[rows:].copy_(given[:1])  # padding is the first row's, in a slot where nobody looks
+            own[rows:].copy_(given[:1])  # padding writes to a spare slot that is never visible

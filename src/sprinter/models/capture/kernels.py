@@ -1,10 +1,10 @@
-"""Our own product kernel for the compiler, while code is compiled (x86 with AVX2 or AVX-512).
+"""A matrix product kernel for the compiler (x86 with AVX2 or AVX-512).
 
-Inductor's kernel for vectors keeps its sums in an array that g++ does not take apart: sums are
-stored to memory at every step of the inner loop. It takes blocks of two or three vectors, too few sums to keep the
-units busy with one or two tokens, and turns bfloat16 into float32 first. Ours is of plain vectors in unrolled loops, in
-blocks of four vectors, and multiplies bfloat16 in pairs where the processor does so itself. AMX kernels stay the
-compiler's own.
+Inductor's vector kernel accumulates into an array that g++ does not keep in registers: sums are stored to memory at
+every step of the inner loop. It processes blocks of two or three vectors, too few independent sums to keep the units
+busy with one or two tokens, and converts bfloat16 to float32 first. This kernel uses plain vectors in unrolled loops,
+in blocks of four, and multiplies bfloat16 in pairs if the CPU has instructions for it. With AMX the compiler's own
+kernels are used.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ inline void {{kernel_name}}_rows(
 
 @cache
 def _own_configs() -> tuple[type, list[Any]]:
-    """The kernel's class and where it is to be used."""
+    """The kernel's class and the configurations in which it is used."""
     import torch
-    import torch._inductor.compile_fx  # first: its parts import each other in a circle
+    import torch._inductor.compile_fx  # first, because of its circular imports
     from torch._inductor.codegen import cpp_micro_gemm as own
     from torch._inductor.codegen.common import KernelTemplate
     from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
 
     class Product(own.CppMicroGemm):
         def codegen_define(self, kernel: Any) -> str:
-            if self.pack_vnni_B_locally:  # a product of two matrices that change
+            if self.pack_vnni_B_locally:  # a product of two activations
                 dtypes = self.input_dtype, self.input2_dtype, self.output_dtype, self.compute_dtype
                 other: Any = own.CppMicroGemmFP32Vec(self.name, *dtypes, self.register_blocking, self.alpha)
                 return str(other.codegen_define(kernel))
@@ -124,7 +124,7 @@ def _own_configs() -> tuple[type, list[Any]]:
 
 @contextmanager
 def own_products() -> Iterator[None]:
-    """While this lasts, the compiler knows our kernel and asks for it first."""
+    """Context in which the compiler prefers our kernel."""
     product, configs = _own_configs()
     from torch._inductor.codegen.cpp_micro_gemm import micro_gemm_configs
 

@@ -1,7 +1,7 @@
-"""What captured code takes from a module: noticed when it changes (``Watch``), told for good (``digest``).
+"""Detects whether captured code is still valid: in this process (``Watch``), and across processes (``digest``).
 
-Compiled code has a module's classes, plain attributes, hooks and weights frozen into it, a CUDA graph the places where
-the weights lie. Either is wrong as soon as one of these is another.
+Compiled code has a module's classes, plain attributes, hooks and weights frozen into it; a CUDA graph has the addresses
+of the weights. Captured code is invalid as soon as one of these changes.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from sprinter.models.runners import forward
 __all__ = ["Watch", "digest", "hash_file", "places"]
 
 _WHOLE = 4096
-"""Longest tensor that is looked at whole."""
+"""Maximum number of elements of a tensor of which all are checked."""
 
 _EVERY = 61
-"""Of longer ones one element in so many is looked at: a prime, so that no column of a matrix escapes."""
+"""Of longer tensors one element in 61 is checked: a prime, so that every column of a matrix is sampled."""
 
 _NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
-"""Attributes that say nothing of what a module computes, or are read apart."""
+"""Attributes that do not affect what a module computes, or that are read separately."""
 
 _NOTING = (forward.__name__, "transformers.utils.output_capturing")
-"""Where hooks are written that come and go or stay, and change nothing: they note what passes by."""
+"""Modules whose hooks only record values and change nothing."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Watch:
-    """Notices that a module is no longer what captured code was made of.
+    """Detects that a module has changed since code was captured from it.
 
-    Torch counts what is written to a tensor (``load_state_dict``, an optimizer's step); a tensor, a submodule or a
-    plain attribute that is replaced is another object. Writes through ``.data`` or NumPy and to inference tensors are
-    not counted: these show in the elements themselves, of which all are looked at up to 4096, of a longer tensor one in
-    61: a few elements may escape, a row or a column of a matrix with as many may not.
+    Torch counts writes to a tensor (``load_state_dict``, an optimizer's step); a tensor, a submodule or a plain
+    attribute that is replaced is another object. Writes through ``.data`` or NumPy and to inference tensors are not
+    counted. They are detected in the elements: all are checked in tensors of up to 4096 elements, one in 61 in longer
+    ones. A change of a few elements may go unnoticed; a change of a whole row or column of a large matrix does not.
 
-    A look costs about a fifth of an eager pass, so it is taken when a text begins, not at each pass.
+    A check costs about a fifth of an eager forward pass, so it is made when a text begins, not at each forward pass.
 
     Args:
-        contents: compiled code holds the weights; False: a CUDA graph holds the places where they lie.
+        contents: True: detect changes of weights, for compiled code; False: only of their addresses, for CUDA graphs.
     """
 
     def __init__(self, contents: bool = True) -> None:
@@ -62,7 +62,7 @@ class Watch:
         self._samples: list[np.ndarray] = []
 
     def changed(self, module: nn.Module) -> bool:
-        """Whether the module has changed since the last look; True at the first."""
+        """Whether the module has changed since the last call; True at the first."""
         before = self._places, self._written
         held, tensors = _identity(module)
         self._places = (*held, *[(x.data_ptr(), x.shape, x.stride()) for x in tensors])
@@ -75,7 +75,7 @@ class Watch:
 
 
 def _identity(module: nn.Module) -> tuple[list[Hashable], list[Tensor]]:
-    """Classes and identities of all parts and their attributes, and their tensors."""
+    """Classes and object ids of all submodules and their attributes, and their tensors."""
     held: list[Hashable] = []
     tensors: list[Tensor] = []
     waiting: list[nn.Module | None] = [module]
@@ -92,17 +92,17 @@ def _identity(module: nn.Module) -> tuple[list[Hashable], list[Tensor]]:
 
 
 def _hooks(part: nn.Module) -> list[Hashable]:
-    """Hooks that may change what a part computes: torch numbers what is registered, and never the same way again."""
+    """Ids of the hooks that may change what a submodule computes; torch never uses the same id twice."""
     return _foreign(part._forward_hooks) + _foreign(part._forward_pre_hooks)
 
 
 def _hooks_of_all() -> list[Hashable]:
-    """Likewise those that were registered for all modules."""
+    """Ids of such hooks that were registered for all modules."""
     return _foreign(torch_module._global_forward_hooks) + _foreign(torch_module._global_forward_pre_hooks)
 
 
 def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
-    # A list first: another thread's pass registers and removes its own hook meanwhile.
+    # Copied to a list first: another thread may register and remove its own hook meanwhile.
     return [
         (number, id(hook))
         for number, hook in (list(hooks.items()) if hooks else ())
@@ -111,7 +111,7 @@ def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
 
 
 def _sample(x: Tensor) -> np.ndarray:
-    """The elements that are looked at, as bits; a view of the tensor's memory."""
+    """The elements that are checked, as bits; a view of the tensor's memory."""
     flat = x.detach().view(_BITS[x.element_size()]).numpy().reshape(-1)
     return flat[:: 1 if flat.size <= _WHOLE else _EVERY]
 
@@ -122,8 +122,8 @@ _digests: WeakKeyDictionary[nn.Module, tuple[Watch, str]] = WeakKeyDictionary()
 def digest(module: nn.Module) -> str:
     """SHA-256 of everything that compiled code takes from a module, the same in every process.
 
-    Classes with their sources, plain attributes and weights. Taken anew when the module has changed. What a hook does
-    cannot be told for good: the code of a module that has any serves this process alone.
+    It covers classes with their sources, plain attributes and weights, and is computed again when the module has
+    changed. What a hook does cannot be hashed: with hooks, the digest is valid in this process only.
     """
     watch, made = _digests.get(module, (Watch(), ""))
     if watch.changed(module):
@@ -133,7 +133,7 @@ def digest(module: nn.Module) -> str:
 
 
 def places(module: nn.Module) -> Hashable:
-    """Classes and plain attributes of a module and where its weights lie: the same of two that share their parts."""
+    """Classes and plain attributes of a module and the addresses of its weights: equal for modules that share them."""
     facts, tensors = _read(module)
     return tuple(facts), tuple((x.data_ptr(), x.shape, x.stride()) for _, x in tensors)
 
@@ -142,7 +142,7 @@ def _digest(module: nn.Module) -> str:
     facts, tensors = _read(module)
     types = {type(part) for part in module.modules()}
     made = hashlib.sha256(repr(facts).encode())
-    for source in sorted({hash_source(cls) for each in types for cls in _told(each)}):
+    for source in sorted({hash_source(cls) for each in types for cls in _own_bases(each)}):
         made.update(source.encode())
     for name, values in tensors:
         made.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
@@ -151,7 +151,7 @@ def _digest(module: nn.Module) -> str:
 
 
 def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
-    """Classes and plain attributes of a module's parts, and all tensors that they hold."""
+    """Classes and plain attributes of a module's submodules, and all their tensors by name."""
     facts: list[Hashable] = []
     tensors: list[tuple[str, Tensor]] = []
     for path, part in module.named_modules(remove_duplicate=False):
@@ -164,7 +164,7 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
         held = [*part._parameters.items(), *part._buffers.items()]
         for name, value in vars(part).items():
             if name in _NOT_READ or (name[0] == "_" and isinstance(part, PreTrainedModel)):
-                continue  # transformers' own notes, of how a model was loaded
+                continue  # transformers' own records of how a model was loaded
             if isinstance(value, Tensor):
                 held.append((name, value))
             else:
@@ -174,7 +174,7 @@ def _read(module: nn.Module) -> tuple[list[Hashable], list[tuple[str, Tensor]]]:
 
 
 def _settings(config: Any) -> Hashable:
-    """Of a configuration what its model may read: not where it came from, nor what we change while we trace."""
+    """The entries of a config that its model may read: not its origin, nor what tracing changes for a moment."""
     if not isinstance(config, PretrainedConfig):
         return None
     return tuple((name, _plain(value)) for name, value in sorted(vars(config).items()) if name[0] != "_")
@@ -184,7 +184,7 @@ _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _plain(value: Any) -> Hashable:
-    """A value that is compared and written out; of other objects their class."""
+    """A value in comparable, printable form; for other objects their class."""
     if isinstance(value, Enum):
         return str(value)
     if isinstance(value, _PLAIN):
@@ -206,8 +206,8 @@ def _name(what: Any) -> str:
     return f"{what.__module__}.{what.__qualname__}"
 
 
-def _told(cls: type) -> Iterator[type]:
-    """The class and its bases, those of torch left out: its version stands for them."""
+def _own_bases(cls: type) -> Iterator[type]:
+    """The class and its bases without those of torch, which torch's version covers."""
     return (base for base in cls.__mro__ if base.__module__.split(".")[0] not in ("torch", "builtins"))
 
 
@@ -216,10 +216,9 @@ _RUN = secrets.token_hex(8)
 
 @cache
 def hash_source(cls: Any) -> str:
-    """SHA-256 of the file that a class or a function is written in; of a model's own code all files that lie beside it.
+    """SHA-256 of the source file of a class or function; for a model's remote code, of all files in its directory.
 
-    What has no file (typed into an interpreter) cannot be told from what bears its name tomorrow: its code serves this
-    process alone.
+    A class without a file (typed into an interpreter) has no lasting identity: its hash is valid in this process only.
     """
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None:

@@ -1,7 +1,7 @@
-"""The captured runner: the row runner whose short passes are captured, compiled on a CPU, CUDA graphs on NVIDIA.
+"""The captured runner: a row runner with captured short forward passes (compiled on a CPU, CUDA graphs on NVIDIA).
 
-A *unit* is a function of tensors around one pass: the pass alone, or a whole draft step. Long passes (a prompt) and the
-first pass of a runner, which makes the buffers, go the row runner's own way over the same buffers.
+A *unit* is a function of tensors around one forward pass: the forward pass alone, or a whole draft step. Long forward
+passes and the first one of a runner, which allocates the buffers, are those of the row runner, over the same buffers.
 """
 
 from __future__ import annotations
@@ -43,22 +43,23 @@ __all__ = [
 ForwardPass = Callable[[StateFilter | None], tuple[Tensor, ...]]
 
 LONGEST = CHUNK
-"""Most tokens a row of a compiled pass: whatever a runner is fed at once."""
+"""Maximum number of tokens per row in a compiled forward pass: a whole prefill chunk."""
 
 
 FEWEST = 3
-"""Fewest slots of the buffers of compiled passes: in bfloat16 the compiler takes less for another layout."""
+"""Minimum number of slots in compiled code: in bfloat16 the compiler mistakes fewer for another layout."""
 
 
 class Unit(nn.Module):
-    """What is captured: the pass, and in subclasses what is done with its results.
+    """What is captured: a forward pass, and in subclasses the computation on its results.
 
     Args:
-        name: for people. facts: whatever the code depends on besides the model, JSON.
+        name: for messages.
+        facts: everything that the code depends on besides the model, as JSON values.
 
     Attributes:
-        per_token: whether what it makes is ``[batch, n, ...]``.
-        hidden_layers: layers whose states ``run`` gives as well, behind the others.
+        per_token: whether the results are ``[batch, n, ...]``.
+        hidden_layers: layers whose states ``run`` returns too, after the other results.
     """
 
     per_token = True
@@ -70,21 +71,22 @@ class Unit(nn.Module):
         self.key = f"{name} {json.dumps(facts, sort_keys=True)}"
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Tensors, each made of one call of ``run``.
+        """The unit's results, computed with one call of ``run``.
 
         Args:
-            run: makes the pass: (logits, states, states of ``hidden_layers``), see ``RowPass``; ``keep`` as there.
-            extras: what the caller gave besides the tokens, each ``[batch, ...]``.
+            run: runs the forward pass; returns logits, states and states of ``hidden_layers``. For its argument
+                ``keep`` see ``RowPass``.
+            extras: the caller's other inputs besides the tokens, each ``[batch, ...]``.
         """
         return run(None)
 
 
 PASS = Unit()
-"""The pass alone: logits ``[batch, n, vocab]`` and states ``[batch, n, d]``."""
+"""The forward pass alone: logits ``[batch, n, vocab]`` and states ``[batch, n, d]``."""
 
 
 class _ReadUnit(Unit):
-    """A pass whose logits nobody wants, as a prompt's: states ``[batch, n, d]`` alone."""
+    """A forward pass without logits, as in prefill: only states ``[batch, n, d]``."""
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return run(lambda hidden: hidden[:, -1:])[1:]
@@ -95,7 +97,7 @@ READ = _ReadUnit("read")
 
 @cache
 def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
-    """``PASS`` or ``READ``, which hands out the states of some layers as well."""
+    """``PASS`` or ``READ``, extended by the states of some layers."""
     if not layers:
         return PASS if logits else READ
     unit = Unit("pass", hidden_layers=layers) if logits else _ReadUnit("read", hidden_layers=layers)
@@ -104,30 +106,30 @@ def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
 
 
 class Units(Protocol):
-    """Where captured units come from."""
+    """Source of captured units."""
 
     def begin(self) -> None:
-        """A text begins: what was captured from a model that has changed since is dropped."""
+        """Called when a text begins: drops what was captured from a model that has changed since."""
         ...
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
-        """The captured unit for inputs of this shape, or None: then the eager way is taken.
+        """The captured unit for inputs of this shape; None: run eagerly.
 
         Args:
-            unit: what is to run.
-            some: whether not all rows of the buffers take part.
-            like: the inputs of the present call: tokens, positions, slots, rows, keys (``[k]``, of trees
+            unit: the unit to run.
+            some: whether only some rows of the buffers take part.
+            like: the inputs of the current call: tokens, positions, slots, rows, keys (``[k]``, with trees
                 ``[batch, n, k]``), extras, buffers.
         """
         ...
 
 
 class CapturedRunner(RowRunner):
-    """See ``Runner``; ``run`` runs other units than the pass alone.
+    """See ``Runner``. ``run`` runs units other than the forward pass alone.
 
     Args:
-        model, batch, max_len, windows: as of the row runner.
-        units: where captured units come from.
+        model, batch, max_len, windows: see ``RowRunner``.
+        units: source of captured units.
     """
 
     name = "captured"
@@ -151,10 +153,10 @@ class CapturedRunner(RowRunner):
         """Run a unit over new tokens at the end of each row, or of ``rows``, and keep them, as ``extend`` does.
 
         Returns:
-            What the unit makes; None, and nothing was done, where it is not captured for this shape.
+            The unit's results; None if it is not captured for this shape, and then nothing was done.
 
         Raises:
-            ValueError: as ``extend``.
+            ValueError: see ``extend``.
         """
         made = self.run_steps(unit, tokens, [counts], [extras], rows)
         return made[0] if made else None
@@ -167,19 +169,19 @@ class CapturedRunner(RowRunner):
         extras: Sequence[Sequence[Tensor]],
         rows: Sequence[int] | None = None,
     ) -> list[list[Tensor]]:
-        """Run a unit several times; each run but the first reads what the one before made first, ``[batch, 1]``.
+        """Run a unit several times; each run after the first reads the previous run's first result, ``[batch, 1]``.
 
         Args:
-            unit: what to run.
-            tokens: ``[batch, n]``, of the first run.
-            counts, extras: of each run.
-            rows: as of ``extend``, the same in all runs.
+            unit: the unit to run.
+            tokens: ``[batch, n]``, input of the first run.
+            counts, extras: one entry for each run.
+            rows: see ``extend``; the same in all runs.
 
         Returns:
-            What each run made; fewer runs than were asked for where the next is not captured for its shape.
+            The results of each run; fewer runs than requested if the next one is not captured for its shape.
 
         Raises:
-            ValueError: as ``extend``.
+            ValueError: see ``extend``.
         """
         made: list[list[Tensor]] = []
         if rows is not None and list(rows) == list(range(self.batch)):
@@ -203,7 +205,7 @@ class CapturedRunner(RowRunner):
     def _check_steps(
         self, tokens: Tensor, counts: Sequence[Sequence[int] | None], rows: Sequence[int] | None
     ) -> None:
-        """All steps at once, before the first."""
+        """Check the arguments of all runs before the first one."""
         n = self._check_extend(tokens, counts[0], rows)
         for i, row in enumerate(range(self.batch) if rows is None else rows):
             more = sum((1 if step else n) if count is None else count[i] for step, count in enumerate(counts))
@@ -263,7 +265,7 @@ class CapturedRunner(RowRunner):
         return None if captured is None else captured(inputs)
 
     def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
-        """Whether a row reads its first token now."""
+        """Whether some row reads its first token in this call."""
         taking_part = range(self.batch) if rows is None else rows
         return any(
             self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
@@ -276,7 +278,7 @@ class CapturedRunner(RowRunner):
         rows: Sequence[int] | None,
         trees: Sequence[RowTree | None] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Positions, slots, rows and visible keys of a pass."""
+        """Positions, slots, rows and visible keys of a forward pass."""
         if trees is not None:
             places, slots, keys_of = self._tree_pass(n, counts, rows, trees)
             numbers = self._all_rows if rows is None else torch.tensor(rows, device=self.device)
@@ -294,7 +296,7 @@ class CapturedRunner(RowRunner):
 
 
 def _output(made: Sequence[Tensor], logits: bool) -> ModelOutput:
-    """Of what a pass made, its logits left out if nobody wanted them."""
+    """The results of a captured forward pass as a ``ModelOutput``, without logits if they were not requested."""
     return (
         ModelOutput(made[0], made[1], tuple(made[2:]))
         if logits
@@ -303,11 +305,11 @@ def _output(made: Sequence[Tensor], logits: bool) -> ModelOutput:
 
 
 _SIDE_BY_SIDE = 4
-"""Codes of one unit that are held at a time: pairs over one draft take turns, each with a gate of its own."""
+"""Number of versions of a unit's code that are kept: several pairs may share a draft, each with its own gate."""
 
 
 class _CodeCache:
-    """What of one model was loaded, or looked for in vain; all its runners share it."""
+    """Compiled code of one model that was loaded, or found missing; shared by all its runners."""
 
     def __init__(self) -> None:
         self._lock, self._watch = Lock(), Watch()
@@ -315,22 +317,22 @@ class _CodeCache:
         self._units: WeakKeyDictionary[Unit, str] = WeakKeyDictionary()
 
     def begin(self, model: PreTrainedModel) -> None:
-        """See ``Units``. Units are looked at again too, when they are next met."""
+        """See ``Units``. Units are checked for changes too, when they are next used."""
         with self._lock:
             self._units.clear()
             if self._watch.changed(model):
                 self._codes = {}
 
     def find(
-        self, unit: Unit, shape: str, again: bool, look: Callable[[], Compiled | None]
+        self, unit: Unit, shape: str, again: bool, load: Callable[[], Compiled | None]
     ) -> Compiled | None:
-        """The code that is here, else what ``look`` finds; ``again``: also where it found nothing before."""
+        """The code in this cache, else the result of ``load``; ``again``: call it also if it found nothing before."""
         codes, own = self._codes, self._units.get(unit)
         if own is None:
             own = self._units[unit] = digest(unit)
         key = (unit.key, shape, own)
         if key not in codes or (again and codes[key] is None):
-            codes[key] = look()
+            codes[key] = load()
             others = [other for other in codes if other[:2] == key[:2]]
             for other in others[:-_SIDE_BY_SIDE]:
                 del codes[other]
@@ -344,12 +346,13 @@ _shelves: WeakKeyDictionary[PreTrainedModel, _CodeCache] = WeakKeyDictionary()
 class CompiledUnits:
     """Units compiled for the CPU.
 
-    The code holds the weights of model and unit as they were when it was made. Both are looked at when a text begins
-    (a row reads its first token): a text is made with the weights that lie there then.
+    The code contains the weights of model and unit at the time of compilation. Both are checked for changes when a text
+    begins (a row reads its first token), so that a text is generated with the weights at its beginning.
 
     Args:
-        model: a model that the row runner serves. windows: its masks.
-        may_compile: compile what is not on the disk; else only what lies there is used.
+        model: a model that the row runner serves.
+        windows: its masks.
+        may_compile: compile code that is not on disk; False: use only code that is.
     """
 
     model: PreTrainedModel
@@ -366,7 +369,7 @@ class CompiledUnits:
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. Shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows; "tree" and
-        "some-tree" where visible keys differ from query to query."""
+        "some-tree" if the visible keys differ between queries."""
         if like[-1].shape[2] < FEWEST:
             return None
         if like[4].dim() == 3:
@@ -392,7 +395,7 @@ class CompiledUnits:
         )
 
     def _export(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> torch.export.ExportedProgram:
-        """The inputs of the present call give dtypes and sizes; their batch and lengths are left open."""
+        """Export the unit with dtypes and sizes of the current inputs; batch and lengths stay dynamic."""
         single, some, tree = shape == "one", shape.startswith("some"), shape.endswith("tree")
         held = 3 if some else 2
         batch, n, seen, slots = (1, 1, 24, 40) if single else (2, 6, 24, 40)
@@ -423,17 +426,17 @@ class CompiledUnits:
 
 
 def split_inputs(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Extras and buffers among a unit's inputs: buffers alone have four axes."""
+    """Split a unit's inputs after the first five into extras and buffers: only buffers have four axes."""
     return [x for x in inputs[5:] if x.dim() < 4], [x for x in inputs[5:] if x.dim() == 4]
 
 
 def as_module(rows: RowPass, unit: Unit) -> nn.Module:
-    """The unit around the pass, as compilers take it; see ``_Flat.forward`` for its inputs."""
+    """The unit around the forward pass as one module for the compiler; see ``_Flat.forward`` for its inputs."""
     return _Flat(rows, unit)
 
 
 class _Flat(nn.Module):
-    """A unit around a pass, as the compiler takes it: tensors in, a tuple of tensors out."""
+    """A unit around a forward pass in the form that the compiler takes: tensors in, a tuple of tensors out."""
 
     def __init__(self, rows: RowPass, unit: Unit) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""A model over cache rows as a plain function of tensors: what is captured.
+"""A model over cache rows as a plain function of tensors, which can be captured.
 
 ``RowPass`` takes everything that changes from call to call as a tensor (tokens, positions, slots, visible keys, the
-cache's buffers) and holds no state of its own, so that it can be exported, compiled, or recorded as a graph. It calls
-the transformers model as it is; on a CPU only the attention function is another one, said below.
+cache's buffers) and has no state of its own, so that it can be exported, compiled, or recorded as a graph. It calls the
+transformers model unchanged; only on a CPU ``own_attention`` replaces its attention function.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ _OWN = "sprinter_rows"
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Writes K and V of one layer at each row's slots and shows the first ``seen`` keys.
+    """Writes K and V of one layer to each row's slots and returns the first ``seen`` keys.
 
-    ``rows``: numbers of the rows in the buffers; ``gather``: they are not all rows in order.
+    Args:
+        rows: numbers of the rows in the buffers.
+        gather: whether these are not simply all rows in order.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("the buffers are there from the start")
+        raise AssertionError("the buffers exist from the start")
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -70,7 +72,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class _Buffers(Cache):
-    """transformers' view of the buffers that a pass was given."""
+    """transformers' view of the buffers of a forward pass."""
 
     def __init__(self, layers: Sequence[_Layer]) -> None:
         super().__init__(layers=list(layers))
@@ -80,12 +82,12 @@ class _Buffers(Cache):
 
 
 class RowPass(nn.Module):
-    """One pass over rows.
+    """One forward pass over rows.
 
     Args:
         model: a model that the row runner serves.
-        windows: the masks that its layers need, by layer type; the key "" alone: one mask for all.
-        gather: some rows of the buffers take part, in any order; else all rows, in order.
+        windows: the masks that its layers need, by layer type; a single key "": one mask for all.
+        gather: True: some rows of the buffers take part, in any order; False: all rows, in order.
     """
 
     def __init__(self, model: PreTrainedModel, windows: dict[str, int | None], gather: bool = False) -> None:
@@ -104,13 +106,14 @@ class RowPass(nn.Module):
         keep: StateFilter | None = None,
         layers: Sequence[int] = (),
     ) -> tuple[Tensor, ...]:
-        """Logits ``[batch, n, vocab]`` (of what ``keep`` lets through), states ``[batch, n, d]``, those of ``layers``.
+        """Logits ``[batch, n, vocab]`` (of the states that ``keep`` selects), states ``[batch, n, d]``, and the states
+        of ``layers``.
 
         Args:
-            tokens: ``[batch, n]``; positions: theirs; slots: where their keys and values are written.
+            tokens, positions, slots: ``[batch, n]``: ids, positions, and the slots that keys and values are written to.
             rows: ``[batch]``, numbers of the rows in the buffers.
-            keys: ``[k]``, 0, 1, ..., k − 1: the keys that may be seen. A query at position t sees those up to t.
-                Of trees ``[batch, n, k]``: each key's position for each query, ``NOWHERE`` where it must not be seen.
+            keys: ``[k]``, 0, 1, ..., k − 1: the visible keys; a query at position t sees those up to t. With trees
+                ``[batch, n, k]``: each key's position for each query, ``NOWHERE`` if the query must not see it.
             buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
         """
         pairs = zip(buffers[::2], buffers[1::2], strict=True)
@@ -133,7 +136,7 @@ class RowPass(nn.Module):
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """While this lasts, a model that uses scaled_dot_product_attention is given ours."""
+    """Context in which a model that uses scaled_dot_product_attention uses our ``attention`` instead."""
     config = model.config
     before = config._attn_implementation
     if before != "sdpa":
@@ -158,14 +161,14 @@ def _attend(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers' attention functions; ``attention_mask``: bool ``[1 or batch, 1, n, k]``.
+    """An attention function with the signature of transformers'; ``attention_mask``: bool ``[1 or batch, 1, n, k]``.
 
-    A pass of another thread than the owner's, under way while this model is traced, goes the usual way.
+    A forward pass of another thread, while this model is traced, uses the model's usual attention.
     """
     if get_ident() != owner:
         return others(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     _check(kwargs)
-    assert attention_mask is not None, "a traced pass has a mask"
+    assert attention_mask is not None, "a traced forward pass has a mask"
     batch, _, n, d = query.shape
     mask = attention_mask[:, 0].expand(batch, n, key.shape[2])
     return attention(query, key, value, mask, d**-0.5 if scaling is None else scaling), None
@@ -174,4 +177,4 @@ def _attend(
 def _check(kwargs: dict[str, Any]) -> None:
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
-            raise SprinterError(f"its attention uses {name}, which our own does not know")
+            raise SprinterError(f"its attention uses {name}, which compiled attention does not support")

@@ -1,1 +1,10 @@
-"""GGUF files and llama.cpp: reading, writing, converting, running."""
+"""GGUF files and llama.cpp.
+
+| module | contents |
+| --- | --- |
+| ``load``, ``output_head`` | a GGUF file as a model; reading its metadata |
+| ``runner`` | the llama.cpp runner |
+| ``write``, ``vocabulary`` | writing a model and its tokenizer as GGUF; reading the tokenizer back |
+| ``library`` | imports llama-cpp-python and ``gguf`` when they are first needed |
+| ``repack``, ``trial`` | whether llama.cpp may repack weights on this machine, tried in a child process |
+"""

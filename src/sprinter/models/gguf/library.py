@@ -1,4 +1,4 @@
-"""llama.cpp by its low-level Python API (llama-cpp-python): imported when it is first needed, its log kept."""
+"""llama.cpp by its low-level Python API (llama-cpp-python), imported when it is first needed. Keeps its error log."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["gguf_package", "installed", "last_words", "library", "loading"]
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _NEWEST = "llama_ftype_name"
 _errors: deque[str] = deque(maxlen=8)
-_kept: list[Any] = []  # the callback: C calls it as long as the process lives
+_kept: list[Any] = []  # the log callback: C calls it until the process ends
 
 
 def installed() -> Any:
-    """The module ``llama_cpp.llama_cpp``; none of llama.cpp's own code has run yet.
+    """The module ``llama_cpp.llama_cpp``, without starting llama.cpp's backend.
 
     Raises:
         UserError: it is not installed, too old, or its shared library cannot be loaded.
@@ -36,10 +36,10 @@ def installed() -> Any:
 
 @cache
 def library() -> Any:
-    """The same, its backend started; from now on it writes nothing to the terminal.
+    """The module ``llama_cpp.llama_cpp`` with its backend started and its terminal output switched off.
 
     Raises:
-        UserError: as ``installed``.
+        UserError: see ``installed``.
     """
     llama = installed()
     callback = llama.llama_log_callback(_listen)
@@ -50,7 +50,7 @@ def library() -> Any:
 
 
 def gguf_package() -> Any:
-    """The package ``gguf``, which reads and writes the files.
+    """The package ``gguf``, which reads and writes GGUF files.
 
     Raises:
         UserError: it is not installed.
@@ -60,7 +60,7 @@ def gguf_package() -> Any:
 
 @contextmanager
 def loading(on_gpu: bool, repack: bool) -> Iterator[Any]:
-    """The parameters with which models are loaded; meanwhile llama-cpp-python's own classes begin with them too.
+    """Context with llama.cpp's parameters for loading a model; llama-cpp-python's own classes use them too.
 
     Args:
         on_gpu: put all layers on a GPU.
@@ -82,7 +82,11 @@ def loading(on_gpu: bool, repack: bool) -> Iterator[Any]:
 
 
 def last_words(otherwise: str) -> str:
-    """The first error that llama.cpp has told since this was last asked: the cause, later ones follow from it."""
+    """The first error that llama.cpp has logged since the last call: later errors usually follow from it.
+
+    Args:
+        otherwise: returned if it has logged none.
+    """
     words = next(iter(_errors), otherwise)
     _errors.clear()
     return words
@@ -103,7 +107,7 @@ def _imported(module: str, package: str) -> Any:
 
 
 def _listen(level: int, text: bytes, _: Any) -> None:
-    """Keep the errors; whoever meets a failed call asks for ``last_words``."""
+    """Log callback: keeps errors for ``last_words``."""
     line = text.decode("utf-8", "replace").strip()
     if level == _ERROR and line:
         _errors.append(line.partition(": ")[2] or line)  # without the name of the function

@@ -1,4 +1,4 @@
-"""A GGUF file as a model: loaded by llama.cpp, described by its own metadata."""
+"""A GGUF file as a model: loaded by llama.cpp, described by its metadata."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ FINGERPRINT_KEY = "sprinter.weights_fingerprint"
 """Metadata key: ``weights_fingerprint`` of the checkpoint that a file was converted from."""
 
 EOS_KEY = "sprinter.eos_token_ids"
-"""Metadata key: all ids that end a text, with commas between; GGUF itself has room for one."""
+"""Metadata key: all EOS ids, separated by commas; GGUF's own key holds only one."""
 
 _TYPES = {"gptneox": "gpt_neox", "phi2": "phi", "codeshell": "gpt_bigcode"}
-"""Architecture in GGUF → model type in transformers, where the FLOPs depend on it."""
+"""Architecture in GGUF → model type in transformers, for types whose FLOPs depend on it."""
 
 
 class GgufModel:
@@ -34,31 +34,31 @@ class GgufModel:
     Attributes:
         path: the file.
         config: its sizes under transformers' names.
-        vocab_size, hidden_size: of its logits and of its hidden states.
-        context: the most tokens that it was trained on.
+        vocab_size, hidden_size: last axes of its logits and hidden states.
+        context: number of tokens that it was trained on.
         eos_ids: token ids that end a text.
-        device: where its runners want tokens and put their results: the CPU, wherever llama.cpp computes.
+        device: device of its runners' inputs and outputs; the CPU, even if llama.cpp computes on a GPU.
         on_gpu: whether llama.cpp computes on a GPU.
         repacking: whether its weights are repacked for this CPU, and why.
-        dtype: of logits and hidden states.
-        weights: how its weights are stored, e.g. "F16", "Q8_0".
-        cache_dtype: how its runners store keys and values: halves, unless the weights are in full precision.
-        size: parameters.
-        fingerprint: that of the checkpoint which ``sprinter convert gguf`` read (see ``weights_fingerprint``), so that
-            its gates fit; of any other file one of its own.
+        dtype: dtype of logits and hidden states.
+        weights: storage type of its weights, e.g. "F16", "Q8_0".
+        cache_dtype: dtype of its runners' keys and values: float16, or float32 if the weights are float32.
+        size: number of parameters.
+        fingerprint: for files of ``sprinter convert gguf`` that of the original checkpoint (see
+            ``weights_fingerprint``), so that its gates fit; for other files a hash of the file.
 
     Args:
         path: an existing file.
         device: "auto" (a GPU if this build of llama.cpp uses one), "cpu", or "cuda" or "mps" to insist on one.
 
     Raises:
-        UserError: the file is damaged or no model that can be rewound, there is no such device, or llama.cpp dies on
-            this machine.
+        UserError: the file is damaged, its model cannot be rewound, the device is not available, or llama.cpp crashes
+            on this machine.
     """
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         self.path = path
-        self.repacking = _repacking(path)  # before any of its code runs in this process
+        self.repacking = _repacking(path)  # before any of llama.cpp's code runs in this process
         self._llama = llama = library()
         self.on_gpu = _uses_gpu(llama, device)
         self.handle = _load(llama, path, self.on_gpu, bool(self.repacking.on))
@@ -73,19 +73,19 @@ class GgufModel:
         self.hidden_size = int(llama.llama_model_n_embd_out(self.handle))
         self.context = int(llama.llama_model_n_ctx_train(self.handle))
         self.size = int(llama.llama_model_n_params(self.handle))
-        self.architecture = self._told("general.architecture")
+        self.architecture = self._metadata("general.architecture")
         self.config = self._config()
         self.eos_ids = self._eos_ids()
-        self.fingerprint = self._told(FINGERPRINT_KEY) or _of_file(path)
+        self.fingerprint = self._metadata(FINGERPRINT_KEY) or _of_file(path)
 
-    def _told(self, key: str, room: int = 256) -> str:
-        """A metadata value as text, "" where there is none."""
+    def _metadata(self, key: str, room: int = 256) -> str:
+        """A metadata value as text; "" if there is none."""
         buffer = ctypes.create_string_buffer(room)
         found = self._llama.llama_model_meta_val_str(self.handle, key.encode(), buffer, room)
         return buffer.value.decode("utf-8", "replace") if found >= 0 else ""
 
     def _number(self, key: str) -> int | None:
-        value = self._told(f"{self.architecture}.{key}")
+        value = self._metadata(f"{self.architecture}.{key}")
         return int(value) if value.isdigit() else None
 
     def _check_kind(self) -> None:
@@ -122,9 +122,9 @@ class GgufModel:
         return config  # type: ignore[no-any-return]
 
     def _eos_ids(self) -> tuple[int, ...]:
-        """What its converter wrote down, else what llama.cpp itself ends a text with."""
-        if told := self._told(EOS_KEY):
-            return tuple(int(part) for part in told.split(","))
+        """The EOS ids that our converter recorded, else those that llama.cpp names."""
+        if recorded := self._metadata(EOS_KEY):
+            return tuple(int(part) for part in recorded.split(","))
         ends = self._llama.llama_vocab_is_eog
         return tuple(i for i in range(self.vocab_size) if ends(self._vocab, i))
 
@@ -146,7 +146,7 @@ def _repacking(path: Path) -> Repacking:
     gguf_package()
     try:
         types = gguf_head(path).types
-    except UserError as error:  # llama.cpp is to say what is wrong with it
+    except UserError as error:  # leave the message to llama.cpp's own loading
         return Repacking(False, str(error))
     return repacking(types)
 
@@ -161,7 +161,7 @@ def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
 
 
 def _of_file(path: Path) -> str:
-    """A fingerprint of the file: its size, its first and its last MiB."""
+    """A fingerprint of the file, from its size and its first and last MiB."""
     digest, size = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as file:
         digest.update(f"gguf {size}".encode() + file.read(1 << 20))

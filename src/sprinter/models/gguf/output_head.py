@@ -1,6 +1,6 @@
-"""What stands at the head of a GGUF file: its metadata, and how its tensors are stored.
+"""Reads the header of a GGUF file: its metadata, and the storage types of its tensors.
 
-The package ``gguf`` reads it too, as arrays of its own for every string: half a minute for a vocabulary of 150,000.
+The package ``gguf`` can read it too, but makes arrays for every string: half a minute for a vocabulary of 150,000.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _VERSIONS = (2, 3)
 
 @dataclass(frozen=True, slots=True)
 class GgufHead:
-    """The head of a file.
+    """The header of a GGUF file.
 
     Attributes:
-        metadata: by key; arrays are lists.
-        types: names of the GGML types that its matrices are stored in, such as "F16", "Q4_K"; of a type that the
+        metadata: values by key; arrays are lists.
+        types: names of the GGML types that its matrices are stored in, such as "F16", "Q4_K"; for a type that the
             package ``gguf`` does not know, its number.
     """
 
@@ -38,21 +38,21 @@ class GgufHead:
 
 
 def gguf_head(path: Path) -> GgufHead:
-    """Read the head of a file, and see that all tensors that it names are there.
+    """Read the header of a file, and check that all tensors that it names are in the file.
 
     Raises:
-        UserError: the file is damaged or cut short; the package ``gguf`` is not installed.
+        UserError: the file is damaged or truncated, or the package ``gguf`` is not installed.
     """
     gguf = gguf_package()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _GgufReader(data).head(gguf)
-    except (OSError, ValueError, error) as cause:  # mmap has nothing of an empty file
+    except (OSError, ValueError, error) as cause:  # mmap refuses an empty file
         raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from cause
 
 
 class _GgufReader:
-    """Reads on from where it stands. Raises ValueError or struct.error where the file does not hold what it says."""
+    """Reads a file sequentially. Raises ValueError or struct.error if the file is inconsistent."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 8
@@ -64,7 +64,7 @@ class _GgufReader:
         self._length = Struct(f"{self._order}Q").unpack_from
 
     def head(self, gguf: Any) -> GgufHead:
-        """All of it."""
+        """The whole header."""
         tensors, keys = self._numbers("Q", 2)
         metadata = {self._string(): self._value(self._number("I")) for _ in range(keys)}
         stored = [self._tensor() for _ in range(tensors)]
@@ -81,7 +81,7 @@ class _GgufReader:
         return GgufHead(metadata, frozenset(names.get(kind, str(kind)) for kind in matrices))
 
     def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        """Its sizes, its type, and where it begins in the data."""
+        """Shape, type and offset in the data of the next tensor."""
         self._string()
         sizes = self._numbers("Q", self._number("I"))
         return sizes, self._number("I"), self._number("Q")

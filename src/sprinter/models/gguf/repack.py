@@ -1,10 +1,10 @@
-"""Whether llama.cpp may repack a file's weights on this machine: tried in a child process, remembered.
+"""Whether llama.cpp may repack a file's weights on this machine, found by a trial in a child process.
 
-Where the CPU has instructions for it (AMX, wide vectors), llama.cpp copies matrices into layouts of its own as it loads
-them, its "extra buffers". There are builds and machines on which the code for one of these layouts kills the process
-(an illegal instruction, a segmentation fault) in a pass of several tokens. So a tiny model with weights of the same
-types goes first, in a process that may die: repacked, then as stored. The verdict lies in the cache directory, under a
-key of the library's files, of the machine and of the types.
+If the CPU has instructions for it (AMX, wide vectors), llama.cpp copies matrices into its own layouts while loading,
+its "extra buffers". On some builds and machines the code for one of these layouts crashes (illegal instruction,
+segmentation fault) in a forward pass over several tokens. So a tiny model with weights of the same types is run in a
+child process first: repacked, then as stored. The verdict is kept in the cache directory, keyed by the library's files,
+the machine and the types.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ ASKED = "SPRINTER_LLAMACPP_REPACK"
 _log = logging.getLogger("sprinter")
 _PATIENCE_S = 60.0
 _CRASHES = ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT", "SIGTRAP", "SIGSYS")
-"""What a process dies of by its own doing; another signal came from outside and says nothing about the code."""
+"""Signals of crashes; other signals come from outside and say nothing about the code."""
 _WINDOWS_CRASH = 0xC0000000
 _WIDTH, _WORDS = 256, 64  # of the tiny model: one block of the widest types, a few tiles of AMX
 
 
 @dataclass(frozen=True, slots=True)
 class Repacking:
-    """A verdict.
+    """The verdict of a trial.
 
     Attributes:
-        on: whether weights are repacked; None: llama.cpp dies either way.
-        reason: in words.
+        on: whether weights are repacked; None: llama.cpp crashes either way.
+        reason: why, in words.
     """
 
     on: bool | None
@@ -61,13 +61,13 @@ class Repacking:
 
 
 def repacking(types: Iterable[str]) -> Repacking:
-    """Whether weights of these types may be repacked here; ``on`` is True or False.
+    """Whether weights of these types may be repacked on this machine; ``on`` of the result is True or False.
 
     Args:
-        types: names of GGML types, as ``GgufHead.types`` has them.
+        types: names of GGML types, as in ``GgufHead.types``.
 
     Raises:
-        UserError: llama.cpp dies either way, or could not be tried.
+        UserError: llama.cpp crashes either way, or could not be tried.
     """
     asked = os.environ.get(ASKED, "auto")
     if asked not in ("auto", "on", "off"):
@@ -85,7 +85,7 @@ def repacking(types: Iterable[str]) -> Repacking:
 
 @cache
 def _verdict(types: tuple[str, ...], folder: Path) -> Repacking:
-    """The one that is remembered, else a new one."""
+    """The verdict in the cache directory, else that of a new trial."""
     facts = {
         "build": _build(),
         "machine": [cpu_flags(), platform.system(), platform.release(), platform.machine()],
@@ -96,7 +96,7 @@ def _verdict(types: tuple[str, ...], folder: Path) -> Repacking:
         return known
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "trying.lock"):  # another process may be at it
+        with FileLock(folder / "trying.lock"):  # another process may be running the trial
             if known := _read(path):
                 return known
             verdict, sure = _try(types)
@@ -105,15 +105,15 @@ def _verdict(types: tuple[str, ...], folder: Path) -> Repacking:
             return verdict
     except OSError as error:
         _log.warning(
-            "llama.cpp is tried anew by each process, for '%s' cannot be written (%s): set SPRINTER_CACHE to another "
-            "folder", folder, error.strerror,
+            "llama.cpp is tried again by each process, because '%s' cannot be written (%s): set SPRINTER_CACHE to "
+            "another folder", folder, error.strerror,
         )  # fmt: skip
         return _try(types)[0]
 
 
 @cache
 def _try(types: tuple[str, ...]) -> tuple[Repacking, bool]:
-    """A new verdict, and whether it holds for good."""
+    """The verdict of a new trial, and whether it may be kept."""
     names = ", ".join(types)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trial.gguf"
@@ -130,10 +130,13 @@ def _try(types: tuple[str, ...]) -> tuple[Repacking, bool]:
 
 
 def _end(file: Path, repack: str) -> tuple[str | None, bool]:
-    """How a child process ended, None if well, and whether it always will.
+    """Run a trial in a child process.
+
+    Returns:
+        How it failed, None if it ran well; and whether it would always end so.
 
     Raises:
-        UserError: it could not try.
+        UserError: the child process could not run the trial.
     """
     command = [sys.executable, "-P", str(trial.__file__), str(file), repack]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -158,10 +161,10 @@ def _end(file: Path, repack: str) -> tuple[str | None, bool]:
 
 
 def _read(path: Path) -> Repacking | None:
-    """What was remembered; None if nothing was, or nothing that can be read."""
+    """The verdict in a file; None if there is none that can be read."""
     try:
-        told: Any = json.loads(path.read_text("utf-8"))
-        on, reason = told["on"], told["reason"]
+        held: Any = json.loads(path.read_text("utf-8"))
+        on, reason = held["on"], held["reason"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     known = (on is None or isinstance(on, bool)) and isinstance(reason, str)
@@ -169,7 +172,7 @@ def _read(path: Path) -> Repacking | None:
 
 
 def _build() -> dict[str, str]:
-    """Name → hash of the files that decide what llama.cpp runs on a CPU."""
+    """Name → hash of the files that determine the code that llama.cpp runs on a CPU."""
     own = os.environ.get("LLAMA_CPP_LIB_PATH")
     spec = find_spec("llama_cpp")
     package = Path(str(spec.origin)).parent if spec else Path("/nowhere")
@@ -188,7 +191,7 @@ def _hash(data: bytes) -> str:
 
 
 def _write_model(path: Path, types: Iterable[str]) -> None:
-    """A Llama with a layer for each type, all of its matrices stored so; their bytes are zeros."""
+    """Write a tiny Llama with one layer per type, whose matrices are zeros stored in that type."""
     gguf = gguf_package()
     kinds = [
         gguf.GGMLQuantizationType[name] for name in types if name in gguf.GGMLQuantizationType.__members__

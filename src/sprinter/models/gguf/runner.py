@@ -1,4 +1,4 @@
-"""The llama.cpp runner: rows are sequences of one context, forgetting is taking cells out of its memory."""
+"""The llama.cpp runner: rows are sequences of one context; a rewind removes cells from its memory."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class LlamaCppRunner(BaseRunner):
     """See ``Runner``. Any batch, ragged rows, rewind and copy by marking cells; float32 results on the CPU.
 
     One context serves all rows, with room for ``batch`` rows of ``max_len`` tokens. llama.cpp computes the output
-    embedding wherever it gives a hidden state: a prompt's own pass (``logits=False``, several tokens) gives no states
-    either, and leaves out all that serves neither the cache nor an answer.
+    embedding at each position with a hidden state. Prefill (``logits=False``, several tokens) therefore returns no
+    states, and skips all computation that the cache does not need.
 
     Args:
-        model: what to run; several runners may share it.
-        batch: rows.
-        max_len: the most tokens a row can hold.
+        model: the model to run; several runners may share it.
+        batch: number of rows.
+        max_len: maximum number of tokens in a row.
     """
 
     name = "llamacpp"
@@ -53,10 +53,10 @@ class LlamaCppRunner(BaseRunner):
         self._room = int(self._llama.llama_n_batch(self._context))
         self._batch = _LlamaBatch(self._llama, self._room)
         self._places = np.arange(max_len, dtype=np.int32)
-        self._soiled = False  # whether cells that no row holds may be NaN
+        self._soiled = False  # whether free cells may hold NaN
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Take what lies beyond the lengths out of the memory."""
+        """Remove the cells beyond the lengths from the memory."""
         self._check_rewind(lengths)
         for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
             if length < present:
@@ -65,7 +65,7 @@ class LlamaCppRunner(BaseRunner):
         self._empty()
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Let the rows share the cells of ``from_row``; what they are fed later is their own."""
+        """Let the rows share the cells of ``from_row``; later tokens have their own cells."""
         self._check_rows([from_row, *to_rows])
         for row in to_rows:
             if row != from_row:
@@ -74,8 +74,8 @@ class LlamaCppRunner(BaseRunner):
                 self._copy_length(from_row, [row])
 
     def wipe(self, row: int) -> None:
-        """Take out what a pass that was broken off may have left; llama.cpp zeroes no single cells, so that the whole
-        memory is emptied as soon as no row holds anything."""
+        """Remove cells that an interrupted forward pass may have left. llama.cpp cannot zero single cells, so the whole
+        memory is cleared as soon as all rows are empty."""
         self._check_rows([row])
         self._forget(row, self._lengths[row])
         self._soiled = True
@@ -119,7 +119,7 @@ class LlamaCppRunner(BaseRunner):
     def _decode_rows(
         self, ids: NDArray[Any], counts: Sequence[int], logits: bool, quiet: bool, rows: Sequence[int]
     ) -> tuple[Tensor | None, Tensor]:
-        """Row after row in one list, as many entries a call as the context takes."""
+        """Decode the rows' tokens as one list, with as many entries per call as the context takes."""
         token = np.concatenate([row[:count] for row, count in zip(ids, counts, strict=True)])
         starts = zip([self._lengths[row] for row in rows], counts, strict=True)
         position = np.concatenate([self._places[start : start + count] for start, count in starts])
@@ -135,7 +135,7 @@ class LlamaCppRunner(BaseRunner):
         return torch.cat(values, 1)[0] if logits else None, torch.cat(states, 1)[0]
 
     def _decode(self, n: int, logits: bool, quiet: bool) -> tuple[Tensor | None, Tensor]:
-        """One call over what lies in the batch: logits ``[1, n, vocab]``, states ``[1, n, d]``; none of a quiet one."""
+        """One call over n batch entries: logits ``[1, n, vocab]``, states ``[1, n, d]``; none if ``quiet``."""
         llama, context = self._llama, self._context
         try:
             if quiet:
@@ -148,7 +148,7 @@ class LlamaCppRunner(BaseRunner):
             values = _read(llama.llama_get_logits(context), n, self.vocab_size) if logits else None
             return values, _read(llama.llama_get_embeddings(context), n, self.hidden_size)
         except BaseException:
-            for row, length in enumerate(self._lengths):  # some tokens may be there already
+            for row, length in enumerate(self._lengths):  # some tokens may be in the memory already
                 self._forget(row, length)
             raise
         finally:
@@ -156,7 +156,7 @@ class LlamaCppRunner(BaseRunner):
                 self._ask(n, nothing=False)
 
     def _ask(self, n: int, *, nothing: bool) -> None:
-        """Whether the first ``n`` entries of the batch, and the context, are to give results."""
+        """Set whether the first ``n`` entries of the batch, and the context, return results."""
         self._llama.llama_set_embeddings(self._context, not nothing)
         self._batch.asked[:n] = not nothing
 
@@ -170,7 +170,7 @@ class LlamaCppRunner(BaseRunner):
         params.swa_full = True  # cells beyond a sliding window stay, so that a row can be rewound
         exact = self.model.cache_dtype == torch.float32
         params.type_k = params.type_v = _F32 if exact else _F16
-        # Fused attention rounds keys and values to halves, and on a CPU it is the slower one for a few tokens.
+        # Fused attention rounds keys and values to float16, and is slower on a CPU for a few tokens.
         params.flash_attn_type = _FLASH_OFF if exact or not self.model.on_gpu else _FLASH_AUTO
         last_words("")
         context = llama.llama_init_from_model(self.model.handle, params)
@@ -183,7 +183,10 @@ class LlamaCppRunner(BaseRunner):
 
 
 class _LlamaBatch:
-    """What ``llama_decode`` is fed, over memory of ours: each token in one sequence. ``asked``: who is to answer."""
+    """The input of ``llama_decode``, in our own memory: each token belongs to one sequence.
+
+    ``asked`` marks the entries that return results.
+    """
 
     def __init__(self, llama: Any, room: int) -> None:
         self._token, self._position = np.zeros(room, np.int32), np.zeros(room, np.int32)
@@ -203,13 +206,13 @@ class _LlamaBatch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, kinds[name]))
 
     def put(self, token: NDArray[Any], position: NDArray[Any], row: NDArray[Any] | int) -> None:
-        """Fill in the first entries."""
+        """Write tokens, positions and rows into the first entries."""
         n = self.struct.n_tokens = len(token)
         self._token[:n], self._position[:n], self._row[:n] = token, position, row
 
 
 def _read(pointer: Any, rows: int, columns: int) -> Tensor:
-    """A copy of ``[1, rows, columns]`` floats; the next call writes over the original."""
+    """A copy of ``[1, rows, columns]`` floats; the next call overwrites the original."""
     if not pointer:
         raise SprinterError("llama.cpp gave no result")
     values = torch.empty(1, rows, columns)
@@ -218,7 +221,7 @@ def _read(pointer: Any, rows: int, columns: int) -> Tensor:
 
 
 def _placed(values: Tensor, shape: tuple[int, int], kept: Tensor | None) -> Tensor:
-    """``[batch, n, ...]`` of a list of positions, zeros where nothing was asked."""
+    """Values of a list of positions as ``[batch, n, ...]``, with zeros at positions without a result."""
     if kept is None:
         return values.view(*shape, -1)
     whole = torch.zeros(*shape, values.shape[-1])
@@ -227,5 +230,5 @@ def _placed(values: Tensor, shape: tuple[int, int], kept: Tensor | None) -> Tens
 
 
 def _free(llama: Any, context: Any, model: GgufModel) -> None:
-    """Free a context; the model is named so that it outlives it."""
+    """Free a context. ``model`` is an argument only so that it outlives the context."""
     llama.llama_free(context)

@@ -1,7 +1,7 @@
-"""The child process of ``llama_repack``: passes of several sizes over a GGUF file, run as a script.
+"""The script that ``repack`` runs in a child process: forward passes of several sizes over a GGUF file.
 
-It may die in the attempt, which is its purpose. It imports nothing of this package and leaves no core dump. Arguments:
-the file, and "on" or "off" for repacked weights. Writes "ran" when all passes have run.
+It exists to crash instead of its parent. It imports nothing from this package and leaves no core dump. Arguments: the
+file, and "on" or "off" for repacked weights. Writes "ran" when all forward passes have run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIZES = (
     5,
     16,
     33,
-)  # tokens a pass: llama.cpp has other code for one, for few, and for whole tiles and a rest
+)  # tokens per forward pass: llama.cpp has separate code for one, for few, and for whole tiles with a remainder
 
 
 def _no_core_dump() -> None:
@@ -25,14 +25,14 @@ def _no_core_dump() -> None:
         resource = import_module("resource")
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: a handler that is piped to heeds no limit
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: piped core dump handlers ignore the limit
 
 
 def main(path: str, repack: str) -> None:
-    """Load the file and run the passes.
+    """Load the file and run the forward passes.
 
     Raises:
-        RuntimeError: llama.cpp refuses the file or a pass.
+        RuntimeError: llama.cpp refuses the file or a forward pass.
     """
     llama = import_module("llama_cpp").llama_cpp
     llama.llama_backend_init()

@@ -1,7 +1,7 @@
-"""Tokenizers in GGUF files: written beside the model, read back.
+"""Writes tokenizers into GGUF files, and reads them back.
 
-A file carries its vocabulary as llama.cpp wants it. Ours carry the tokenizer's own ``tokenizer.json`` too, under the
-key that GGUF reserves for it, and are read by that; of other files a byte-level BPE is rebuilt here, any other
+A file holds its vocabulary in llama.cpp's form. Files that this package writes also hold ``tokenizer.json``, under the
+key that GGUF reserves for it, and are read from that. For other files a byte-level BPE is rebuilt here, any other
 tokenizer by transformers.
 """
 
@@ -34,12 +34,20 @@ _SPLITS = {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
     "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+": "qwen2",
 }
-"""How text is cut before merging → llama.cpp's name for it, besides GPT-2's own."""
+"""Pre-tokenizer pattern → llama.cpp's name for it, except GPT-2's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """A byte-level BPE as GGUF spells it: ``kinds`` are token types, ``pre`` names how text is cut."""
+    """A byte-level BPE in GGUF's form.
+
+    Attributes:
+        tokens: token strings by id.
+        kinds: token types by id.
+        merges: BPE merges, each as two tokens with a space between.
+        pre: llama.cpp's name of the pre-tokenizer.
+        json: contents of ``tokenizer.json``.
+    """
 
     tokens: list[str]
     kinds: list[int]
@@ -49,10 +57,15 @@ class GgufVocabulary:
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase | None, name: str, vocab_size: int) -> GgufVocabulary:
-    """What is written for the tokenizer of the model ``name``; rows beyond its tokens become unused tokens.
+    """A tokenizer in GGUF's form; embedding rows beyond its tokens become unused tokens.
+
+    Args:
+        tokenizer: a byte-level BPE.
+        name: the model's name, for messages.
+        vocab_size: number of embedding rows.
 
     Raises:
-        UserError: it is no byte-level BPE, or cuts its text in a way that llama.cpp would not.
+        UserError: it is not a byte-level BPE, or its pre-tokenizer is unknown to llama.cpp.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     spec = json.loads(backend.to_str()) if backend is not None else {}
@@ -75,7 +88,7 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase | None, name: str, vocab_size:
 
 
 def add_vocabulary(writer: Any, words: GgufVocabulary, tokenizer: Any) -> None:
-    """Put it into a ``GGUFWriter``."""
+    """Add a vocabulary, the ids of special tokens and the chat template to a ``GGUFWriter``."""
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(words.pre)
     writer.add_token_list(words.tokens)
@@ -92,61 +105,61 @@ def add_vocabulary(writer: Any, words: GgufVocabulary, tokenizer: Any) -> None:
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer that a GGUF file describes.
+    """The tokenizer of a GGUF file.
 
     Raises:
         UserError: the file is damaged, or its tokenizer cannot be rebuilt.
     """
-    told = gguf_head(path).metadata
-    if _JSON in told:
-        backend = Tokenizer.from_str(told[_JSON])
-    elif told.get("tokenizer.ggml.model") == "gpt2":
-        backend = _byte_level(told, path)
+    metadata = gguf_head(path).metadata
+    if _JSON in metadata:
+        backend = Tokenizer.from_str(metadata[_JSON])
+    elif metadata.get("tokenizer.ggml.model") == "gpt2":
+        backend = _byte_level(metadata, path)
     else:
         return _rebuilt(path)
     special = {
-        f"{role}_token": backend.id_to_token(int(told[key]))
+        f"{role}_token": backend.id_to_token(int(metadata[key]))
         for role, name in _ROLES.items()
-        if (key := f"tokenizer.ggml.{name}_token_id") in told
+        if (key := f"tokenizer.ggml.{name}_token_id") in metadata
     }
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=backend,
-        chat_template=told.get("tokenizer.chat_template"),
+        chat_template=metadata.get("tokenizer.chat_template"),
         clean_up_tokenization_spaces=False,
         **special,
     )
 
 
 def gguf_tokens(path: Path) -> dict[str, int]:
-    """Token → id, of a GGUF file whose tokenizer need not be one that can be rebuilt.
+    """Token → id of a GGUF file, also for tokenizers that cannot be rebuilt.
 
     Raises:
         UserError: the file is damaged.
     """
-    told = gguf_head(path).metadata
-    tokens, kinds = told.get("tokenizer.ggml.tokens", []), told.get("tokenizer.ggml.token_type")
+    metadata = gguf_head(path).metadata
+    tokens, kinds = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type")
     return {token: i for i, token in enumerate(tokens) if kinds is None or kinds[i] != _UNUSED}
 
 
-def _byte_level(told: dict[str, Any], path: Path) -> Tokenizer:
-    """A byte-level BPE from its tokens, merges and the name of its cut."""
-    pre = told.get("tokenizer.ggml.pre", "gpt-2")
+def _byte_level(metadata: dict[str, Any], path: Path) -> Tokenizer:
+    """A byte-level BPE from its tokens, its merges and the name of its pre-tokenizer."""
+    pre = metadata.get("tokenizer.ggml.pre", "gpt-2")
     patterns = {name: pattern for pattern, name in _SPLITS.items()}
     if pre != "gpt-2" and pre not in patterns:
-        raise UserError(f"{path} cuts text in a way that is not known here ({pre}): give tokenizer=")
-    tokens, kinds = told["tokenizer.ggml.tokens"], told["tokenizer.ggml.token_type"]
+        raise UserError(f"{path} has an unknown pre-tokenizer ({pre}): give tokenizer=")
+    tokens, kinds = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
-    merges = [tuple(merge.split(" ")) for merge in told["tokenizer.ggml.merges"]]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     backend = Tokenizer(BPE(vocab=vocab, merges=merges))
     level = ByteLevel(add_prefix_space=False, use_regex=pre == "gpt-2")
-    cut = Split(Regex(patterns[pre]), "isolated") if pre in patterns else None
-    backend.pre_tokenizer = Sequence([cut, level]) if cut else level
+    split = Split(Regex(patterns[pre]), "isolated") if pre in patterns else None
+    backend.pre_tokenizer = Sequence([split, level]) if split else level
     backend.decoder = decoders.ByteLevel()
     for token, kind in zip(tokens, kinds, strict=True):
         if kind in (_CONTROL, _USER_DEFINED):
             backend.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL)])
-    if told.get("tokenizer.ggml.add_bos_token"):
-        bos = int(told["tokenizer.ggml.bos_token_id"])
+    if metadata.get("tokenizer.ggml.add_bos_token"):
+        bos = int(metadata["tokenizer.ggml.bos_token_id"])
         backend.post_processor = TemplateProcessing(
             single=f"{tokens[bos]} $A", special_tokens=[(tokens[bos], bos)]
         )
@@ -167,11 +180,11 @@ def _rebuilt(path: Path) -> PreTrainedTokenizerBase:
 
 
 def _pre(spec: dict[str, Any]) -> str | None:
-    """llama.cpp's name for how this tokenizer cuts text, None if it has none that we know."""
-    cut = spec.get("pre_tokenizer") or {}
-    if cut.get("type") == "ByteLevel":
-        return "gpt-2" if cut["use_regex"] and not cut["add_prefix_space"] else None
-    parts = cut.get("pretokenizers", [])
+    """llama.cpp's name for a tokenizer's pre-tokenizer; None if no name is known."""
+    own = spec.get("pre_tokenizer") or {}
+    if own.get("type") == "ByteLevel":
+        return "gpt-2" if own["use_regex"] and not own["add_prefix_space"] else None
+    parts = own.get("pretokenizers", [])
     if [part["type"] for part in parts] != ["Split", "ByteLevel"]:
         return None
     split, level = parts

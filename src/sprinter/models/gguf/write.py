@@ -1,7 +1,8 @@
-"""Writes a Llama-architecture model as a GGUF file that llama.cpp and this package read.
+"""Writes a Llama-architecture model as a GGUF file that llama.cpp and this package can read.
 
-Layout as in the GGUF specification: rows of Q and K stand in pairs (x_0, x_d/2), (x_1, x_d/2+1), ..., because llama.cpp
-turns neighbours where transformers turns halves. Norms and biases stay float32.
+As the GGUF specification demands, rows of Q and K are stored in pairs (x_0, x_d/2), (x_1, x_d/2+1), ..., because the
+rotary embedding of llama.cpp rotates neighbours where that of transformers rotates halves. Norms and biases stay
+float32.
 """
 
 from __future__ import annotations
@@ -42,21 +43,22 @@ def write_gguf(
     fingerprint: str,
     tell: Callable[[int, int], None],
 ) -> None:
-    """Write a model and its tokenizer as one file, which is complete or does not exist.
+    """Write a model and its tokenizer as one file, atomically.
 
     Args:
         model: a loaded Llama in float32.
         tokenizer: a byte-level BPE.
-        path: the new file; its folder exists.
-        dtype: of the matrices, one of ``DTYPES``. With "q8_0" a row whose length is no multiple of 32 stays "f16".
+        path: the new file, in an existing folder.
+        dtype: storage type of the matrices, one of ``DTYPES``. With "q8_0" a matrix whose row length is not a multiple
+            of 32 is stored as "f16".
         name: directory or hub id of the model; its last part is the model's name in the file.
         vocab_size: last axis of its logits.
         eos_ids: token ids that end a text.
-        fingerprint: ``weights_fingerprint`` of the model, written into the file so that its gates know it.
-        tell: called with (tensors written, tensors in all).
+        fingerprint: ``weights_fingerprint`` of the model, stored in the file so that its gates fit.
+        tell: progress callback, called with (tensors written, number of tensors).
 
     Raises:
-        UserError: another architecture or tokenizer than the ones that can be written, or a full disk.
+        UserError: an unsupported architecture or tokenizer, or a full disk.
     """
     gguf = gguf_package()
     config: Any = model.config
@@ -79,7 +81,7 @@ def write_gguf(
     except OSError as error:
         raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another") from error
     finally:
-        with suppress(OSError):  # of a file that was given up
+        with suppress(OSError):  # of an incomplete file
             writer.close()
         part.unlink(missing_ok=True)
 
@@ -117,7 +119,7 @@ def _add_sizes(gguf: Any, writer: Any, config: Any, dtype: str) -> None:
 
 
 def _write_tensors(gguf: Any, writer: Any, model: Any, dtype: str, tell: Callable[[int, int], None]) -> None:
-    """Shapes first, then the numbers, one tensor at a time."""
+    """Write the shapes of all tensors, then their values one tensor at a time."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, model.config.num_hidden_layers)
     tensors = list(_tensors(model, names))
     kinds = [_kind(gguf, tensor, dtype) for _, tensor in tensors]
@@ -139,7 +141,7 @@ def _write_tensors(gguf: Any, writer: Any, model: Any, dtype: str, tell: Callabl
 
 
 def _tensors(model: Any, names: Any) -> Iterator[tuple[str, Tensor]]:
-    """All weights under GGUF's names, Q and K permuted. Tied output embeddings are one weight."""
+    """All weights under GGUF's names, with Q and K permuted. Tied embeddings appear once."""
     config = model.config
     for name, values in model.named_parameters():
         found = names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -156,19 +158,19 @@ def _tensors(model: Any, names: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Rows of each head from (first halves, second halves) to (first, second), (first, second), ..."""
+    """Permute the rows of each head from (first halves, second halves) to (first, second), (first, second), ..."""
     paired: Tensor = rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
     return paired
 
 
 def _llama3_factors(config: Any) -> Tensor:
-    """By what each rotation frequency is divided (the rule of Llama 3.1's config)."""
+    """Divisor of each rotation frequency (the rule of Llama 3.1's config)."""
     rope = config.rope_parameters
     dim = config.head_dim or config.hidden_size // config.num_attention_heads
     turns = rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     wavelength, trained = 2 * math.pi / turns, rope["original_max_position_embeddings"]
     low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-    smooth = ((trained / wavelength - low) / (high - low)).clamp(0, 1)  # 0: slow, divided; 1: fast, as it is
+    smooth = ((trained / wavelength - low) / (high - low)).clamp(0, 1)  # 0: slow, divided; 1: fast, unchanged
     factors: Tensor = 1 / ((1 - smooth) / factor + smooth)
     return factors.float()
 

@@ -1,1 +1,10 @@
-"""Runners over transformers models: preallocated rows, a growing cache, switched rotary embeddings."""
+"""Runners over transformers models. To get one, call ``make_runner`` of ``sprinter.models.runner`` (no ``s``).
+
+| module | contents |
+| --- | --- |
+| ``row`` | the usual runner: preallocated rows, any batch |
+| ``crop`` | the fallback: one row over transformers' own growing cache |
+| ``switch`` | rows of models whose rotary embedding changes with the length of the text |
+| ``forward`` | what all runners share: lengths, trees, checks, prefill chunks, the call of the model |
+| ``masks``, ``rope``, ``tree`` | attention masks; where rotary embeddings change; trees of draft tokens |
+"""

@@ -1,6 +1,6 @@
-"""The crop runner: one row over transformers' own growing cache, forgetting is cropping it.
+"""The crop runner: one row over transformers' own growing cache, which a rewind crops.
 
-The fallback, for models that build their masks themselves (GPT-Neo's local layers, ALiBi).
+It is the fallback for models that build their masks themselves (GPT-Neo's local layers, ALiBi).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ __all__ = ["CropRunner"]
 
 
 class CropRunner(ModelRunner):
-    """See ``Runner``. One row; each pass copies the cache, as transformers' own decoding does.
+    """See ``Runner``. One row; each forward pass copies the cache, as transformers' own decoding does.
 
     Args:
         model: a model whose cache can be cropped.
-        max_len: the most tokens the row can hold.
+        max_len: maximum number of tokens in the row.
     """
 
     name = "crop"
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
         super().__init__(model, 1, max_len)
-        # Made without the model's config: sliding layers then keep all keys (a window alone could not be
-        # cropped back), and the model masks what lies beyond the window.
+        # Created without the model's config: sliding layers then keep all keys (a cache of the window alone could not
+        # be rewound), and the model masks those outside the window.
         self._cache = DynamicCache()
         self._positions = torch.arange(max_len, device=self.device)[None]
 
@@ -47,7 +47,7 @@ class CropRunner(ModelRunner):
         self._check_rows([from_row, *to_rows])
 
     def wipe(self, row: int) -> None:
-        """Cut off what a pass that was broken off may have left; the rest was cut off when it was forgotten."""
+        """Crop tokens that an interrupted forward pass may have left; rewound tokens are cropped already."""
         self._check_rows([row])
         self._crop()
 
@@ -70,11 +70,11 @@ class CropRunner(ModelRunner):
         try:
             return self._call(tokens, logits, layers, past_key_values=self._cache, **positions)
         except BaseException:
-            self._crop()  # Some layers may hold the new tokens already.
+            self._crop()  # some layers may hold the new tokens already
             raise
 
     def _crop(self) -> None:
-        """Cut every layer to the row's length."""
+        """Crop every layer to the row's length."""
         for layer in self._cache.layers:
             assert isinstance(layer, DynamicLayer)
             excess = layer.get_seq_length() - self._lengths[0]

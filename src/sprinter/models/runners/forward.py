@@ -1,4 +1,8 @@
-"""What runners share: lengths, trees, checks and chunks (all); the call and the states (over transformers models)."""
+"""Base classes of the runners.
+
+``BaseRunner``: lengths, trees, argument checks and prefill chunks, for all runners. ``ModelRunner``: the call of the
+model and its hidden states, for runners over transformers models.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +36,11 @@ __all__ = [
 ]
 
 CHUNK = 512
-"""Most tokens a row is fed in one pass; longer inputs go in prefill chunks, so that memory stays bounded."""
+"""Maximum number of tokens per row in one forward pass; longer inputs are split, so that memory stays bounded."""
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:
-    """The output embedding, whose input are the hidden states.
+    """The output embedding, whose inputs are the hidden states.
 
     Raises:
         UserError: the model has none, so it is no language model.
@@ -60,7 +64,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The model's decoder layers, first to last.
 
     Raises:
-        NotImplementedError: they are not found.
+        NotImplementedError: the model's class does not expose them in a known way.
     """
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for part in model.modules():
@@ -72,7 +76,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOutput:
-    """The same output, each of its tensors changed."""
+    """Apply a function to each tensor of an output."""
     return ModelOutput(
         None if step.logits is None else change(step.logits),
         change(step.hidden),
@@ -81,9 +85,9 @@ def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOu
 
 
 class BaseRunner(ABC):
-    """The part of a runner that knows no library: lengths, trees, checks, chunks. Subclasses hold model and cache.
+    """The library-independent part of a runner: lengths, trees, checks, chunks. Subclasses hold model and cache.
 
-    Without branches a tree is only kept count of: its tokens are read, and lie, as a chain does.
+    The parents of a tree without branches are recorded, but its tokens are read and stored like a chain.
     """
 
     name: str
@@ -94,11 +98,11 @@ class BaseRunner(ABC):
             raise ValueError(f"batch={batch} and max_len={max_len} must be at least 1")
         self.batch, self.max_len = batch, max_len
         self._lengths = [0] * batch
-        self._trees: dict[int, RowTree] = {}  # by row; a row that is not here is linear
+        self._trees: dict[int, RowTree] = {}  # by row; rows that are missing are linear
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens held, one number a row."""
+        """Number of tokens in each row."""
         return list(self._lengths)
 
     def extend(
@@ -111,7 +115,7 @@ class BaseRunner(ABC):
         parents: Sequence[Sequence[int] | None] | None = None,
         hidden_layers: Sequence[int] = (),
     ) -> ModelOutput:
-        """Run the model over new tokens and keep them; long inputs go ``CHUNK`` tokens at a time."""
+        """See ``Runner``; long inputs are read in chunks of ``CHUNK`` tokens."""
         n = self._check_extend(tokens, counts, rows)
         layers = self._check_layers(hidden_layers) if hidden_layers else ()
         trees = None
@@ -151,7 +155,7 @@ class BaseRunner(ABC):
             step = self._step_some(
                 tokens, [n] * len(rows) if counts is None else counts, logits, rows, layers
             )
-        # Only now: a pass that was interrupted leaves the rows as they were.
+        # Last, so that an interrupted forward pass leaves the rows unchanged.
         self._advance(n, counts, rows, trees)
         return step
 
@@ -162,14 +166,14 @@ class BaseRunner(ABC):
         rows: Sequence[int] | None,
         trees: Sequence[RowTree | None] | None,
     ) -> None:
-        """The rows hold what was read."""
+        """Record the tokens and trees that were read."""
         for i, row in enumerate(range(self.batch) if rows is None else rows):
             self._lengths[row] += n if counts is None else counts[i]
             if trees is not None:
                 self._set_tree(row, trees[i])
 
     def _set_tree(self, row: int, tree: RowTree | None) -> None:
-        """Let a row have what of a tree lies within its length."""
+        """Give a row the part of a tree that is within its length."""
         left = tree and tree.upto(self._lengths[row])
         if left is None:
             self._trees.pop(row, None)
@@ -183,7 +187,7 @@ class BaseRunner(ABC):
         rows: Sequence[int] | None,
         parents: Sequence[Sequence[int] | None] | None,
     ) -> list[RowTree | None]:
-        """The trees of the rows of a pass, the new tokens included; None for a row that it reads as plain text."""
+        """The trees of the rows in a call, new tokens included; None for a row that is read as plain text."""
         numbers = range(self.batch) if rows is None else rows
         if parents is not None and len(parents) != len(numbers):
             raise ValueError(
@@ -220,12 +224,12 @@ class BaseRunner(ABC):
     def _step(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
     ) -> ModelOutput:
-        """One pass over at most ``CHUNK`` tokens a row, at the end of each row; ``_lengths`` are left alone."""
+        """One forward pass over at most ``CHUNK`` new tokens per row; does not change ``_lengths``."""
 
     def _step_some(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
-        """``_step`` for some rows: here the others take part with no tokens."""
+        """``_step`` for some rows. By default the other rows take part with zero tokens."""
         index = torch.tensor(rows, device=tokens.device)
         all_counts = [0] * self.batch
         for row, count in zip(rows, counts, strict=True):
@@ -242,11 +246,11 @@ class BaseRunner(ABC):
         layers: Sequence[int],
         trees: Sequence[RowTree | None],
     ) -> ModelOutput:
-        """One pass over tokens of trees, of which one at least branches; None: the row's tokens follow one another."""
+        """One forward pass over tokens of trees, at least one with branches; None: the row's tokens form a chain."""
         raise NotImplementedError
 
     def keep(self, row: int, path: Sequence[int]) -> None:
-        """Of a row's tree keep one path, right behind the linear prefix."""
+        """Keep one path of a row's tree and move it right behind the linear prefix."""
         self._check_rows([row])
         tree = self._trees.get(row) or RowTree(self._lengths[row])
         tree.check_path(path)
@@ -258,32 +262,32 @@ class BaseRunner(ABC):
         self._trees.pop(row, None)
 
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
-        """Move what the slots of a path hold to the slots from ``root`` on; broken off, the row holds its prefix."""
+        """Move the contents of a path's slots to the slots from ``root`` on; if interrupted, the row has its prefix."""
         raise NotImplementedError
 
     def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
-        """Not of a runner whose cache is none of ours."""
+        """Not supported here: the cache belongs to another library."""
         raise NotImplementedError(
             f"the {self.name} runner does not hand out keys and values: use the row runner"
         )
 
     def _check_layers(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Numbers of layers counted from the first."""
+        """Layer numbers counted from the first; raises if the runner cannot return these layers."""
         raise NotImplementedError(
             f"the {self.name} runner does not hand out states of layers: use hidden_layers=()"
         )
 
     @abstractmethod
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Forget all but the first tokens of each row."""
+        """Forget all but the first ``lengths[b]`` tokens of each row b."""
 
     @abstractmethod
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Make each of ``to_rows`` hold what ``from_row`` holds."""
+        """Copy the contents of ``from_row`` to each of ``to_rows``."""
 
     @abstractmethod
     def wipe(self, row: int) -> None:
-        """Let nothing that lies beyond the row's length reach a later pass."""
+        """Clear everything beyond the row's length."""
 
     def _check_extend(
         self, tokens: Tensor, counts: Sequence[int] | None, rows: Sequence[int] | None = None
@@ -309,14 +313,14 @@ class BaseRunner(ABC):
         return n
 
     def _set_lengths(self, lengths: Sequence[int]) -> None:
-        """Rows are rewound, their trees too."""
+        """Set the lengths of rewound rows, and shorten their trees."""
         self._lengths = list(lengths)
         if self._trees:
             for row in list(self._trees):
                 self._set_tree(row, self._trees[row])
 
     def _copy_length(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Other rows hold what one holds, its tree too."""
+        """Give rows the length and the tree of another row."""
         for row in to_rows:
             self._lengths[row] = self._lengths[from_row]
             self._set_tree(row, self._trees.get(from_row))
@@ -335,7 +339,7 @@ class BaseRunner(ABC):
 
 
 class ModelRunner(BaseRunner):
-    """A runner over a transformers causal language model; subclasses hold the cache. ``Runner`` says the verbs.
+    """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for its methods.
 
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
     """
@@ -362,7 +366,7 @@ class ModelRunner(BaseRunner):
 
 
 StateFilter = Callable[[Tensor], Tensor]
-"""States ``[batch, n, d]`` → those that the output embedding is to see, ``[batch, k, d]``."""
+"""States ``[batch, n, d]`` → the states to compute logits for, ``[batch, k, d]``."""
 
 
 def _last(hidden: Tensor) -> Tensor:
@@ -376,20 +380,21 @@ def call_model(
     layers: Sequence[int] = (),
     **kwargs: Any,
 ) -> tuple[Tensor, ...]:
-    """Call the model and catch what enters its output embedding: logits of what ``keep`` lets through, all states, and
-    what comes out of each of ``layers``.
+    """Call the model and capture the input of its output embedding with a hook.
 
-    The hook sees the true input of the output embedding whatever the model does before it, and what the
-    model does after it (logit softcapping, scaling) stays in force. Where logits are not wanted everywhere, the
-    product with the vocabulary is not paid for. It lives for one call: the model is left as it was, and several
-    runners may share it.
+    The hook sees the exact input of the output embedding, independent of the model's code before it; what the model
+    does afterwards (logit softcapping, scaling) still applies. Positions that ``keep`` drops cost no product with the
+    vocabulary. The hook is removed after the call, so that several runners may share a model.
+
+    Returns:
+        Logits of the states that ``keep`` selects, all states, and the outputs of ``layers``.
     """
     head = head_of(model)
     caught: list[Tensor] | None = None
 
     def catch(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         if caught is None or caught:
-            return None  # an interrupt beside the pass has left this hook behind: it must not touch another's
+            return None  # an interrupt left this hook behind: it must not change a later forward pass
         caught.append(args[0])
         return None if keep is None else (keep(args[0]),)
 
@@ -405,12 +410,12 @@ def call_model(
 
 @contextmanager
 def _states_of(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """What comes out of some decoder layers while this lasts, the final norm not applied."""
+    """Context that collects the outputs of some decoder layers, by layer, without the final norm."""
     states: dict[int, Tensor] = {}
     handles: list[RemovableHandle] = []
 
     def noting(layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        # A function of this module, not a partial: ``Watch`` knows hooks that change nothing by their module.
+        # A function of this module, not a partial: ``Watch`` recognises harmless hooks by their module.
         def note(_: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             states[layer] = output if isinstance(output, Tensor) else output[0]
 
@@ -431,20 +436,20 @@ _turns_guard = Lock()
 
 
 def _turn(head: nn.Module) -> Lock:
-    """The lock of a model: a hook on it must not catch the pass of another thread."""
+    """The lock of a model: its hook must not see another thread's forward pass."""
     with _turns_guard:
         return _turns.setdefault(head, Lock())
 
 
 def _any_branches(n: int, counts: Sequence[int] | None, trees: Sequence[RowTree | None]) -> bool:
-    """Whether a row that reads something has a tree with branches."""
+    """Whether a row with new tokens has a tree with branches."""
     given = [n] * len(trees) if counts is None else counts
     return any(count and tree is not None and tree.branches for tree, count in zip(trees, given, strict=True))
 
 
 def _counts_within(counts: Sequence[int] | None, at: int) -> list[int] | None:
-    """How many of a row's tokens lie in the chunk that begins at ``at``.
+    """Number of each row's tokens in the chunk that begins at ``at``.
 
-    The last chunk may be narrower than ``CHUNK``; no count exceeds n, so none exceeds what is left.
+    The last chunk may be narrower than ``CHUNK``; no count exceeds its width, as no row has more than n tokens.
     """
     return None if counts is None else [min(max(count - at, 0), CHUNK) for count in counts]

@@ -1,6 +1,6 @@
-"""Attention masks from lengths: views of one buffer where rows are aligned, built where they are ragged.
+"""Attention masks from lengths: views of one buffer for aligned rows, built on each call for ragged rows.
 
-A mask is ``[1 or batch, 1, n, keys]``. Two forms: bool (True = visible) for scaled_dot_product_attention, and
+A mask is ``[1 or batch, 1, n, keys]``, in one of two forms: bool (True = visible) for scaled_dot_product_attention, and
 additive in the model's dtype (0 = visible) for transformers' eager attention, which adds it to the scores.
 """
 
@@ -29,7 +29,7 @@ def ragged_mask(positions: Tensor, keys: int, window: int | None, dtype: torch.d
 
 
 def window_mask(key: Tensor, positions: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
-    """The same over keys at positions ``key``, ``[k]`` or, for each query its own, ``[batch, n, k]``."""
+    """Mask over keys at positions ``key``: ``[k]``, or ``[batch, n, k]`` if each query has its own."""
     query = positions[:, None, :, None]
     if key.dim() == 3:
         key = key[:, None]
@@ -40,10 +40,10 @@ def window_mask(key: Tensor, positions: Tensor, window: int | None, dtype: torch
 
 
 class Band:
-    """Masks of aligned rows, as views: no tensor is built on a call.
+    """Masks of aligned rows, as views: a call builds no tensor.
 
-    The mask of n queries from ``start`` on depends on key − query alone, so that all of them are windows of
-    one buffer: row i, column x is visible iff x <= i + max_len (and x > i + max_len − window).
+    The mask of n queries from ``start`` on depends only on key − query, so that all masks are windows of one buffer:
+    row i, column x is visible iff x <= i + max_len (and x > i + max_len − window).
     """
 
     def __init__(self, max_len: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class Band:
         return self._buffer[:, :, :n, self._max_len - start : self._max_len + n]
 
     def _build(self, n: int) -> Tensor:
-        # Powers of two: a decoder's few rows stay few, and growing drafts do not rebuild it again and again.
+        # Powers of two: short drafts need a small buffer, and growing drafts rebuild it rarely.
         self._rows = max(8, 1 << (n - 1).bit_length())
         positions = torch.arange(self._max_len, self._max_len + self._rows, device=self._device)[None]
         return ragged_mask(positions, self._max_len + self._rows, self._window, self._dtype)

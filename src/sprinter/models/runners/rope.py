@@ -1,7 +1,8 @@
-"""Rotary embeddings that depend on the length of the text: where they change, found by asking them.
+"""Finds the text length at which a rotary embedding changes, by calling it.
 
-transformers takes the largest position of a pass for the length of the text ("longrope" and "dynamic" in
-``modeling_rope_utils.dynamic_rope_update``; Phi-MoE's scale besides): all keys of a longer text are other keys.
+transformers takes the largest position of a forward pass as the length of the text ("longrope" and "dynamic" in
+``modeling_rope_utils.dynamic_rope_update``; also Phi-MoE's scale). Beyond a certain length all keys of the text are
+rotated differently.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 __all__ = ["Switch", "find_switch"]
 
 _FAR = 1 << 20
-"""A length at which whatever changes has changed."""
+"""A length at which every known embedding has changed."""
 
 _Rotate = Callable[[int], tuple[Tensor, ...]]
 
@@ -29,8 +30,8 @@ class Switch:
     """Where a model's rotary embedding changes with the length of the text.
 
     Attributes:
-        at: the most tokens of a text that is embedded as the shortest are.
-        once: whether all longer texts are embedded alike ("longrope"); else it changes with every token ("dynamic").
+        at: maximum length of a text that is embedded like the shortest.
+        once: True: all longer texts are embedded alike ("longrope"); False: it changes with every token ("dynamic").
     """
 
     at: int
@@ -38,7 +39,7 @@ class Switch:
 
 
 def find_switch(model: PreTrainedModel) -> Switch | None:
-    """The model's switch; None where the embedding of a position does not depend on the text's length."""
+    """The model's switch; None if the embedding of a position does not depend on the length of the text."""
     rotations = list(chain.from_iterable(map(_rotations, model.modules())))
     with torch.no_grad():
         found = [(rotate, at) for rotate in rotations if (at := _last_before_change(rotate)) is not None]
@@ -55,8 +56,10 @@ _SHORTEST = 2
 
 
 def _rotations(module: nn.Module) -> Iterator[_Rotate]:
-    """What a module makes of position 1 in a text of so many tokens, one function a layer type; none if it is not a
-    rotary embedding: a leaf without weights that takes positions."""
+    """Functions from a text length to the module's embedding of position 1, one per layer type.
+
+    Yields nothing if the module is not a rotary embedding, that is, a leaf without weights that accepts positions.
+    """
     takes = list(inspect.signature(module.forward).parameters)
     if takes[:2] != ["x", "position_ids"] or any(True for _ in module.parameters()):
         return
@@ -68,7 +71,7 @@ def _rotations(module: nn.Module) -> Iterator[_Rotate]:
 def _rotate(module: nn.Module, settings: dict[str, str], length: int) -> tuple[Tensor, ...]:
     device = next((buffer.device for buffer in module.buffers()), torch.device("cpu"))
     x = torch.zeros(1, 1, device=device)
-    for last in (1, length - 1):  # first the shortest, so that nothing is remembered
+    for last in (1, length - 1):  # the shortest first: it resets what "dynamic" remembers
         made = module(x, position_ids=torch.tensor([[1, last]], device=device), **settings)
     return tuple(part[:, 0].clone() for part in ((made,) if isinstance(made, Tensor) else made))
 

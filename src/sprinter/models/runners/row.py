@@ -1,8 +1,8 @@
-"""The row runner: preallocated rows, a length per row, forgetting is lowering a length.
+"""The row runner: preallocated rows with a length each; a rewind lowers a length.
 
-Serves transformers models whose layers attend to the whole past or to a sliding window of it, and that take their
-mask from outside: K and V are written at each row's own positions into ``[batch, heads, max_len, d]`` buffers,
-and the model is called with explicit position ids and a mask built from the lengths.
+Serves transformers models whose layers attend to the whole past or to a sliding window, and that accept a mask. K and V
+are written at each row's own positions into ``[batch, heads, max_len, d]`` buffers, and the model is called with
+explicit position ids and a mask built from the lengths.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from sprinter.models.runners.tree import RowTree, TreePass, tree_pass
 __all__ = ["RowRunner", "Windows"]
 
 Windows = dict[str, int | None]
-"""Layer type → sliding window (None: the whole past). The key "" alone: one mask serves all layers."""
+"""Layer type → sliding window (None: the whole past). A single key "": one mask serves all layers."""
 
 Mask = Tensor | dict[str, Tensor | None] | None
 
 
 class _Span:
-    """Where the tokens of the present pass go; one object, shared by all layers.
+    """Slots of the tokens of the current forward pass; one object, shared by all layers.
 
     Attributes:
-        start: first position, where rows are aligned.
-        keys: keys that the pass can see, over all rows.
-        index: ``[rows, n]`` slot of each token where rows are ragged, else None.
-        rows: ``[rows, 1]`` row numbers, to go with ``index``.
-        some: whether ``rows`` are not all.
+        start: first position, if rows are aligned.
+        keys: number of keys that are visible, over all rows.
+        index: ``[rows, n]`` slot of each token if rows are ragged, else None.
+        rows: ``[rows, 1]`` row numbers that belong to ``index``.
+        some: whether only some rows take part.
     """
 
     __slots__ = ("index", "keys", "rows", "some", "start")
@@ -48,7 +48,7 @@ class _Span:
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding, and is never seen."""
+    """K and V of one layer: ``[batch, heads, max_len + 1, d]``; the last slot takes padding and is never visible."""
 
     def __init__(self, span: _Span, max_len: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             keys.narrow(2, span.start, n).copy_(key_states)
             values.narrow(2, span.start, n).copy_(value_states)
         else:
-            # Layers may lie on several devices.
+            # Layers may be on several devices.
             rows, index = span.rows.to(keys.device), span.index.to(keys.device)
             keys[rows, :, index] = key_states.transpose(1, 2)
             values[rows, :, index] = value_states.transpose(1, 2)
@@ -118,9 +118,9 @@ def _buffer_like(states: Tensor, slots: int) -> Tensor:
 
 
 class _RowCache(Cache):
-    """transformers' view of the rows: what a model asks before its layers run is answered from the span.
+    """transformers' view of the rows: answers a model's queries from the span.
 
-    The base class would walk all layers for each answer, several times a pass; here each is a constant.
+    The base class would loop over all layers for each query, several times per forward pass.
     """
 
     is_sliding: ClassVar[list[bool]] = []
@@ -133,7 +133,7 @@ class _RowCache(Cache):
         super().__init__(layer_class_to_replicate=partial(_RowLayer, self.span, max_len))  # type: ignore[arg-type]
 
     def buffers(self) -> list[Tensor]:
-        """Keys and values of each layer in turn; none before the first pass."""
+        """Keys and values of each layer in turn; empty before the first forward pass."""
         made: list[Tensor] = []
         for layer in self.layers:
             assert isinstance(layer, _RowLayer)
@@ -153,12 +153,12 @@ class _RowCache(Cache):
 
 
 class RowRunner(ModelRunner):
-    """See ``Runner``. Any batch, ragged rows, rewind by lowering a length, copy.
+    """See ``Runner``. Any batch, ragged rows, trees, rewind in constant time.
 
     Args:
-        model: a model that ``choose.runner_kind`` calls "row".
-        batch: rows.
-        max_len: the most tokens a row can hold; buffers of that size are made at the first pass.
+        model: a model for which ``choose.runner_kind`` gives "row".
+        batch: number of rows.
+        max_len: maximum number of tokens in a row; buffers of that size are allocated at the first forward pass.
         windows: the masks that the model's layers need, see ``Windows``.
     """
 
@@ -173,15 +173,15 @@ class RowRunner(ModelRunner):
         self._mask_dtype = torch.bool if self._sdpa else model.dtype
         self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]
-        self._made = False  # whether all layers have their buffers
+        self._made = False  # whether all layers have allocated their buffers
 
     def rewind(self, lengths: Sequence[int]) -> None:
-        """Lower the lengths; what lies beyond is written over later."""
+        """Lower the lengths; keys and values beyond them are overwritten later."""
         self._check_rewind(lengths)
         self._set_lengths(lengths)
 
     def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Copy the keys and values that ``from_row`` holds, its length and its tree."""
+        """Copy the keys and values of ``from_row``, its length and its tree."""
         self._check_rows([from_row, *to_rows])
         with torch.inference_mode():
             for layer in self._cache.layers:
@@ -216,7 +216,7 @@ class RowRunner(ModelRunner):
                     assert isinstance(layer, _RowLayer)
                     layer.compact(row, path, root)
         except BaseException:
-            self._lengths[row] = root  # some layers have moved, others not; the prefix lies where it lay
+            self._lengths[row] = root  # some layers have moved, others not; the prefix is unchanged
             self._trees.pop(row, None)
             raise
 
@@ -235,13 +235,13 @@ class RowRunner(ModelRunner):
         return step
 
     def _are_aligned(self, n: int, counts: Sequence[int] | None) -> bool:
-        """Whether all rows are equally long and are fed n real tokens."""
+        """Whether all rows have the same length and get n real tokens."""
         if counts is not None and any(count != n for count in counts):
             return False
         return self.batch == 1 or all(length == self._lengths[0] for length in self._lengths)
 
     def _aligned(self, start: int, n: int) -> tuple[Tensor, Mask]:
-        """All rows at ``start``, n real tokens each: slices of what was made once."""
+        """Positions and masks of rows that all start at ``start`` with n real tokens: slices of precomputed tensors."""
         span = self._cache.span
         span.start, span.keys, span.index = start, start + n, None
         positions = self._positions[:, start : start + n]
@@ -250,7 +250,7 @@ class RowRunner(ModelRunner):
         return positions, self._masks(lambda window: self._band(window, start, n))
 
     def _band(self, window: int | None, start: int, n: int) -> Tensor | None:
-        # The fused attention needs no mask for one query that sees all keys, nor at the start of the text.
+        # Fused attention needs no mask for one query that sees all keys, nor at the start of the text.
         if self._sdpa and (n == 1 or start == 0) and (window is None or start + n <= window):
             return None
         return self._bands[window].view(start, n)
@@ -258,8 +258,8 @@ class RowRunner(ModelRunner):
     def _step_some(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
-        """Some rows alone: their keys and values are gathered, which costs less than a pass over all rows."""
-        if not self._made:  # buffers are made for all rows, by the first pass
+        """Only some rows: their keys and values are gathered, which costs less than a forward pass over all rows."""
+        if not self._made:  # the first forward pass allocates buffers for all rows
             return super()._step_some(tokens, counts, logits, rows, layers)
         span, lengths = self._cache.span, self._lengths
         every = span.rows
@@ -316,7 +316,7 @@ class RowRunner(ModelRunner):
         rows: Sequence[int] | None,
         trees: Sequence[RowTree | None],
     ) -> TreePass:
-        """Of a pass over trees; rows without one read a chain."""
+        """Positions, slots and visible keys of a forward pass over trees; rows without one read a chain."""
         numbers = range(self.batch) if rows is None else rows
         given = [n] * len(trees) if counts is None else counts
         whole = [
@@ -326,14 +326,14 @@ class RowRunner(ModelRunner):
         return tree_pass(whole, given, n, self.max_len, self.device)
 
     def _make_buffers(self) -> None:
-        """One pass over one token a row, which nobody looks at: the rows' first slots are then written anew."""
+        """Allocate the buffers by a forward pass over one dummy token per row, which is overwritten later."""
         assert not any(self._lengths)
         RowRunner._step(
             self, torch.zeros(self.batch, 1, dtype=torch.long, device=self.device), None, False, ()
         )
 
     def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
-        """Each row at its own length with its own count."""
+        """Positions and masks of rows with different lengths or counts."""
         span = self._cache.span
         positions, span.index, span.keys = self._places(n, counts, self._lengths)
         span.start = max(self._lengths)
@@ -344,17 +344,17 @@ class RowRunner(ModelRunner):
         return positions, self._masks(mask)
 
     def _places(self, n: int, counts: Sequence[int], lengths: Sequence[int]) -> tuple[Tensor, Tensor, int]:
-        """Of ragged rows of some lengths: positions ``[rows, n]``, slots in the buffers likewise, keys to be seen."""
+        """Positions ``[rows, n]``, slots ``[rows, n]`` and the number of visible keys of ragged rows."""
         ends = [length + count for length, count in zip(lengths, counts, strict=True)]
         starts, stops = torch.tensor([lengths, ends], device=self.device)[:, :, None]
         wanted = starts + torch.arange(n, device=self.device)
-        # Padding goes to the spare slot, which no pass sees: were it NaN, a mask would not keep it away.
+        # Padding goes to the spare slot, which is never visible: a mask would not hide a NaN.
         slots = wanted.where(wanted < stops, self.max_len)
-        # Padding repeats its row's last position: a query that saw no key at all would become NaN.
+        # Padding repeats its row's last position: a query that sees no key at all gives NaN.
         return wanted.minimum((stops - 1).clamp(min=0)), slots, max(1, *ends)
 
     def _masks(self, make: Callable[[int | None], Tensor | None]) -> Mask:
-        """The mask in the shape that the model takes: one tensor, or one a layer type."""
+        """The mask in the form that the model takes: one tensor, or a dict with one per layer type."""
         if "" in self._windows:
             return make(self._windows[""])
         return {kind: make(window) for kind, window in self._windows.items()}

@@ -1,8 +1,8 @@
-"""Rows of a model whose keys are other keys once the text is long: two caches, one on either side of the switch.
+"""Rows of a model whose rotary embedding changes at a text length, the switch: two caches, one for each side.
 
-The law after a prefix of at most ``switch`` tokens comes of the first cache, of a longer one of the second, which reads
-the text from its beginning when a row first crosses. A row that is rewound and crosses again finds both as it left
-them. So every law is that of the uncached pass over its own prefix.
+The law after a prefix of at most ``switch`` tokens comes from the first cache. The law after a longer prefix comes from
+the second, which reads the text from its beginning when a row first crosses the switch. A row that is rewound and
+crosses again finds both caches as it left them. So every law equals that of an uncached forward pass over its prefix.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ __all__ = ["FarRunner", "SwitchRunner"]
 
 
 class FarRunner(RowRunner):
-    """A row runner whose every pass is one over a text longer than ``switch`` tokens: where no token of a pass lies
-    beyond, one of padding does.
+    """A row runner that embeds every text as one of more than ``switch`` tokens.
+
+    If no token of a forward pass is beyond the switch, a padding token is placed there.
 
     Args:
-        model, batch, max_len, windows: as of the row runner.
-        switch: the most tokens of a text that is embedded as short ones are.
+        model, batch, max_len, windows: see ``RowRunner``.
+        switch: maximum length of a text that is embedded like a short one.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class FarRunner(RowRunner):
         super().__init__(model, batch, max_len, windows)
         self._switch = switch
 
-    branches = False  # a padding token beyond the switch is no part of a tree
+    branches = False  # the padding token beyond the switch cannot be part of a tree
 
     def _extend(
         self,
@@ -59,7 +60,7 @@ class FarRunner(RowRunner):
     def _ragged(self, n: int, counts: Sequence[int]) -> tuple[Tensor, Mask]:
         positions, mask = super()._ragged(n, counts)
         if self._falls_short(self._lengths, counts):
-            # Only here, not in the mask: a sliding window around it would hold no key.
+            # Only the position, not the mask: a sliding window around it would hold no key.
             positions[:, -1] = self._switch
         return positions, mask
 
@@ -68,11 +69,11 @@ class FarRunner(RowRunner):
 
 
 class SwitchRunner(BaseRunner):
-    """See ``Runner``. Rows on both sides of the switch, in any mixture.
+    """See ``Runner``. Rows may be on both sides of the switch, in any mixture.
 
     Args:
-        near: holds the first tokens of each row, ``near.max_len`` at most: the switch.
-        far: holds the whole of long rows.
+        near: holds the first tokens of each row, at most ``near.max_len``, which is the switch.
+        far: holds all tokens of long rows.
     """
 
     name = "row"
@@ -98,7 +99,7 @@ class SwitchRunner(BaseRunner):
         self._copy_length(from_row, to_rows)
 
     def wipe(self, row: int) -> None:
-        """Wipe both caches; the far one, which reads a row's beginning unasked, forgets all of the row."""
+        """Wipe both caches. The far one forgets the whole row: it reads the beginning again by itself."""
         self._check_rows([row])
         self._trim()
         lengths = self._far.lengths
@@ -108,7 +109,7 @@ class SwitchRunner(BaseRunner):
             runner.wipe(row)
 
     def _trim(self) -> None:
-        """Neither cache holds more of a row than the row has."""
+        """Rewind both caches to at most the rows' lengths."""
         for runner in (self._near, self._far):
             runner.rewind([min(pair) for pair in zip(runner.lengths, self._lengths, strict=True)])
 
@@ -124,7 +125,7 @@ class SwitchRunner(BaseRunner):
     def _step_some(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
-        self._trim()  # what a pass left that was interrupted between the two
+        self._trim()  # an interrupted forward pass may have extended one of the two
         starts = [self._lengths[row] for row in rows]
         for row, start, count, own in zip(rows, starts, counts, tokens, strict=True):
             self._ids[row, start : start + count] = own[:count]
@@ -152,24 +153,24 @@ class SwitchRunner(BaseRunner):
     def _read(
         self,
         runner: RowRunner,
-        pieces: Sequence[tuple[int, int, int]],
+        spans: Sequence[tuple[int, int, int]],
         logits: bool,
         layers: Sequence[int],
     ) -> ModelOutput:
-        """Pieces (row, begin, end) of the text, the row's tokens before them first if this cache lacks them."""
-        for row, begin, _ in pieces:
+        """Read spans (row, begin, end) of the text, after the row's earlier tokens if this cache lacks them."""
+        for row, begin, _ in spans:
             have = runner.lengths[row]
             if have < begin:
                 runner.extend(self._ids[row : row + 1, have:begin], logits=False, rows=self._some([row]))
-        counts = [end - begin for _, begin, end in pieces]
-        feed = self._ids.new_zeros(len(pieces), max(counts))
-        for own, (row, begin, end) in zip(feed, pieces, strict=True):
+        counts = [end - begin for _, begin, end in spans]
+        feed = self._ids.new_zeros(len(spans), max(counts))
+        for own, (row, begin, end) in zip(feed, spans, strict=True):
             own[: end - begin] = self._ids[row, begin:end]
-        live = self._some([row for row, _, _ in pieces])
+        live = self._some([row for row, _, _ in spans])
         return runner.extend(feed, counts, logits=logits, rows=live, hidden_layers=layers)
 
     def _some(self, rows: Sequence[int]) -> Sequence[int] | None:
-        """None for all rows in order, which need not be gathered."""
+        """The rows, or None if they are all rows in order, which need not be gathered."""
         return None if list(rows) == list(range(self.batch)) else rows
 
 

@@ -1,8 +1,8 @@
-"""Trees at the end of a row: which token each one follows, and what each one sees.
+"""Trees at the end of a row: the parent of each token, and the tokens that it sees.
 
-A row is its linear prefix and then, perhaps, a tree: every token of the tree follows the prefix's end or an earlier
-token of the tree. *Slots* count tokens in the order in which they were read; *positions*, which the model is given,
-count those before a token on its own path.
+A row is a linear prefix, optionally followed by a tree: every token of the tree follows the end of the prefix or an
+earlier token of the tree. *Slots* number the tokens in the order in which they were read; the *position* of a token,
+which the model is given, is the number of tokens before it on its own path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = ["NOWHERE", "RowTree", "TreePass", "tree_pass"]
 
 NOWHERE = 2**31 - 1
-"""The position of a key that a query must not see: beyond every query."""
+"""Position of a key that a query must not see: beyond every query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class RowTree:
     """The tree of one row.
 
     Attributes:
-        root: tokens of the row's linear prefix, so the tree's first slot.
+        root: length of the row's linear prefix, which is also the tree's first slot.
         parents: for each token of the tree, in the order of the slots, the slot of the token that it follows;
-            ``root - 1`` where that is the end of the prefix.
+            ``root - 1`` is the end of the prefix.
     """
 
     root: int
@@ -37,19 +37,19 @@ class RowTree:
 
     @property
     def end(self) -> int:
-        """Slots of the row, prefix included."""
+        """Number of slots of the row, prefix included."""
         return self.root + len(self.parents)
 
     @property
     def branches(self) -> bool:
-        """Whether a token does not follow the one in the slot before it."""
+        """Whether some token does not follow the slot before it."""
         return self.parents != tuple(range(self.root - 1, self.end - 1))
 
     def grown(self, parents: Sequence[int]) -> RowTree:
-        """The tree with tokens at the next slots.
+        """The tree with new tokens at the next slots.
 
         Raises:
-            ValueError: a parent that is neither the end of the prefix nor an earlier token of the tree.
+            ValueError: a parent is neither the end of the prefix nor an earlier token of the tree.
         """
         for slot, parent in enumerate(parents, self.end):
             if not self.root - 1 <= parent < slot:
@@ -60,18 +60,18 @@ class RowTree:
         return RowTree(self.root, (*self.parents, *parents))
 
     def chained(self, count: int) -> RowTree:
-        """The tree with ``count`` tokens more, each after the one in the slot before it."""
+        """The tree with ``count`` more tokens, each following the slot before it."""
         return RowTree(self.root, (*self.parents, *range(self.end - 1, self.end - 1 + count)))
 
     def upto(self, length: int) -> RowTree | None:
-        """What is left of the tree in the row's first ``length`` slots; None if nothing is: the row is linear."""
+        """The part of the tree in the row's first ``length`` slots; None if the row is linear up to there."""
         return RowTree(self.root, self.parents[: length - self.root]) if length > self.root else None
 
     def check_path(self, path: Sequence[int]) -> None:
-        """Check that a path leads from the end of the prefix from token to token.
+        """Check that each slot of a path is a child of the one before, starting at the end of the prefix.
 
         Raises:
-            ValueError: it does not.
+            ValueError: a slot is outside the tree, or not a child of the one before.
         """
         if path and not self.parents:
             raise ValueError(f"path={list(path)}: the row has no tree, so that only [] can be kept")
@@ -88,7 +88,7 @@ class RowTree:
             before = slot
 
     def seen(self) -> NDArray[np.int64]:
-        """``[tokens, tokens]``: the position of the column's token where the row's token sees it, else ``NOWHERE``."""
+        """``[tokens, tokens]``: the position of the column's token if the row's token sees it, else ``NOWHERE``."""
         size = len(self.parents)
         seen = np.full((size, size), NOWHERE)
         for node, parent in enumerate(self.parents):
@@ -101,12 +101,12 @@ class RowTree:
 
 
 class TreePass(NamedTuple):
-    """Where the tokens of a pass over trees lie and what they see.
+    """Positions, slots and visible keys of a forward pass over trees.
 
     Attributes:
-        positions: ``[rows, n]``, as the model is given them.
+        positions: ``[rows, n]``, the position ids.
         slots: ``[rows, n]``, where keys and values are written; padding has the spare slot.
-        keys: ``[rows, n, k]``, the position of the key in each slot; ``NOWHERE`` where the query must not see it.
+        keys: ``[rows, n, k]``, the position of the key in each slot; ``NOWHERE`` if the query must not see it.
     """
 
     positions: Tensor
@@ -117,14 +117,14 @@ class TreePass(NamedTuple):
 def tree_pass(
     trees: Sequence[RowTree], counts: Sequence[int], n: int, spare: int, device: torch.device
 ) -> TreePass:
-    """The pass that reads the last ``counts[i]`` tokens of each tree, padded to ``n``.
+    """Positions, slots and visible keys for reading the last ``counts[i]`` tokens of each tree.
 
     Args:
-        trees: one a row, the new tokens included; one at least has a token.
-        counts: new tokens of each row.
-        n: tokens a row of the pass, padding included.
-        spare: the slot of padding, which sits at position 0 and sees the row's first key.
-        device: where the tensors are wanted.
+        trees: one per row, the new tokens included; at least one has a token.
+        counts: number of new tokens in each row.
+        n: tokens per row of the forward pass, padding included.
+        spare: the slot of padding, which has position 0 and sees the row's first key.
+        device: device of the tensors.
     """
     rows, width = len(trees), max(len(tree.parents) for tree in trees)
     places = np.zeros((2, rows, n), np.int64)
@@ -136,7 +136,7 @@ def tree_pass(
         places[1, i, :count] = range(tree.end - count, tree.end)
         blocks[i, :count, :size] = seen[size - count :]
         if tree.root == 0:
-            blocks[i, count:, 0] = 0  # a query that saw no key at all would become NaN
+            blocks[i, count:, 0] = 0  # a query that sees no key at all gives NaN
     positions, slots = torch.from_numpy(places).to(device)
     roots = torch.tensor([tree.root for tree in trees], device=device)[:, None, None]
     most = max(tree.end for tree in trees)
