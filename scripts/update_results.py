@@ -138,7 +138,7 @@ def _speed(row: dict[str, Any]) -> str:
 
 
 def equal_trust(results: dict[str, Any]) -> list[str]:
-    """Sprinter's drift beside the coin's at the same trusted share, the coin's read off between its measured points."""
+    """Sprinter's drift and the coin's at the same trusted share, interpolated between the coin's measured points."""
     lines = [
         "",
         "Drift at equal trusted share (the coin's is interpolated between its own points and the origin):",

@@ -132,7 +132,7 @@ def test_asking_leaves_an_embedding_that_remembers_as_it_was() -> None:
 def test_the_reason_names_the_switch_and_what_is_done() -> None:
     kind, reason = runner_kind(tiny("phi3"))
     assert kind == "row"
-    assert f"beyond {SWITCH} tokens its rotary embedding is another: longer texts are read anew" in reason
+    assert f"beyond {SWITCH} tokens its rotary embedding is another: longer texts are read again" in reason
     assert (
         "longer texts are not served, for it changes again with every token"
         in runner_kind(tiny("llama-dynamic"))[1]

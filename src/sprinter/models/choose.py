@@ -87,7 +87,7 @@ def runner_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     choice = _choose(model)
     if choice.switch is None:
         return choice.kind, choice.reason
-    longer = f"not served, for {choice.limit}" if choice.limit else "read anew, into a second cache"
+    longer = f"not served, for {choice.limit}" if choice.limit else "read again, into a second cache"
     switch = f"beyond {choice.switch.at:,} tokens its rotary embedding is another: longer texts are {longer}"
     return choice.kind, f"{choice.reason}; {switch}"
 
