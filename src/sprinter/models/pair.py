@@ -388,7 +388,7 @@ def _speaker(
         return given
     if given is not None and not isinstance(given, str | Path):
         raise UserError(
-            f"tokenizer={given!r} is not a tokenizer: give a directory, a hub id, a GGUF file or a tokenizer"
+            f"tokenizer={given!r} is none: give a directory, a hub id, a GGUF file or a tokenizer"
         )
     if given is not None:
         path = Path(given).expanduser()
