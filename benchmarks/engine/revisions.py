@@ -133,8 +133,8 @@ def main() -> None:
         for row in rows
     ]
     lines = [
-        f"Speed of {commits['after']} over {commits['before']}: of each text the fastest of {chosen.repeats} runs. The last "
-        "column counts texts whose tokens, target calls, draft steps and drift are the same.",
+        f"Speed of {commits['after']} over {commits['before']}: of each text the fastest of {chosen.repeats} runs. The "
+        "last column counts texts whose tokens, target calls, draft steps and drift are the same.",
         "",
         *grid("way | method | speed, after over before | the same", shown),
     ]
