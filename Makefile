@@ -45,7 +45,7 @@ test: $(STAMP) ## lint, types, floors, tests with the coverage floor, then wheel
 lint: $(STAMP) ## ruff, check and format
 	@echo "== ruff"
 	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; echo "make format mends this"; exit 1; }
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check . ; echo "make format fixes this"; exit 1; }
 
 types: $(STAMP) ## mypy, strict
 	@echo "== mypy"
@@ -79,7 +79,7 @@ package: $(STAMP) ## build sdist and wheel, try the wheel in an empty environmen
 	@$(BIN)/python scripts/check_package.py
 
 # --- upkeep ----------------------------------------------------------------------------------------------------------
-format: $(STAMP) ## let ruff mend and format
+format: $(STAMP) ## let ruff fix and format
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -89,4 +89,4 @@ constraints: ## resolve anew and rewrite constraints.txt
 
 clean: ## remove what was built; keep .venv
 	@rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests scripts -type d -name __pycache__ -prune -exec rm -rf {} +
+	@find src tests scripts benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} +

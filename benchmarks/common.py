@@ -194,7 +194,11 @@ def option_parser(doc: str | None, data: bool = True) -> argparse.ArgumentParser
         data: whether the script reads the data folder; with ``--smoke`` made-up text stands in for one that is not
             given.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # ``SMOKE`` looks for the whole word
+    )
     if data:
         folder = made_up_data() if SMOKE else None
         parser.add_argument(
@@ -237,7 +241,12 @@ def command(name: str) -> str:
     """The command line, without the folders of the data and of what is kept."""
     words = sys.argv[1:]
     folders = ("--data", "--out")
-    kept = [w for i, w in enumerate(words) if w not in folders and (i == 0 or words[i - 1] not in folders)]
+    named = tuple(f"{folder}=" for folder in folders)
+    kept = [
+        word
+        for i, word in enumerate(words)
+        if word not in folders and not word.startswith(named) and (i == 0 or words[i - 1] not in folders)
+    ]
     return f"python benchmarks/{name}.py {shlex.join(kept)}".strip()
 
 

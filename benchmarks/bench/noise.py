@@ -3,7 +3,7 @@
     python benchmarks/bench/noise.py --data DIR
 
 20 runs. In each, ``speculative`` takes part twice (A and B), beside plain decoding and a third copy that is held up by
-5 % of its own time after each answer. Told: in how many runs the 95 % interval of A's speed over B's holds 1, how wide
+5 % of its own time after each answer. Reported: in how many runs the 95 % interval of A's speed over B's holds 1, how wide
 it is, in how many pairs of runs ``compare`` flags the slowed copy, and in how many it flags the same arm wrongly.
 """
 
@@ -127,7 +127,7 @@ def verdicts(pairs: list[tuple[Rows, Rows]]) -> tuple[list[str], list[str]]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     runs, pairs = f"of {found['runs']} runs", f"of {found['pairs']} pairs"
     longer, longer_pairs = f"{found['pooled']} repeats", f"of {found['pairs_pooled']} pairs"
     rows = (

@@ -109,7 +109,7 @@ def warm(pair: sprinter.Pair, methods: Sequence[str] = METHODS) -> sprinter.Pair
 
 
 def batched(pair: sprinter.Pair, method: str, policy: sprinter.Policy = _DEFAULT) -> Work:
-    """The engine."""
+    """Serve all prompts with one engine."""
 
     def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
         outs = pair.generate_batch(
@@ -278,7 +278,7 @@ def parted(dtype: str, pair: sprinter.Pair, prompts: Sequence[Ids], size: int = 
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """What people read."""
+    """The results as Markdown tables."""
     lines = ["# Many rows at once", "", f"Temperature 1, {NEW_TOKENS} new tokens, tokens a second."]
     for part, make in {"speeds": _speeds_table, "policies": _policies_table, "parted": _parted_table}.items():
         if part in results:

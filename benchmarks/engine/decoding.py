@@ -109,7 +109,7 @@ class Timed:
 
     @property
     def mean_drift(self) -> float:
-        """Of all tokens."""
+        """Drift per token over all texts."""
         return sum(self.drift) / sum(self.tokens)
 
     def over(self, base: Timed) -> BootstrapInterval:
@@ -250,7 +250,7 @@ def _dial(arms: Sequence[Timed]) -> dict[str, Any] | None:
 
 
 def builtin() -> dict[str, sprinter.Pair]:
-    """By dtype."""
+    """The built-in pair in each dtype, compiled."""
     return {dtype: sprinter.load_pair(dtype=dtype, compile=True) for dtype in DTYPES}
 
 
@@ -287,7 +287,7 @@ def gpt2(folder: Path, prompts: Sequence[Sequence[int]], large: bool) -> dict[st
 
 
 def table(results: dict[str, Any]) -> str:
-    """What people read."""
+    """The results as Markdown tables."""
     lines = ["# Decoding with captured passes", "", CONDITIONS]
     for name in ("builtin", "enlarged"):
         for temperature, facts in results.get(name, {}).items():

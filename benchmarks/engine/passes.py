@@ -334,7 +334,7 @@ def _forget(self: Meter, start: int, scores: Any) -> None:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """What people read."""
+    """The results as Markdown tables."""
     makers: dict[str, Callable[[Any], list[str]]] = {
         "passes": _passes_table, "steps": _steps_table, "equality": _equality_table,
         "context": _context_table, "meter": _meter_table, "ahead": _ahead_table,

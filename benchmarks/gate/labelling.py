@@ -155,7 +155,7 @@ def peak_mib(data: Path, limit: int, folder: Path) -> dict[str, Any]:
 
 
 def table(speeds: dict[str, Any], memory: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     lines = ["| texts | ratio | wall time | processor time |", "| --- | --- | --- | --- |"]
     for name, found in speeds.items():
         for key, row in found["labelling_over_scoring"].items():

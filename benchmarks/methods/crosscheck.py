@@ -231,7 +231,7 @@ def greedy(pair: sprinter.Pair, peer: Transformers, prompts: list[list[int]]) ->
 
 
 def table(rows: list[dict[str, Any]], same: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     lines = []
     for row in rows:
         verdict = ("agree" if row["agree"] else "differ") + (", as they must" if row["must_differ"] else "")

@@ -100,7 +100,7 @@ def arms_of(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     head = (
         "T", "arm", "method", "tokens/s", "÷ autoregressive", "÷ speculative", "target calls/token",
         "draft steps/token", "drift", "accepted of checked", "lossless",

@@ -73,7 +73,7 @@ def measure(
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     head = "| T | arm | method | tokens/s | ÷ autoregressive | ÷ speculative | target calls/token | drift | trusted |"
     lines = [head, "| --- " * 9 + "|"]
     lines += [

@@ -109,7 +109,7 @@ def table_1(pair: sprinter.Pair, args: argparse.Namespace) -> list[Table]:
 
 
 def percent(value: BootstrapInterval) -> BootstrapInterval:
-    """Per cent."""
+    """A value with its interval, in per cent."""
     low, high = (None if end is None else 100 * end for end in value[1:])
     return 100 * value[0], low, high
 

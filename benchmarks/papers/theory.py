@@ -56,7 +56,7 @@ def duel(ours: np.ndarray, theirs: np.ndarray) -> tuple[BootstrapInterval, Boots
 
 
 def row(name: str, group: Group, scores: np.ndarray, won: str, compared: str) -> list[str]:
-    """One method."""
+    """One row of the table: an arm with its scores."""
     calls = group.sum("target_calls").sum() / group.tokens.sum()
     return [
         name, won, compared, cells(mean(scores.mean(0))), cells(group.drift, 3), cells(group.draft_share),

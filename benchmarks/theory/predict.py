@@ -208,7 +208,7 @@ def independence(recordings: list[Recording], held: dict[str, Any]) -> list[dict
 
 # --- report ----------------------------------------------------------------------------------------------------------
 def table(results: dict[str, Any]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     lines = [
         "| T | method | tokens/call | predicted | error | drift | predicted | error |",
         "| --- " * 8 + "|",

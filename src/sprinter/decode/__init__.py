@@ -6,7 +6,7 @@
 
 The built-in rules and their base classes (``TrustRule``, ``StopRule``, ``AcceptRule``, ``ChainRule``, ``SeveralRule``),
 drafters, the registries, specs (``parse_method``), the public checks (``check_trust``, ``check_stop``,
-``check_accept``), and the results of decoding: tokens, stats, the rules' state.
+``check_accept``, ``check_drafter``), and the results of decoding: tokens, stats, the rules' state.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class TableDriver:
         self._drafted, self._read = TreeText((prompt,)), TreeText((prompt,))
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
-        """One answer."""
+        """Answer one request of the loop: a ``Draft`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
         text = self._drafted.follow(request.start, request.tokens, request.path)

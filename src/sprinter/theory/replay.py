@@ -212,7 +212,7 @@ class ReplayDriver:
         self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
-        """One answer."""
+        """Answer one request of the loop: a ``Draft`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
         position = request.start + len(request.tokens)
