@@ -3,8 +3,8 @@
     python benchmarks/bench/noise.py --data DIR
 
 20 runs. In each, ``speculative`` takes part twice (A and B), beside plain decoding and a third copy that is held up by
-5 % of its own time after each answer. Reported: in how many runs the 95 % interval of A's speed over B's holds 1, how wide
-it is, in how many pairs of runs ``compare`` flags the slowed copy, and in how many it flags the same arm wrongly.
+5 % of its own time after each answer. Reported: in how many runs the 95 % interval of A's speed over B's holds 1, how
+wide it is, in how many pairs of runs ``compare`` flags the slowed copy, and in how many it flags the same arm wrongly.
 """
 
 from __future__ import annotations
