@@ -168,7 +168,7 @@ def test_a_stream_takes_one_prompt(tiny_pair: sprinter.Pair, prompt: Any) -> Non
 
 def test_bad_lists_of_options(tiny_pair: sprinter.Pair) -> None:
     with pytest.raises(
-        UserError, match="options has 1 values for 2 prompts: give one for all, or one a prompt"
+        UserError, match="options has 1 values for 2 prompts: give one for all, or one per prompt"
     ):
         tiny_pair.generate([PROMPT, OTHER], [OPTIONS])
     with pytest.raises(UserError, match=r"prompt 1: options=5 is no sprinter.GenerationOptions"):

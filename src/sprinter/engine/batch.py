@@ -61,7 +61,7 @@ def _column(name: str, value: Any, count: int, is_list: bool = False) -> list[An
         return [value] * count
     if len(value) != count:
         raise UserError(
-            f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
+            f"{name} has {len(value)} values for {count} prompts: give one for all, or one per prompt"
         )
     return list(value)
 
