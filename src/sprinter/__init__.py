@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sprinter.decode.method import Method
     from sprinter.engine.engine import Engine
     from sprinter.engine.generation import Generation
-    from sprinter.engine.options import GenerationOptions
+    from sprinter.engine.options import GenerationKeywords, GenerationOptions
     from sprinter.engine.pair import Pair, Stream, load_pair
     from sprinter.engine.policy import Policy
     from sprinter.engine.scheduler import Event
@@ -35,6 +35,7 @@ __all__ = [
     "Engine",
     "Event",
     "Generation",
+    "GenerationKeywords",
     "GenerationOptions",
     "Method",
     "Origin",
@@ -60,7 +61,7 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.engine.scheduler": ("Event",),
         "sprinter.engine.engine": ("Engine",),
         "sprinter.engine.generation": ("Generation",),
-        "sprinter.engine.options": ("GenerationOptions",),
+        "sprinter.engine.options": ("GenerationKeywords", "GenerationOptions"),
         "sprinter.engine.pair": ("Pair", "Stream", "load_pair"),
         "sprinter.engine.policy": ("Policy",),
         "sprinter.laws": ("Sampling",),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import FrozenInstanceError, fields, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, get_overloads
 
 import numpy as np
 import pytest
@@ -168,7 +169,7 @@ def test_a_stream_takes_one_prompt(tiny_pair: sprinter.Pair, prompt: Any) -> Non
 
 def test_bad_lists_of_options(tiny_pair: sprinter.Pair) -> None:
     with pytest.raises(
-        UserError, match="options has 1 values for 2 prompts: give one for all, or one a prompt"
+        UserError, match="options has 1 values for 2 prompts: give one for all, or one per prompt"
     ):
         tiny_pair.generate([PROMPT, OTHER], [OPTIONS])
     with pytest.raises(UserError, match=r"prompt 1: options=5 is no sprinter.GenerationOptions"):
@@ -185,3 +186,99 @@ def test_one_object_serves_all_prompts_and_keywords_make_one_for_each() -> None:
     assert [one.stop for one in options_of_each(None, {"stop": ["a", "b"]}, 3)] == [("a", "b")] * 3
     shared = options_of_each([None, OPTIONS], {"temperature": 0.5}, 2)
     assert [(one.temperature, one.max_new_tokens) for one in shared] == [(0.5, 64), (0.5, 9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stop": ""}, "a stop string is empty or not text: give non-empty strings"),
+        ({"stop": [1]}, "a stop string is empty or not text"),
+        ({"stop": ["a", None]}, "a stop string is empty or not text"),
+        ({"stop": b"abc"}, "stop=b'abc' is neither text nor a list of texts"),
+        ({"stop": np.array("a")}, "stop=array('a', dtype='<U1') is neither text nor a list of texts"),
+        ({"stop_token_ids": -1}, "stop_token_ids=-1 is out of range: give a whole number >= 0"),
+        ({"stop_token_ids": b"ab"}, "stop_token_ids=b'ab' is bytes: give token ids"),
+        ({"stop_token_ids": [True]}, "stop_token_ids=True is not a whole number"),
+        ({"stop_token_ids": torch.tensor([True])}, "stop_token_ids=True is not a whole number"),
+        ({"stop_token_ids": np.array(1.5)}, "stop_token_ids=1.5 is not a whole number"),
+        ({"stop_token_ids": torch.tensor([[1]])}, "stop_token_ids=tensor([1]) is not a whole number"),
+        ({"rules": 5}, "rules=5 is no state of rules: give the .rules of an earlier generation"),
+    ],
+    ids=str,
+)
+def test_values_of_the_wrong_kind_are_refused_on_creation(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        GenerationOptions(**options)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "given", [np.array([1, 2]), torch.tensor([1, 2]), [torch.tensor(1), np.array(2)], range(1, 3)], ids=repr
+)
+def test_stop_tokens_may_be_arrays(given: Any) -> None:
+    found = GenerationOptions(stop_token_ids=given).stop_token_ids
+    assert found == (1, 2) and {type(id) for id in found} == {int}
+
+
+@pytest.mark.parametrize("given", [1, np.array(1), torch.tensor(1)], ids=repr)
+def test_one_stop_token_needs_no_list(given: Any) -> None:
+    assert GenerationOptions(stop_token_ids=given).stop_token_ids == (1,)
+
+
+def test_a_mapping_of_rules_is_copied() -> None:
+    given = {"trust": [], "stop": [5]}
+    options = GenerationOptions(rules=given)
+    given["stop"].append(1)
+    options.to_dict()["rules"]["stop"].append(2)
+    assert options.rules == {"trust": [], "stop": [5]}
+    assert GenerationOptions(rules=MappingProxyType(given)).to_dict()["rules"] == given
+    assert hash(options) == hash(GenerationOptions(rules={"trust": [], "stop": [5]}))
+
+
+def test_a_copy_keeps_the_class() -> None:
+    class Own(GenerationOptions):
+        pass
+
+    assert type(Own(seed=1).replace(seed=2)) is Own
+
+
+def test_texts_of_numpy_are_prompts(builtin_pair: sprinter.Pair) -> None:
+    words = ["One", "Two rivers"]
+    outs = builtin_pair.generate([np.str_(word) for word in words], max_new_tokens=3)
+    assert [ids(out) for out in outs] == [ids(out) for out in builtin_pair.generate(words, max_new_tokens=3)]
+
+
+@pytest.mark.parametrize("values", [range(2), np.array([1, 2]), torch.tensor([1, 2]), {1, 2}], ids=repr)
+def test_values_for_each_prompt_are_a_list(tiny_pair: sprinter.Pair, values: Any) -> None:
+    message = f"seed is of type {type(values).__name__}: give one value, or a list with one per prompt"
+    with pytest.raises(UserError, match=message):
+        tiny_pair.generate([PROMPT, OTHER], seed=values)
+    outs = tiny_pair.generate(
+        [PROMPT, OTHER], seed=[int(seed) for seed in values], stop_token_ids=range(20, 22)
+    )
+    assert [out.request.seed for out in outs if out.request is not None] == [int(seed) for seed in values]
+
+
+def test_options_are_checked_without_prompts_too(tiny_pair: sprinter.Pair) -> None:
+    for options in (
+        {"temperature": -1},
+        {"stop": ["a", ""]},
+        {"options": 5},
+        {"seed": [1]},
+        {"seed": range(0)},
+    ):
+        with pytest.raises(UserError):
+            tiny_pair.generate([], **options)
+    assert tiny_pair.generate([], [], seed=[], stop=["a"], stop_token_ids=[], temperature=0.5) == []
+
+
+def test_the_type_of_keywords_is_public() -> None:
+    assert sprinter.GenerationKeywords is GenerationKeywords
+
+
+def test_several_prompts_take_the_keywords_of_a_batch(tiny_pair: sprinter.Pair) -> None:
+    several = get_overloads(sprinter.Pair.generate)[1]
+    batch = inspect.signature(sprinter.Pair.generate_batch).parameters
+    assert list(inspect.signature(several).parameters)[2:] == list(batch)[2:]
+    outs = tiny_pair.generate([PROMPT, OTHER], rows=1, max_new_tokens=2, memory_bytes=None, seed=[1, 2])
+    assert [len(out.tokens) for out in outs] == [2, 2]

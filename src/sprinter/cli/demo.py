@@ -1,4 +1,4 @@
-"""Entry point of ``python -m sprinter.cli.demo``, the same as ``sprinter demo``. Importing it runs the command."""
+"""Entry point of ``python -m sprinter.cli.demo``, the same as ``sprinter demo``."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
 
     if (kind := file.suffix) not in (".txt", ".jsonl"):
         raise UserError(
-            f"--prompts '{file}' is of no known kind: give a .txt file, a prompt a line, or a .jsonl file"
+            f"--prompts '{file}' is of no known kind: give a .txt file, one prompt per line, or a .jsonl file"
         )
     if kind == ".txt" and field is not None:
         raise UserError(f"--field {field} is of .jsonl files, and '{file}' is text: leave it out")
@@ -76,7 +76,7 @@ def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
     except OSError as error:
         raise UserError(f"cannot read --prompts '{file}' ({error.strerror}): check the path") from None
     if not lines:
-        raise UserError(f"--prompts '{file}' is empty: give a prompt a line")
+        raise UserError(f"--prompts '{file}' is empty: give one prompt per line")
     return [prompt(index, number, line) for index, (number, line) in enumerate(lines)]
 
 

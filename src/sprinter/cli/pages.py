@@ -84,7 +84,7 @@ class PlainPage:
         self._shown = 0  # characters of the text
 
     def begin(self, prompt: str) -> None:
-        """Nothing."""
+        """The prompt is not printed."""
 
     def add(self, token: Token) -> None:
         """Print the token's text and flush."""
@@ -105,10 +105,10 @@ class JsonPage:
     """Prints one JSON object on one line, after the last token."""
 
     def begin(self, prompt: str) -> None:
-        """Nothing."""
+        """The object holds the prompt; ``end`` prints it."""
 
     def add(self, token: Token) -> None:
-        """Nothing."""
+        """The object holds all tokens; ``end`` prints it."""
 
     def end(self, out: Generation) -> None:
         """Print the object."""

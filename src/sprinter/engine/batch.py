@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,14 +37,19 @@ def options_of_each(
         UserError: a list of the wrong length, or an invalid value; the message starts with "prompt 3: " if it concerns
             one prompt.
     """
+    are_lists = {name: isinstance(default_of(name), tuple) for name in keywords}
     wholes = _column("options", options, count)
-    columns = {
-        name: _column(name, value, count, is_list=isinstance(default_of(name), tuple))
-        for name, value in keywords.items()
-    }
+    columns = {name: _column(name, value, count, are_lists[name]) for name, value in keywords.items()}
+    if not count:  # nothing to generate; values for all prompts are checked nevertheless
+        shared: Any = None if _is_column(options) else options
+        GenerationOptions.of(
+            shared,
+            {name: value for name, value in keywords.items() if not _is_column(value, are_lists[name])},
+        )
+        return []
     if all(value is column[0] for column in (wholes, *columns.values()) for value in column):
-        same = {name: column[0] for name, column in columns.items() if column}
-        return [GenerationOptions.of(wholes[0], same)] * count if count else []
+        same = {name: column[0] for name, column in columns.items()}
+        return [GenerationOptions.of(wholes[0], same)] * count
     found = []
     for i, whole in enumerate(wholes):
         with _of_prompt(i):
@@ -54,16 +59,30 @@ def options_of_each(
 
 def _column(name: str, value: Any, count: int, is_list: bool = False) -> list[Any]:
     """One value for each prompt."""
-    several = isinstance(value, list | tuple)
-    if is_list and several:
-        several = any(isinstance(each, list | tuple | None) for each in value)
-    if not several:
+    if not _is_column(value, is_list):
+        if not is_list and _is_sequence(value):
+            raise UserError(
+                f"{name} is of type {type(value).__name__}: give one value, or a list with one per prompt"
+            )
         return [value] * count
     if len(value) != count:
         raise UserError(
-            f"{name} has {len(value)} values for {count} prompts: give one for all, or one a prompt"
+            f"{name} has {len(value)} values for {count} prompts: give one for all, or one per prompt"
         )
     return list(value)
+
+
+def _is_column(value: Any, is_list: bool = False) -> bool:
+    """Whether the value of an option is a list with one for each prompt. ``is_list``: one value is itself a list."""
+    if not isinstance(value, list | tuple):
+        return False
+    return not is_list or any(isinstance(each, list | tuple | None) for each in value)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether the value is a range, an array or the like, which is no value of an option that is not a list."""
+    is_whole = isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0
+    return isinstance(value, Iterable) and not is_whole
 
 
 def generate_all(

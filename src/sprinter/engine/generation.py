@@ -60,7 +60,7 @@ class Generation:
         """The JSON object of ``sprinter generate --json``.
 
         It is enough to reproduce the tokens: load the models and heads under "models", and call ``generate`` on
-        ``["prompt"]["token_ids"]`` with ``**["request"]``.
+        ``["prompt"]["token_ids"]`` with ``**["request"]``, where the method's rules are registered.
         """
         stats = self.stats
         return {

@@ -7,6 +7,7 @@ and description). The public calls, the JSON record and the command line are der
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # the command line reads this list before it imports torch
 
 __all__ = ["GenerationKeywords", "GenerationOptions", "default_of"]
 
+_BYTES = (bytes, bytearray, memoryview)
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -64,14 +66,30 @@ def _positive(name: str, value: Any) -> int:
 
 
 def _texts(name: str, value: Any) -> tuple[str, ...]:
-    if value is not None and not isinstance(value, Iterable):
+    if not isinstance(value, str | None) and (isinstance(value, _BYTES) or not _is_several(value)):
         raise UserError(f"{name}={value!r} is neither text nor a list of texts: give {name}=['...']")
-    return (value,) if isinstance(value, str) else tuple(value or ())
+    texts = (value,) if isinstance(value, str) else () if value is None else tuple(value)
+    if any(not isinstance(text, str) or not text for text in texts):
+        raise UserError(f"a {name} string is empty or not text: give non-empty strings")
+    return texts
 
 
 def _ids(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, _BYTES):
+        raise UserError(f"{name}={value!r} is bytes: give token ids, {name}=[...]")
     ids = () if value is None else value
-    return tuple(whole(name, id) for id in (ids if isinstance(ids, Iterable) else (ids,)))
+    return tuple(_id(name, id) for id in (ids if _is_several(ids) else (ids,)))
+
+
+def _id(name: str, value: Any) -> int:
+    number = whole(name, value.item() if getattr(value, "ndim", None) == 0 else value)  # torch's numbers too
+    at_least(name, number, 0)
+    return number
+
+
+def _is_several(value: Any) -> bool:
+    """Whether the value can be iterated over; an array without dimensions cannot."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 
 def _one_of(choices: tuple[str, ...], name: str, value: Any) -> str:
@@ -86,8 +104,21 @@ def _steps(name: str, value: Any) -> int | str:
     return AUTO if isinstance(value, str) else _positive(name, value)
 
 
+def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
+    """Check the type, and copy a mapping; ``RuleState.begin`` checks whether the method can have this state."""
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        return deepcopy(dict(value))
+    from sprinter.decode.state import RuleState
+
+    if not isinstance(value, RuleState):
+        raise UserError(f"{name}={value!r} is no state of rules: give the .rules of an earlier generation")
+    return value
+
+
 def _as_given(name: str, value: Any) -> Any:
-    """No check here: ``Sampling`` checks the sampling options, ``RuleState.begin`` the rules' state."""
+    """No check here: ``Sampling`` checks the sampling options."""
     return value
 
 
@@ -98,6 +129,7 @@ def _option(
     *,
     help: str | None = None,
     choices: tuple[str, ...] = (),
+    hash: bool | None = None,
 ) -> Any:
     """A field of ``GenerationOptions``.
 
@@ -106,8 +138,10 @@ def _option(
         about: description for the docstring.
         help: short description for the command line; None: not an option of the command line.
         choices: the valid values, if there are few.
+        hash: False: the value may be unhashable, and is left out of the options' hash.
     """
-    return field(default=default, metadata={"check": check, "about": about, "help": help, "choices": choices})
+    metadata = {"check": check, "about": about, "help": help, "choices": choices}
+    return field(default=default, hash=hash, metadata=metadata)
 
 
 _METERS = ("running", "complete")
@@ -178,8 +212,8 @@ class GenerationOptions:
         'draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.',
     )
     rules: RuleState | Mapping[str, Any] | None = _option(
-        None, _as_given, "state of the rules (AdaEDL's λ, the heuristic's γ) to continue from: ``rules`` of an earlier "
-        "generation by the same method, or its ``to_dict()``; None: a fresh state.",
+        None, _rules, "state of the rules (AdaEDL's λ, the heuristic's γ) to continue from: ``rules`` of an earlier "
+        "generation by the same method, or its ``to_dict()``; None: a fresh state.", hash=False,
     )  # fmt: skip
 
     def __init__(self, **options: Unpack[GenerationKeywords]) -> None:
@@ -217,12 +251,13 @@ class GenerationOptions:
 
     def _replaced(self, keywords: Mapping[str, Any] | GenerationKeywords) -> GenerationOptions:
         given, own = _expanded(keywords), {one.name: getattr(self, one.name) for one in fields(self)}
-        return (
-            self if all(own[name] is given[name] for name in given) else GenerationOptions(**{**own, **given})
-        )
+        return self if all(own[name] is given[name] for name in given) else type(self)(**{**own, **given})
 
     def to_dict(self) -> dict[str, Any]:
-        """The keywords as JSON values: ``GenerationOptions(**options.to_dict())`` gives equal options."""
+        """The keywords as JSON values: ``GenerationOptions(**options.to_dict())`` generates the same tokens.
+
+        The method is written as a spec, so its rules must be registered where it is read.
+        """
         return {one.name: _plain(getattr(self, one.name)) for one in fields(self)}
 
 
@@ -272,4 +307,6 @@ def _plain(value: Any) -> Any:
         return full_spec(value)
     if isinstance(value, RuleState):
         return value.to_dict()
+    if isinstance(value, Mapping):
+        return deepcopy(dict(value))
     return list(value) if isinstance(value, tuple) else value

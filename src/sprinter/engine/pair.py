@@ -126,7 +126,11 @@ class Pair:
         self,
         prompt: PromptInputs,
         options: GenerationOptions | Sequence[GenerationOptions | None] | None = None,
-        **keywords: Unpack[GenerationKeywords],
+        *,
+        rows: int | None = None,
+        policy: Policy = ...,
+        memory_bytes: int | None = None,
+        **keywords: Any,
     ) -> list[Generation]: ...
 
     def generate(
@@ -140,7 +144,8 @@ class Pair:
         Args:
             prompt: text, or token ids; or a list of prompts. A list of numbers is one prompt.
             options: a ``GenerationOptions``; for several prompts, also a list with one for each.
-            keywords: options by name; they replace those of ``options``. See ``GenerationOptions``.
+            keywords: options by name; they replace those of ``options``. See ``GenerationOptions``. For several
+                prompts, all keywords of ``generate_batch``.
 
         Raises:
             UserError: what is wrong with the request and how to fix it.

@@ -13,8 +13,15 @@ __all__ = ["PromptInput", "PromptInputs", "encode", "is_several"]
 
 PromptInput = str | Sequence[int]
 """One prompt: text, or token ids."""
-PromptInputs = list[str] | list[list[int]] | list[PromptInput] | tuple[PromptInput, ...]
-"""Several prompts: a list of texts, of lists of token ids, or of both."""
+PromptInputs = (
+    list[str]
+    | list[list[int]]
+    | list[tuple[int, ...]]
+    | list[Sequence[int]]
+    | list[PromptInput]
+    | tuple[PromptInput, ...]
+)
+"""Several prompts: a list of texts, of lists of token ids, or of both. Every kind by itself, as lists are invariant."""
 
 _CHARS_PER_TOKEN = 32  # more than in almost any text
 
@@ -44,6 +51,8 @@ def is_several(prompt: Any) -> bool:
     if not isinstance(prompt, list | tuple) or not prompt:
         return isinstance(prompt, list | tuple)
     first = prompt[0]
+    if isinstance(first, str):  # numpy's strings have ndim 0
+        return True
     return (
         isinstance(first, Iterable)
         and not isinstance(first, Mapping | bytes)
