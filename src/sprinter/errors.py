@@ -4,7 +4,7 @@
 └── ``SprinterError``: everything that this package raises on purpose
     ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to fix it
     │   ├── ``OptionError`` (also a ``TypeError``): a keyword that is not an option
-    │   └── ``RowsError``: a batch size that the models cannot run, or too small for a method
+    │   └── ``RowsError``: a batch size that the models cannot run
     └── ``BatchError``: some of many requests failed; it holds the results and errors of all of them
 """
 

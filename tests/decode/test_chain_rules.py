@@ -88,6 +88,23 @@ def test_wrong_chain_rules_are_found(rule: ChainRule, message: str) -> None:
         check_accept(rule)
 
 
+def test_a_false_claim_at_temperature_0_is_found() -> None:
+    class Claims(AllOrNone):
+        @property
+        def lossless_greedy(self) -> bool:
+            return True
+
+        def outcomes(
+            self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+        ) -> Tensor:
+            made = torch.zeros_like(p)
+            made[-1] = p[-1]
+            return made
+
+    with pytest.raises(AssertionError, match="claims lossless_greedy"):
+        check_accept(Claims())
+
+
 def test_the_verdict_has_the_declared_chances() -> None:
     pair, rule = MarkovPair(3, 4), AllOrNone()
     tokens = (0, 2)

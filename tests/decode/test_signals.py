@@ -14,7 +14,7 @@ from torch import Tensor
 from sprinter.decode import signals
 from sprinter.decode.conformance import check_stop
 from sprinter.decode.draft import AskDraft, Draft
-from sprinter.decode.drafter import Context, Lookup, propose
+from sprinter.decode.drafter import Context, Lookup, Proposals
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
 from sprinter.decode.method import Method
 from sprinter.decode.signals import (
@@ -157,7 +157,7 @@ def test_enumeration_gives_every_signal(tilt: None) -> None:
 def test_copied_tokens_have_the_signals_of_their_laws(vocab: int, tilt: None) -> None:
     drafter = Lookup(1, 1)
     context = Context([0, vocab - 1, 0], 1, 2, vocab, AddressedDraws(1), torch.empty(0))
-    draft = propose(drafter, drafter.proposer(), context, SIGNALS.keys(), raw=False)
+    draft = Proposals(drafter).draft(context, SIGNALS.keys(), raw=False)
     assert draft is not None and draft.tokens == (vocab - 1, 0)
     assert draft.signals.keys() == SIGNALS.keys() - {"loudness", "loudness_processed"}
     for name, values in draft.signals.items():
@@ -166,7 +166,7 @@ def test_copied_tokens_have_the_signals_of_their_laws(vocab: int, tilt: None) ->
         assert values.tolist() == wanted.tolist()
     assert draft.signals["margin"].tolist() == [MARGIN_CAP] * 2
     alone = replace(context, text=[0])
-    nothing = propose(drafter, drafter.proposer(), alone, SIGNALS.keys(), raw=False)
+    nothing = Proposals(drafter).draft(alone, SIGNALS.keys(), raw=False)
     assert nothing is not None and all(values.shape == (0,) for values in nothing.signals.values())
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
+    from sprinter.decode.signals import SIGNALS, signal
     from sprinter.decode.spec import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
     from sprinter.decode.state import RuleState
     from sprinter.decode.stop import (
@@ -72,13 +73,14 @@ if TYPE_CHECKING:
     from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "ACCEPT", "DRAFTER", "METHODS", "RECORDED", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated", "Batch", "Bild",
-    "BildFallback", "Chain", "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone",
-    "Exact", "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup",
-    "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Opt", "Origin", "Proposal", "Proposer", "Purpose",
-    "RandomAccept", "Registry", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats",
-    "StopRule", "Svip", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between",
-    "check_accept", "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset",
+    "ACCEPT", "DRAFTER", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated",
+    "Batch", "Bild", "BildFallback", "Chain", "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter",
+    "Draws", "Everyone", "Exact", "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient",
+    "Lookup", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Opt", "Origin", "Proposal", "Proposer",
+    "Purpose", "RandomAccept", "Registry", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State",
+    "Stats", "StopRule", "Svip", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least",
+    "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset",
+    "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -97,6 +99,7 @@ __getattr__, __dir__ = lazy_names(
             "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",
         ),
         "sprinter.decode.method": ("Method",),
+        "sprinter.decode.signals": ("SIGNALS", "signal"),
         "sprinter.decode.spec": (
             "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "method_table", "parse_method",
         ),

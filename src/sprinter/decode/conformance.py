@@ -127,6 +127,11 @@ def _check_chains(rule: ChainRule) -> None:
     target = target_joint_law(pair, 3)
     apart = max(abs(found.get(text, 0.0) - target.get(text, 0.0)) for text in found.keys() | target.keys())
     assert apart > JOINT, f"{rule}: does not claim lossless, but never differs from p"
+    if rule.lossless_greedy:
+        for seed in range(4):
+            greedy = MarkovPair(3, seed, sharp=1e6)  # one-hot laws
+            found = joint_law(Method(accept=rule, stop=Fixed(2)), greedy, 4)
+            check_same_law(found, target_joint_law(greedy, 4), f"{rule} claims lossless_greedy, on {greedy}")
 
 
 def _drafted(

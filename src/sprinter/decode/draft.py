@@ -254,6 +254,8 @@ class Record:
         stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)
         stats.accepted = sum(token.origin is Origin.ACCEPTED for token in tokens)
         drifts = [token.drift for token in tokens if token.drift is not None]
-        stats.mean_drift = sum(drifts) / len(drifts) if drifts else None
+        # A lossy chain rule has no drift of single positions: a mean over the others would say nothing.
+        judged = any(token.drift is None and token.origin is not Origin.TRUSTED for token in tokens)
+        stats.mean_drift = sum(drifts) / len(drifts) if drifts and not judged else None
         stats.drift_coverage = len(drifts) / len(tokens) if tokens else 0.0
         return stats

@@ -19,8 +19,8 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer", "look_up", "one_hot_rows",
-    "propose",
+    "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposals", "Proposer", "look_up",
+    "one_hot_rows",
 ]  # fmt: skip
 
 
@@ -62,6 +62,7 @@ class Context:
 
     def certain(self, tokens: Sequence[int]) -> Proposal:
         """A proposal of deterministically chosen tokens, with one-hot laws."""
+        _check_ids(tokens, self.vocab)
         return Proposal(tokens, one_hot_rows(tokens, self.vocab, self.like))
 
 
@@ -227,17 +228,12 @@ class Lookup(Drafter):
 class _LookupProposer(Proposer):
     def __init__(self, drafter: Lookup) -> None:
         self._drafter = drafter
-        self._model_round = 0  # the last round in which the model drafted
 
     def propose(self, context: Context) -> Proposal | None:
-        """Propose copied tokens, or None in a run that the model began: drafting ahead must not change who drafts."""
+        """Propose copied tokens; without any, leave the run to the model if it may draft."""
         drafter = self._drafter
-        if context.round != self._model_round:
-            found = look_up(context.text, drafter.n, drafter.least, context.at_most)
-            if found or not drafter.uses_model:
-                return context.certain(found)
-        self._model_round = context.round
-        return None
+        found = look_up(context.text, drafter.n, drafter.least, context.at_most)
+        return context.certain(found) if found or not drafter.uses_model else None
 
 
 def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
@@ -267,32 +263,75 @@ def one_hot_rows(tokens: Sequence[int], vocab: int, like: Tensor) -> Tensor:
     return laws
 
 
-def propose(
-    drafter: Drafter, proposer: Proposer, context: Context, signals: Set[str], raw: bool
-) -> Draft | None:
-    """The proposer's proposal as a driver's answer, with the signals that the rules read; None: the draft model drafts.
+class Proposals:
+    """The proposals of one text, as a driver asks for them.
+
+    Once a proposer has left a proposal to the draft model, the rest of that draft run is the model's: what is drafted
+    ahead must not change who drafts.
 
     Args:
-        signals: names of signals; those of ``SIGNALS`` are computed. raw: whether the accept rule reads raw laws.
-
-    Raises:
-        SprinterError: more tokens than were asked for, laws of another shape, or None if the drafter uses no model.
+        drafter: a drafter with a ``proposer``.
     """
-    proposal = proposer.propose(context)
-    if proposal is None:
-        if not drafter.uses_model:
+
+    def __init__(self, drafter: Drafter) -> None:
+        assert drafter.proposer is not None
+        self._drafter, self._proposer = drafter, drafter.proposer()
+        self._model_round = 0  # the last round in which the model drafted
+
+    @classmethod
+    def of(cls, drafter: Drafter) -> Proposals | None:
+        """The proposals of a new text; None if the draft model drafts every token."""
+        return None if drafter.proposer is None else cls(drafter)
+
+    def ask(self, context: Context) -> Proposal | None:
+        """The next proposal; None: the draft model drafts.
+
+        Raises:
+            SprinterError: more tokens than were asked for, ids or laws that do not fit the vocabulary, None from a
+                drafter that uses no model, or nothing from one that says it always proposes.
+        """
+        drafter = self._drafter
+        if context.round == self._model_round:
+            return None
+        proposal = self._proposer.propose(context)
+        if proposal is None:
+            if not drafter.uses_model:
+                raise SprinterError(
+                    f"{drafter} left a proposal to the draft model, and says that it uses none (uses_model)"
+                )
+            self._model_round = context.round
+            return None
+        n, laws = len(proposal.tokens), proposal.laws
+        if n > context.at_most or laws.shape != (n, context.vocab):
             raise SprinterError(
-                f"{drafter} left a proposal to the draft model, and says that it uses none (uses_model)"
+                f"the drafter proposed {n} tokens with laws of shape {list(laws.shape)}; it was asked for at most "
+                f"{context.at_most} tokens, with laws [tokens, {context.vocab}]"
             )
-        return None
-    n, laws = len(proposal.tokens), proposal.laws
-    if n > context.at_most or laws.shape != (n, context.vocab):
+        _check_ids(proposal.tokens, context.vocab)
+        if n == 0 and not drafter.needs_target:
+            raise SprinterError(
+                f"{drafter} proposed nothing, and says that it always proposes (needs_target)"
+            )
+        return proposal
+
+    def draft(self, context: Context, signals: Set[str], raw: bool) -> Draft | None:
+        """``ask`` as a driver's answer, with the signals that the rules read.
+
+        Args:
+            signals: names of signals; those of ``SIGNALS`` are computed. raw: whether the accept rule reads raw laws.
+        """
+        proposal = self.ask(context)
+        if proposal is None:
+            return None
+        tokens, laws = tuple(proposal.tokens), proposal.laws
+        names = signals & SIGNALS.keys() - state_signals()
+        read = read_signals(names, laws, laws, torch.tensor(tokens, device=laws.device)) if names else {}
+        values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
+        return Draft(tokens, laws, values, laws if raw else None)
+
+
+def _check_ids(tokens: Sequence[int], vocab: int) -> None:
+    if outside := [id for id in tokens if not 0 <= id < vocab]:
         raise SprinterError(
-            f"the drafter proposed {n} tokens with laws of shape {list(laws.shape)}; it was asked for at most "
-            f"{context.at_most} tokens, with laws [tokens, {context.vocab}]"
+            f"the drafter proposed token id {outside[0]}, and the vocabulary has {vocab} tokens"
         )
-    tokens = tuple(proposal.tokens)
-    names = signals & SIGNALS.keys() - state_signals()
-    read = read_signals(names, laws, laws, torch.tensor(tokens, device=laws.device)) if names else {}
-    values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
-    return Draft(tokens, laws, values, laws if raw else None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores, merge
-from sprinter.decode.drafter import Context, Drafter, Model, propose
+from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, read_signals
@@ -96,7 +96,7 @@ class ChainDriver:
     ) -> None:
         self._pair, self._draws, self._ahead = pair, draws, ahead
         self._needs_raw, self._drafter = needs_raw, drafter
-        self._proposer = drafter.proposer and drafter.proposer()
+        self._proposals = Proposals.of(drafter)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
     def answer(self, request: AskDraft | AskScore) -> Answer:
@@ -107,12 +107,13 @@ class ChainDriver:
             "the loop speaks of text that the drafter never saw"
         )
         text = self._drafted.follow(request.start, request.tokens, request.path)
-        if self._proposer is not None:
-            like = torch.empty(0, dtype=torch.float64)
+        if self._proposals is not None:
+            like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
+            states = {layer: self._states((), read) for layer in self._drafter.target_states}
             context = Context(
-                tuple(text), request.round, request.at_most, self._pair.vocab, self._draws, like
+                tuple(text), request.round, request.at_most, self._pair.vocab, self._draws, like, states
             )
-            draft = propose(self._drafter, self._proposer, context, SIGNALS.keys(), self._needs_raw)
+            draft = self._proposals.draft(context, SIGNALS.keys(), self._needs_raw)
             if draft is not None:
                 text.extend(draft.tokens)
                 return draft
@@ -152,7 +153,8 @@ class ChainDriver:
     def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Stand-in for hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
         prefixes = [(*text, *tokens[:i]) for i in range(len(tokens))]
-        return torch.tensor([[self._pair.score("state", prefix)] for prefix in prefixes], dtype=torch.float64)
+        scores = [self._pair.score("state", prefix) for prefix in prefixes]
+        return torch.tensor(scores, dtype=torch.float64).unsqueeze(-1)
 
     def _score(self, request: AskScore) -> Scores:
         assert request.tokens, "a target pass over nothing"

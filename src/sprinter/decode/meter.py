@@ -29,10 +29,11 @@ class Meter:
     """Holds trusted tokens until the target has scored them.
 
     Attributes:
-        rule: the accept rule that judges checked tokens.
+        rule: the accept rule that judges checked tokens; None: it has no law of single positions, and tokens trusted by
+            their value have no drift.
     """
 
-    rule: AcceptRule = Exact()
+    rule: AcceptRule | None = Exact()
     _waiting: list[tuple[int, Token, Tensor, Tensor | None, bool]] = field(default_factory=list)
 
     def wait(
@@ -57,10 +58,10 @@ class Meter:
         whole = []
         for position, token, q, raw_q, saw_token in self._waiting:
             row = position - start - 1
-            if saw_token:
+            if saw_token and self.rule is not None:
                 raw = None if scores.raw is None or raw_q is None else LawPair(scores.raw[row], raw_q)
-                token.drift = self._one_sample(LawPair(scores.laws[row], q), raw, token.id)
-            else:
+                token.drift = _one_sample(self.rule, LawPair(scores.laws[row], q), raw, token.id)
+            elif not saw_token:
                 whole.append((row, token, q))
         if whole:
             rows, tokens, laws = zip(*whole, strict=True)
@@ -71,5 +72,6 @@ class Meter:
                 token.drift = drift
         self._waiting.clear()
 
-    def _one_sample(self, laws: LawPair, raw: LawPair | None, x: int) -> float:
-        return float(self.rule.drift(*laws, raw)) + 1.0 - float(self.rule.keep(*laws, raw)[x])
+
+def _one_sample(rule: AcceptRule, laws: LawPair, raw: LawPair | None, x: int) -> float:
+    return float(rule.drift(*laws, raw)) + 1.0 - float(rule.keep(*laws, raw)[x])

@@ -70,6 +70,10 @@ class Method:
             raise UserError(
                 f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
             )
+        if self.drafter.proposer is not None:
+            raise UserError(
+                f"drafter {self.drafter!r} proposes by itself: give drafts=1, several are the model's alone"
+            )
         if not self.trust.never or type(self.stop) is not Fixed:
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
 
@@ -89,7 +93,7 @@ class Method:
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
         trusts_all = type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None
-        return self.drafter.needs_target or not trusts_all
+        return bool(self.drafter.needs_target or self.drafter.target_states) or not trusts_all
 
     @property
     def sees_token(self) -> bool:

@@ -83,8 +83,8 @@ class Row:
         """A row that holds the prompt; ``rules`` as in ``decode``."""
         n = len(prompt)
         states = RuleState.begin(method.trust, method.stop, rules)
-        # For a single token, as in the meter, chain rules and rules for several drafts reduce to the exact rule.
-        rule = method.accept.per_position or Exact()
+        # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
+        rule = method.accept.per_position or (Exact() if method.accept.lossless else None)
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
-from sprinter.decode.drafter import Context, Proposer, propose
+from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.row import Answer
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
@@ -136,6 +136,11 @@ class Models:
         return rows.runner.device if rows else torch.device("cpu")
 
     @property
+    def target_size(self) -> int:
+        """Size of the target's hidden states; 0 without a target."""
+        return self.target.runner.hidden_size if self.target else 0
+
+    @property
     def like(self) -> Tensor:
         """A tensor with the dtype and device of laws."""
         return torch.empty(0, device=self.device)
@@ -235,7 +240,7 @@ class RowDriver:
             RequestRow(models.target, number, prompt, drafter.target_states) if models.target else None
         )
         self._draft = RequestRow(models.draft, number, prompt) if models.draft else None
-        self._proposer = drafter.proposer and drafter.proposer()
+        self._proposals = Proposals.of(drafter)
         self._sampling, self._draws = sampling, draws
         self._needs, self._needs_raw = method.needs, method.accept.needs_raw
         self._plan = DraftPlan(
@@ -259,22 +264,23 @@ class RowDriver:
         """Yield the jobs for one request of the loop; returns the answer."""
         if isinstance(request, AskScore):
             return (yield from self._score(request))
-        if self._proposer is not None:
-            return (yield from self._ask_proposer(self._proposer, request))
+        if self._proposals is not None:
+            return (yield from self._ask_proposer(self._proposals, request))
         if request.width > 1:
             return (yield from self._draft_tree(request))
         return (yield from self._draft_chain(request))
 
-    def _ask_proposer(self, proposer: Proposer, request: AskDraft) -> Generator[Job, Any, Draft]:
-        began = time.perf_counter()
+    def _ask_proposer(self, proposals: Proposals, request: AskDraft) -> Generator[Job, Any, Draft]:
         self._text[request.start :] = request.tokens
         states: dict[int, Tensor] = {}
         if self._target is not None and self._drafter.target_states:
             yield from self._prefill(self._target)
             known = _common(self._target.text[: self._target.cached], self._text)
-            states = {layer: made[:known] for layer, made in self._target.states.items()}
+            made, empty = self._target.states, self._models.like.new_empty(0, self._models.target_size)
+            states = {layer: made.get(layer, empty)[:known] for layer in self._drafter.target_states}
+        began = time.perf_counter()
         context = Context(
-            self._text,
+            tuple(self._text),
             request.round,
             request.at_most,
             self._models.vocab,
@@ -282,7 +288,7 @@ class RowDriver:
             self._models.like,
             states,
         )
-        draft = propose(self._drafter, proposer, context, self._needs, self._needs_raw)
+        draft = proposals.draft(context, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
         if draft is None:
             assert self._draft is not None, "the method falls back on a draft model, and none was given"

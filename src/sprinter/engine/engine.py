@@ -14,11 +14,14 @@ from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scheduler import Event, Scheduler
 from sprinter.engine.task import Task
 from sprinter.errors import UserError
+from sprinter.models.choose import tree_limit
 
 __all__ = ["Engine"]
 
 _LONGEST = 2048
 """Default length of a row, where the context is not shorter."""
+_SPARE = 64
+"""Slots of a row for the tree of several drafts, beside its text; none where a runner reads chains alone."""
 
 
 class Engine:
@@ -57,7 +60,9 @@ class Engine:
         if longest > most:
             raise UserError(f"max_len={max_len!r} is out of range: give 1 to {most} tokens")
         self._pair, self._rows, self._longest = pair, rows, longest
-        self._batch = Scheduler(pair._parts, rows, longest, policy, memory_bytes)
+        loaded = [model for model in (pair.models.target, pair.models.draft) if model is not None]
+        spare = _SPARE if all(tree_limit(one.model) is None for one in loaded) else 0
+        self._batch = Scheduler(pair._parts, rows, longest, policy, memory_bytes, spare=spare)
         self._results = Results(self._batch)
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from threading import Lock
 
-from sprinter.models.choose import make_runner
+from sprinter.models.choose import make_runner, tree_limit
 from sprinter.models.pair import LoadedModel
 from sprinter.models.runner import Runner
 
@@ -50,7 +50,9 @@ class RunnerPool:
 
     def size(self, max_len: int, spare: int = 0) -> int:
         """Length of a row of a new runner: ``max_len`` rounded up, plus ``spare``, in tokens."""
-        return min(-(-max_len // _GRAIN) * _GRAIN, self.model.context) + spare
+        text = min(-(-max_len // _GRAIN) * _GRAIN, self.model.context)
+        limit = tree_limit(self.model.model) if spare else None
+        return text + spare if limit is None else max(min(text + spare, limit), max_len)
 
     def give_back(self, runner: Runner | None) -> None:
         """Return a runner in any state; beyond the maximum number, the runner that was idle longest is dropped."""

@@ -130,7 +130,12 @@ class Scheduler:
         """
         if self._closed:
             raise UserError("the engine is closed: make another")
-        if run.length + run.spare > self._max_len + self._spare:
+        if run.spare > self._spare:
+            raise UserError(
+                f"method {run.method.name} drafts a tree with {run.spare} tokens beside the text, and a row of the "
+                f"engine has room for {self._spare}: give a smaller gamma or fewer drafts"
+            )
+        if run.length > self._max_len:
             raise UserError(
                 f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"

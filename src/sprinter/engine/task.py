@@ -10,6 +10,7 @@ from typing import Any
 
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
+from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method
 from sprinter.decode.state import RuleState
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
@@ -22,10 +23,12 @@ from sprinter.engine.prompt import PromptInput, encode
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
-from sprinter.models.choose import runner_kind
+from sprinter.models.choose import runner_kind, tree_limit
 from sprinter.models.flops import forward_flops
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.memory import check_memory
-from sprinter.models.pair import LoadedPair, check_request
+from sprinter.models.pair import LoadedModel, LoadedPair, check_request
+from sprinter.models.runners.forward import CHUNK
 from sprinter.random import AddressedDraws
 
 __all__ = ["Parts", "Task", "render"]
@@ -156,12 +159,12 @@ class Task:
         new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
         self._new = new
         self.request = options.replace(method=method, max_new_tokens=new, rules=self._rules)
+        self.length = len(self._ids) + new
+        self.spare = (method.drafter.drafts - 1) * (method.length or 0)
         self._check(new)
         ends = (*parts.models.target.eos_ids, *options.stop_token_ids)
         self._spelling = _spelling(parts, options.stop, ends)
         self.record = self._new_record()
-        self.length = len(self._ids) + new
-        self.spare = (method.drafter.drafts - 1) * (method.length or 0)
 
     def writer(self) -> TextWriter | None:
         """Create a writer of this request's text; None without a tokenizer."""
@@ -174,7 +177,7 @@ class Task:
             UserError: the caches of long rows do not fit into the free memory.
         """
         needed = self.length, 1, self.needs_target, self.needs_draft
-        if self.length > _LONG:
+        if self.length + self.spare > _LONG:
             self._parts.check_memory(*needed, None, self.spare)
         return self._parts.take(*needed, self.spare)
 
@@ -241,6 +244,28 @@ class Task:
             )
         return max(1, min(one for one in (room, longest) if one is not None) - len(self._ids))
 
+    def _check_tree(self, method: Method) -> None:
+        """Refuse a tree of several drafts that a model's runner cannot read."""
+        nodes, models = method.drafter.drafts * (method.length or 0), self._parts.models
+        if nodes >= CHUNK:
+            raise UserError(
+                f"method {method.name} drafts a tree of up to {nodes} tokens, and a forward pass reads fewer than "
+                f"{CHUNK}: give a smaller gamma or fewer drafts"
+            )
+        for which, model in (("target", models.target), ("draft", models.draft)):
+            limit = None if model is None else tree_limit(model.model)
+            if model is not None and limit == 0:
+                kind = runner_kind(model.model)[0]
+                raise UserError(
+                    f"method {method.name} drafts a tree, and the {which}'s runner ({kind}) reads chains alone: "
+                    "give drafts=1"
+                )
+            if limit is not None and self.length + self.spare > limit:
+                raise UserError(
+                    f"method {method.name} drafts a tree, which the {which} reads in texts of up to "
+                    f"{limit - self.spare} tokens (beyond {limit} its rotary embedding is another): give drafts=1"
+                )
+
     def _check(self, new: int) -> None:
         parts, method = self._parts, self.method
         if method.drafter.uses_model and parts.models.draft is None:
@@ -255,16 +280,28 @@ class Task:
                 f"method {method.name} needs {a_head}, and this pair has none: give {option} or another method"
             )
         if method.drafter.drafts > 1:
-            for which, model in (("target", parts.models.target), ("draft", parts.models.draft)):
-                if model is not None and (kind := runner_kind(model.model)[0]) != "row":
-                    raise UserError(
-                        f"method {method.name} drafts a tree, and the {which}'s runner ({kind}) reads chains alone: "
-                        "give drafts=1"
-                    )
+            self._check_tree(method)
+        if method.drafter.target_states:
+            _check_states(method, parts.models.target)
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
+
+
+def _check_states(method: Method, target: LoadedModel) -> None:
+    """Refuse layers that the target does not have, and runners that hand out no hidden states."""
+    layers = method.drafter.target_states
+    if isinstance(target.model, GgufModel):
+        raise UserError(
+            f"method {method.name} reads the target's hidden states, which llama.cpp does not hand out"
+        )
+    count = target.model.config.get_text_config().num_hidden_layers
+    if outside := [layer for layer in layers if not -1 <= layer < count]:
+        raise UserError(
+            f"method {method.name} reads layer {outside[0]} of the target, which has layers 0 to {count - 1} "
+            "(-1: after the final norm)"
+        )
 
 
 def render(tokens: Sequence[Token], writer: TextWriter, last: bool) -> None:

@@ -28,7 +28,15 @@ from sprinter.models.runners.rope import Switch, find_switch
 from sprinter.models.runners.row import RowRunner, Windows
 from sprinter.models.runners.switch import FarRunner, SwitchRunner
 
-__all__ = ["cache_slots", "capture_kind", "check_capture", "longest_text", "make_runner", "runner_kind"]
+__all__ = [
+    "cache_slots",
+    "capture_kind",
+    "check_capture",
+    "longest_text",
+    "make_runner",
+    "runner_kind",
+    "tree_limit",
+]
 
 _TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "mistral"})
 """Model types for which the tests compare the row runner with the uncached forward pass; others are tried on use."""
@@ -103,6 +111,16 @@ def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
         return None
     choice = _choose(model)
     return choice.switch.at if choice.switch and choice.limit else None
+
+
+def tree_limit(model: PreTrainedModel | GgufModel) -> int | None:
+    """Maximum number of slots of a row whose runner reads trees that branch; 0: none does, None: any number."""
+    if isinstance(model, GgufModel):
+        return 0
+    choice = _choose(model)
+    if choice.kind != "row":
+        return 0
+    return choice.switch.at if choice.switch else None
 
 
 def cache_slots(model: PreTrainedModel | GgufModel, max_len: int) -> int:

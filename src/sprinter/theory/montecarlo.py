@@ -32,6 +32,7 @@ __all__ = [
     "PlainDraws",
     "TableDriver",
     "answer_all",
+    "check_drift",
     "estimate",
     "simulate",
 ]
@@ -172,6 +173,19 @@ def _tables(chain: MarkovChain, needs: frozenset[str]) -> dict[str, Tensor]:
     return tables
 
 
+def check_drift(method: Method) -> None:
+    """Refuse a method whose drift is not known position by position.
+
+    Raises:
+        UserError: the accept rule is a lossy rule of chains.
+    """
+    if method.accept.per_position is None and not method.accept.lossless:
+        raise UserError(
+            f"method {method.name} judges whole chains with loss, and no drift of single positions is known: "
+            "give a rule of positions, or a lossless one"
+        )
+
+
 def answer_all(loop: Asking, answer: Callable[[AskDraft | AskScore], Answer]) -> None:
     """Answer a decoding's requests until it ends."""
     request = next(loop, None)
@@ -219,6 +233,7 @@ def simulate(
         UserError: the method needs a signal that a chain does not have, such as a gate's score.
     """
     at_least("runs", runs, 1)
+    check_drift(method)
     length = chain.horizon if length is None else length
     signals = _tables(chain, method.needs)
     if missing := method.needs - signals.keys() - given_by("draws"):

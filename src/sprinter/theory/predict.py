@@ -23,6 +23,7 @@ from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.models.choose import make_runner
 from sprinter.models.pair import LoadedModel
+from sprinter.theory.montecarlo import check_drift
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import Replay, replay, unrecorded
 
@@ -108,9 +109,10 @@ def predict(
         seed: seed of the replays.
 
     Raises:
-        UserError: recordings that do not belong together, or a signal that was not recorded.
+        UserError: recordings that do not belong together, a signal that was not recorded, or a rule without drift.
     """
     method = parse_method(method)
+    check_drift(method)
     by_writer = {recording.writer: recording for recording in recordings}
     if "target" not in by_writer or len(by_writer) != len(recordings):
         raise UserError(

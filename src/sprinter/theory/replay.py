@@ -16,6 +16,7 @@ own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -25,8 +26,8 @@ from torch import Tensor
 
 from sprinter.decode.accept import Judge
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Record, Scores, Stats, merge
-from sprinter.decode.drafter import Context, Proposer
+from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Origin, Record, Scores, Stats, merge
+from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.row import Answer
@@ -71,8 +72,8 @@ class Replay:
 
     @property
     def mean_drift(self) -> float:
-        """Mean TV(π, p) a token."""
-        return self.drift / self.scored if self.scored else 0.0
+        """Mean TV(π, p) a token; NaN if the method's rule has none for single positions (a lossy ``ChainRule``)."""
+        return self.drift / self.scored if self.scored else math.nan
 
 
 class CoupledDraws:
@@ -202,7 +203,7 @@ class ReplayDriver:
     ) -> None:
         self._recording, self._draws, self._stats = recording, draws, stats
         self._drafter, self._needs_raw = method.drafter, method.accept.needs_raw
-        self._proposer = method.drafter.proposer and method.drafter.proposer()
+        self._proposals = Proposals.of(method.drafter)
         self._needs = method.needs
         self._signals = [name for name in method.needs if name in recording.signals]
         self._heads = {kind: head for kind, head in recording.heads.items() if kind in method.needs}
@@ -216,11 +217,11 @@ class ReplayDriver:
         if isinstance(request, AskScore):
             return self._score(request)
         position = request.start + len(request.tokens)
-        if self._proposer is not None:
-            draft = self._ask_proposer(self._proposer, position, request)
+        if self._proposals is not None:
+            draft = self._ask_proposer(self._proposals, position, request)
             if draft is not None:
                 return draft
-        whole = self._whole and self._proposer is None
+        whole = self._whole and self._proposals is None
         count = request.at_most if whole or request.width > 1 else 1
         self._stats.draft_steps += count
         if request.width == 1:
@@ -279,7 +280,7 @@ class ReplayDriver:
             for kind, head in self._heads.items()
         }
 
-    def _ask_proposer(self, proposer: Proposer, position: int, request: AskDraft) -> Draft | None:
+    def _ask_proposer(self, proposals: Proposals, position: int, request: AskDraft) -> Draft | None:
         """What a drafter proposes after the recorded text; None: the draft model drafts.
 
         A proposal's laws are over the vocabulary, a recording's over its outcomes.
@@ -287,7 +288,7 @@ class ReplayDriver:
         ids = self._recording.ids[self._first : self._first + position - 1].tolist()
         text, vocab = [*self._prompt, *ids], self._recording.vocab
         draws, like = _ProposerDraws(self._draws, self._recording, len(text) - position), self._recording.q
-        proposal = proposer.propose(Context(text, request.round, request.at_most, vocab, draws, like))
+        proposal = proposals.ask(Context(tuple(text), request.round, request.at_most, vocab, draws, like))
         if proposal is None:
             return None
         places = self._places(position, len(proposal.tokens))
@@ -322,6 +323,8 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
 
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:
+    if method.drafter.target_states:
+        raise UserError(f"method {method.name} reads the target's hidden states, which no recording holds")
     if not missing:
         return
     what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"
@@ -384,7 +387,8 @@ def _replay_text(
     limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)
     answer_all(decode((0,), method, limits, draws, record, complete=True), driver.answer)
     stats, tokens = record.count(), record.tokens
-    drifts = [token.drift for token in tokens if token.drift is not None]
+    unknown = any(token.drift is None and token.origin is not Origin.TRUSTED for token in tokens)
+    drifts = [math.nan if unknown else token.drift for token in tokens if token.drift is not None]
     written = recording.tokens[first : first + length].tolist()
     parted = sum(token.id != x for token, x in zip(tokens, written, strict=True))
     return (

@@ -11,10 +11,15 @@ from torch import Tensor
 
 from sprinter.decode.draft import LawPair, Verdict
 from sprinter.decode.tree import Tree
+from sprinter.errors import SprinterError
 from sprinter.laws import tv_distance, wide
 from sprinter.random import Draws, Purpose
 
 __all__ = ["AcceptRule", "ChainRule", "Judge", "chances", "emitted"]
+
+
+_SLACK = 1e-3
+"""Largest distance from 1 of the sum of a chain rule's outcomes, which float32 laws may need."""
 
 
 class Judge(ABC):
@@ -153,6 +158,9 @@ class ChainRule(Judge):
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
         control = LawPair(raw_p, torch.stack(list(tree.raws))) if raw_p is not None else None
         chances = wide(self.outcomes(tree.tokens, p, torch.stack(list(tree.laws)), control))
+        total = float(chances.sum())
+        if not abs(total - 1.0) < _SLACK:  # NaN too
+            raise SprinterError(f"{self}: the chances of all outcomes sum to {total}, not 1")
         ending = chances.sum(-1)  # [n + 1]: probability that exactly k tokens stay
         reached = ending.flip(0).cumsum(0).flip(0)
         stay = torch.where(reached[:-1] > 0, reached[1:] / reached[:-1], 0.0).clamp(max=1)
