@@ -294,3 +294,10 @@ def test_numbers_in_the_documents_are_those_of_the_result_files() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize("package", [sprinter, sprinter.decode], ids=lambda package: package.__name__)
+def test_no_public_name_is_that_of_a_module_beside_it(package: ModuleType) -> None:
+    """Once such a module is imported, it would stand in the place of the name."""
+    modules = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    assert modules.isdisjoint(package.__all__)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sprinter.decode.check_drafter import check_drafter
 from sprinter.decode.drafter import Allocated, Context, Drafter, Lookup, Model, Nothing, Proposal, Proposer
+from sprinter.decode.drafter_conformance import check_drafter
 from sprinter.random import Purpose
 
 COUNT = itertools.count()

@@ -13,8 +13,8 @@ from torch import Tensor
 import sprinter
 from sprinter.decode import registry
 from sprinter.decode.accept import SpecInfer
-from sprinter.decode.check_drafter import check_drafter
 from sprinter.decode.drafter import Context, Drafter, Model, Proposal, Proposer
+from sprinter.decode.drafter_conformance import check_drafter
 from sprinter.decode.enumerate import MarkovPair, run_chain
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method

@@ -286,7 +286,8 @@ def test_stop_tokens_need_no_tokenizer_and_one_list_a_prompt_will_do(tiny_pair: 
 
 
 @pytest.mark.parametrize(
-    ("stops", "message"), [([24], "stop token id 24"), ([-1], "stop token id -1"), (["a"], "stop_token_ids")]
+    ("stops", "message"),
+    [([24], "stop token id 24"), ([-1], "stop_token_ids=-1 is out of range"), (["a"], "stop_token_ids")],
 )
 def test_bad_stop_tokens(tiny_pair: sprinter.Pair, stops: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):

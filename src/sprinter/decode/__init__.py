@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         Typical,
         Uno,
     )
-    from sprinter.decode.check_drafter import check_drafter
     from sprinter.decode.checks import at_least, between
     from sprinter.decode.conformance import check_accept, check_stop, check_trust
     from sprinter.decode.draft import LawPair, Origin, Stats, Token, Verdict
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
         Proposal,
         Proposer,
     )
+    from sprinter.decode.drafter_conformance import check_drafter
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
@@ -91,7 +91,7 @@ __getattr__, __dir__ = lazy_names(
             "AcceptRule", "Batch", "Bild", "ChainRule", "Exact", "Fuzzy", "GreedyMatch", "Judge", "Lenient", "Mentored",
             "Opt", "RandomAccept", "SeveralRule", "SpecInfer", "SpecTr", "Typical", "Uno",
         ),
-        "sprinter.decode.check_drafter": ("check_drafter",),
+        "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),
         "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
         "sprinter.decode.draft": ("LawPair", "Origin", "Stats", "Token", "Verdict"),
