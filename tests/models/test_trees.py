@@ -3,130 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from tests.models.eager_units import EagerUnits
-from tests.models.fake_cuda import fake_cuda
+from tests.models.forest import KINDS, WAYS, Forest, forest, graphs_without_cuda, runner_of  # noqa: F401 (a fixture)
 from tests.models.tiny import SWITCH, fresh, tiny, uncached
-from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
 
-from sprinter.models.capture.graphs import GraphUnits
-from sprinter.models.capture.runner import PASS, CapturedRunner, Units
-from sprinter.models.choose import _choose
-from sprinter.models.runner import ModelOutput, Runner, make_runner
+from sprinter.models.capture.runner import PASS, CapturedRunner
+from sprinter.models.runner import make_runner
 from sprinter.models.runners import forward
-
-KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral"]
-WAYS = ["row", "captured", "graphs"]
-
-
-def runner_of(model: str | PreTrainedModel, way: str, batch: int = 1, max_len: int = 60) -> Runner:
-    """A runner; ``fake_cuda`` must have been called for "graphs"."""
-    whole = tiny(model) if isinstance(model, str) else model
-    if way == "row":
-        return make_runner(whole, batch=batch, max_len=max_len)
-    windows = _choose(whole).windows
-    units: Units = EagerUnits(whole) if way == "captured" else GraphUnits(whole, windows, must=True)
-    return CapturedRunner(whole, batch, max_len, windows, units)
-
-
-class Forest:
-    """A runner beside what each of its slots should have read: the path that leads there.
-
-    ``tolerance``: largest difference, in units of the largest number where that exceeds 1.
-    """
-
-    def __init__(self, runner: Runner, model: PreTrainedModel, seed: int, tolerance: float = 1e-5) -> None:
-        self.runner, self.model, self.tolerance = runner, model, tolerance
-        self.random = random.Random(seed)
-        self.paths: list[list[list[int]]] = [
-            [] for _ in range(runner.batch)
-        ]  # by row and slot: slots up to it
-        self.tokens: list[list[int]] = [[] for _ in range(runner.batch)]
-        self.roots: list[int | None] = [None] * runner.batch
-
-    def text(self, row: int, slot: int) -> list[int]:
-        return [self.tokens[row][at] for at in self.paths[row][slot]]
-
-    def read(
-        self, counts: Sequence[int], rows: Sequence[int] | None = None, *, tree: bool = True
-    ) -> ModelOutput:
-        """Read random tokens: with random parents, or as plain text."""
-        numbers = range(self.runner.batch) if rows is None else rows
-        n = max(1, *counts)
-        feed = [[self.random.randrange(self.model.config.vocab_size) for _ in range(n)] for _ in counts]
-        parents = [self._parents(row, count) for row, count in zip(numbers, counts, strict=True)]
-        step = self.runner.extend(
-            torch.tensor(feed), counts, rows=rows, parents=parents if tree else None, hidden_layers=[0]
-        )
-        assert step.hidden.isfinite().all()  # padding too
-        for i, (row, count) in enumerate(zip(numbers, counts, strict=True)):
-            for at in range(count):
-                slot = len(self.tokens[row])
-                parent = parents[i][at] if tree else slot - 1
-                self.paths[row].append([*(self.paths[row][parent] if parent >= 0 else []), slot])
-                self.tokens[row].append(feed[i][at])
-                self.check(step, i, at, self.text(row, slot))
-            if not tree:
-                self.roots[row] = None
-        assert self.runner.lengths == [len(tokens) for tokens in self.tokens]
-        return step
-
-    def _parents(self, row: int, count: int) -> list[int]:
-        start = len(self.tokens[row])
-        if self.roots[row] is None:
-            self.roots[row] = start
-        root = self.roots[row]
-        assert root is not None
-        return [self.random.randint(root - 1, slot - 1) for slot in range(start, start + count)]
-
-    def check(self, step: ModelOutput, i: int, at: int, text: list[int]) -> None:
-        logits, hidden = uncached(self.model, text)
-        assert step.logits is not None
-        for given, wanted in ((step.logits[i, at], logits[-1]), (step.hidden[i, at], hidden[-1])):
-            scale = max(1.0, wanted.abs().max().item())
-            torch.testing.assert_close(given, wanted, rtol=0, atol=self.tolerance * scale)
-
-    def random_path(self, row: int) -> list[int]:
-        """A path of the tree that ends anywhere, or nowhere."""
-        root = self.roots[row]
-        if root is None or self.random.random() < 0.2 or root == len(self.tokens[row]):
-            return []
-        return self.paths[row][self.random.randrange(root, len(self.tokens[row]))][root:]
-
-    def keep(self, row: int, path: Sequence[int]) -> None:
-        self.runner.keep(row, path)
-        if self.roots[row] is not None:
-            whole = [*range(self.roots[row] or 0), *path]
-            self.tokens[row] = [self.tokens[row][slot] for slot in whole]
-            self.paths[row] = [list(range(at + 1)) for at in range(len(whole))]
-        self.roots[row] = None
-        assert self.runner.lengths[row] == len(self.tokens[row])
-
-    def rewind(self, lengths: Sequence[int]) -> None:
-        self.runner.rewind(lengths)
-        for row, length in enumerate(lengths):
-            del self.tokens[row][length:], self.paths[row][length:]
-            if length <= (self.roots[row] or 0):
-                self.roots[row] = None
-        assert self.runner.lengths == list(lengths)
-
-
-def forest(
-    kind: str | PreTrainedModel, way: str, batch: int, seed: int = 0, tolerance: float = 1e-5
-) -> Forest:
-    model = tiny(kind) if isinstance(kind, str) else kind
-    return Forest(runner_of(model, way, batch), model, seed, tolerance)
-
-
-@pytest.fixture(autouse=True)
-def graphs_without_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.get_closest_marker("gpu") is None:
-        fake_cuda(monkeypatch)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -404,102 +290,6 @@ def test_runners_without_branches_take_chains(kind: str, max_len: int) -> None:
     torch.testing.assert_close(logits[0], uncached(tiny(kind), [5, 6, 7, 9])[0][-1:], rtol=1e-4, atol=1e-4)
     with pytest.raises(NotImplementedError, match="does not hand out keys and values: use the row runner"):
         runner.keys_values([0])
-
-
-# --- hidden states of layers, keys and values ------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[list[Tensor], DynamicCache]:
-    """What comes out of each decoder layer of a plain pass, and its cache. transformers gives the last one normed."""
-    cache, last = DynamicCache(), []
-    handle = forward.decoder_layers(model)[-1].register_forward_hook(lambda _m, _a, out: last.append(out))
-    output: Any = model(
-        input_ids=torch.tensor([list(text)]), past_key_values=cache, use_cache=True, output_hidden_states=True
-    )
-    handle.remove()
-    return [*output.hidden_states[1:-1], last[0] if isinstance(last[0], Tensor) else last[0][0]], cache
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "gpt_neox", "gemma2"])
-def test_hidden_states_of_layers_and_keys_and_values(kind: str, way: str) -> None:
-    runner, model = runner_of(kind, way, 2), tiny(kind)
-    texts = [[7, 3, 60, 12, 5, 9], [1, 2, 3, 4]]
-    tokens = torch.tensor([texts[0][:4], [*texts[1][:3], 0]])
-    prompt = runner.extend(tokens, [4, 3], logits=False, hidden_layers=[1, 0])
-    step = runner.extend(torch.tensor([[5, 9], [4, 0]]), [2, 1], hidden_layers=[-2, -1, 0])
-    assert prompt.logits is None and len(prompt.layers) == 2 and len(step.layers) == 3
-    for row, (text, first) in enumerate(zip(texts, (4, 3), strict=True)):
-        states, cache = states_of(model, text)
-        for given, layer in zip(prompt.layers, (1, 0), strict=True):
-            torch.testing.assert_close(given[row, :first], states[layer][0, :first], rtol=1e-4, atol=1e-4)
-        for given, layer in zip(step.layers, (0, 1, 0), strict=True):
-            new = len(text) - first
-            torch.testing.assert_close(given[row, :new], states[layer][0, first:], rtol=1e-4, atol=1e-4)
-        for (keys, values), layer in zip(runner.keys_values([0, -1], row), (0, 1), strict=True):
-            torch.testing.assert_close(keys, cache.layers[layer].keys, rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(values, cache.layers[layer].values, rtol=1e-4, atol=1e-4)
-    hooks = [hook for part in forward.decoder_layers(model) for hook in part._forward_hooks.values()]
-    assert not [
-        hook for hook in hooks if hook.__module__ == forward.__name__
-    ]  # transformers leaves some of its own
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_hidden_states_of_layers_in_a_tree(way: str) -> None:
-    runner, model = runner_of("llama", way, 2), tiny("llama")
-    runner.extend(torch.tensor([[7, 3], [1, 2]]))
-    step = runner.extend(torch.tensor([[5, 6, 7]]), rows=[1], parents=[[1, 1, 2]], hidden_layers=[0, 1])
-    for given, wanted in zip(step.layers, states_of(model, [1, 2, 5, 7])[0], strict=True):
-        torch.testing.assert_close(given[0, 2], wanted[0, -1], rtol=1e-4, atol=1e-4)
-
-
-def test_hidden_states_of_layers_over_the_other_runners() -> None:
-    for kind, length in (("gpt_neo", 20), ("phi3", SWITCH + 6), ("phi3", SWITCH - 4)):
-        runner, text = make_runner(tiny(kind), max_len=SWITCH + 10), [(7 * i + 3) % 61 for i in range(length)]
-        step = runner.extend(torch.tensor([text]), logits=False, hidden_layers=[0])
-        wanted = states_of(tiny(kind), text)[0][0]
-        assert step.layers[0].shape == wanted.shape
-        torch.testing.assert_close(step.layers[0][0, -1], wanted[0, -1], rtol=1e-4, atol=1e-4)
-    crop = make_runner(tiny("gpt_neo"), max_len=20)
-    assert crop.extend(torch.ones(1, 4, dtype=torch.long), [0], hidden_layers=[0]).layers[0].shape == (
-        1,
-        4,
-        32,
-    )
-    assert crop.extend(torch.ones(1, 4, dtype=torch.long), [3], hidden_layers=[0]).layers[0].shape == (
-        1,
-        4,
-        32,
-    )
-
-
-def test_layers_and_rows_that_do_not_exist() -> None:
-    runner = make_runner(tiny("llama"), max_len=20)
-    with pytest.raises(ValueError, match="row 0 holds no token yet"):
-        runner.keys_values([0])
-    runner.extend(torch.ones(1, 2, dtype=torch.long))
-    for layer in (2, -3):
-        with pytest.raises(ValueError, match="this model has layers 0 to 1, or -2 to -1"):
-            runner.extend(torch.ones(1, 2, dtype=torch.long), hidden_layers=[layer])
-        with pytest.raises(ValueError, match="this model has layers 0 to 1"):
-            runner.keys_values([layer])
-    with pytest.raises(ValueError, match="row 1 does not exist"):
-        runner.keys_values([0], 1)
-    assert runner.lengths == [2]
-
-
-def test_keys_and_values_are_views() -> None:
-    runner = make_runner(tiny("llama"), max_len=20)
-    runner.extend(torch.ones(1, 5, dtype=torch.long))
-    ((keys, values),) = runner.keys_values([1])
-    assert [x.data_ptr() for x in (keys, values)] == [
-        x.data_ptr()
-        for x in runner._cache.buffers()[2:]  # type: ignore[attr-defined]
-    ]
-    with pytest.raises(RuntimeError, match="inference"):
-        keys.zero_()  # they can only be read
 
 
 def test_captured_runners_capture_trees() -> None:

@@ -1,0 +1,126 @@
+"""Random trees in the rows of a runner, held against plain text; for tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from tests.models.eager_units import EagerUnits
+from tests.models.fake_cuda import fake_cuda
+from tests.models.tiny import tiny, uncached
+from transformers import PreTrainedModel
+
+from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.runner import CapturedRunner, Units
+from sprinter.models.choose import _choose
+from sprinter.models.runner import ModelOutput, Runner, make_runner
+
+KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral"]
+WAYS = ["row", "captured", "graphs"]
+
+
+def runner_of(model: str | PreTrainedModel, way: str, batch: int = 1, max_len: int = 60) -> Runner:
+    """A runner; ``fake_cuda`` must have been called for "graphs"."""
+    whole = tiny(model) if isinstance(model, str) else model
+    if way == "row":
+        return make_runner(whole, batch=batch, max_len=max_len)
+    windows = _choose(whole).windows
+    units: Units = EagerUnits(whole) if way == "captured" else GraphUnits(whole, windows, must=True)
+    return CapturedRunner(whole, batch, max_len, windows, units)
+
+
+class Forest:
+    """A runner beside what each of its slots should have read: the path that leads there.
+
+    ``tolerance``: largest difference, in units of the largest number where that exceeds 1.
+    """
+
+    def __init__(self, runner: Runner, model: PreTrainedModel, seed: int, tolerance: float = 1e-5) -> None:
+        self.runner, self.model, self.tolerance = runner, model, tolerance
+        self.random = random.Random(seed)
+        self.paths: list[list[list[int]]] = [
+            [] for _ in range(runner.batch)
+        ]  # by row and slot: slots up to it
+        self.tokens: list[list[int]] = [[] for _ in range(runner.batch)]
+        self.roots: list[int | None] = [None] * runner.batch
+
+    def text(self, row: int, slot: int) -> list[int]:
+        return [self.tokens[row][at] for at in self.paths[row][slot]]
+
+    def read(
+        self, counts: Sequence[int], rows: Sequence[int] | None = None, *, tree: bool = True
+    ) -> ModelOutput:
+        """Read random tokens: with random parents, or as plain text."""
+        numbers = range(self.runner.batch) if rows is None else rows
+        n = max(1, *counts)
+        feed = [[self.random.randrange(self.model.config.vocab_size) for _ in range(n)] for _ in counts]
+        parents = [self._parents(row, count) for row, count in zip(numbers, counts, strict=True)]
+        step = self.runner.extend(
+            torch.tensor(feed), counts, rows=rows, parents=parents if tree else None, hidden_layers=[0]
+        )
+        assert step.hidden.isfinite().all()  # padding too
+        for i, (row, count) in enumerate(zip(numbers, counts, strict=True)):
+            for at in range(count):
+                slot = len(self.tokens[row])
+                parent = parents[i][at] if tree else slot - 1
+                self.paths[row].append([*(self.paths[row][parent] if parent >= 0 else []), slot])
+                self.tokens[row].append(feed[i][at])
+                self.check(step, i, at, self.text(row, slot))
+            if not tree:
+                self.roots[row] = None
+        assert self.runner.lengths == [len(tokens) for tokens in self.tokens]
+        return step
+
+    def _parents(self, row: int, count: int) -> list[int]:
+        start = len(self.tokens[row])
+        if self.roots[row] is None:
+            self.roots[row] = start
+        root = self.roots[row]
+        assert root is not None
+        return [self.random.randint(root - 1, slot - 1) for slot in range(start, start + count)]
+
+    def check(self, step: ModelOutput, i: int, at: int, text: list[int]) -> None:
+        logits, hidden = uncached(self.model, text)
+        assert step.logits is not None
+        for given, wanted in ((step.logits[i, at], logits[-1]), (step.hidden[i, at], hidden[-1])):
+            scale = max(1.0, wanted.abs().max().item())
+            torch.testing.assert_close(given, wanted, rtol=0, atol=self.tolerance * scale)
+
+    def random_path(self, row: int) -> list[int]:
+        """A path of the tree that ends anywhere, or nowhere."""
+        root = self.roots[row]
+        if root is None or self.random.random() < 0.2 or root == len(self.tokens[row]):
+            return []
+        return self.paths[row][self.random.randrange(root, len(self.tokens[row]))][root:]
+
+    def keep(self, row: int, path: Sequence[int]) -> None:
+        self.runner.keep(row, path)
+        if self.roots[row] is not None:
+            whole = [*range(self.roots[row] or 0), *path]
+            self.tokens[row] = [self.tokens[row][slot] for slot in whole]
+            self.paths[row] = [list(range(at + 1)) for at in range(len(whole))]
+        self.roots[row] = None
+        assert self.runner.lengths[row] == len(self.tokens[row])
+
+    def rewind(self, lengths: Sequence[int]) -> None:
+        self.runner.rewind(lengths)
+        for row, length in enumerate(lengths):
+            del self.tokens[row][length:], self.paths[row][length:]
+            if length <= (self.roots[row] or 0):
+                self.roots[row] = None
+        assert self.runner.lengths == list(lengths)
+
+
+def forest(
+    kind: str | PreTrainedModel, way: str, batch: int, seed: int = 0, tolerance: float = 1e-5
+) -> Forest:
+    model = tiny(kind) if isinstance(kind, str) else kind
+    return Forest(runner_of(model, way, batch), model, seed, tolerance)
+
+
+@pytest.fixture(autouse=True)
+def graphs_without_cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("gpu") is None:
+        fake_cuda(monkeypatch)
