@@ -120,9 +120,14 @@ class Models:
         self.target = CacheRows(target, vocab, "target") if target else None
         self.draft = CacheRows(draft, vocab, "draft") if draft else None
         self._vocab = vocab
-        self._draft_steps = draft_steps(self.draft) if self.draft else None
-        self._tree_steps = TreeSteps(self.draft) if self.draft else None
-        self._target_passes = target_passes(self.target) if self.target else None
+        self._steps: dict[type[Job], Any] = {}
+        if self.draft:
+            self._steps |= {DraftJob: draft_steps(self.draft), TreeJob: TreeSteps(self.draft)}
+        if self.target:
+            self._steps[TargetJob] = target_passes(self.target)
+        rows = self.target or self.draft
+        self._device = rows.runner.device if rows else torch.device("cpu")
+        self._like = torch.empty(0, device=self._device)
 
     @property
     def vocab(self) -> int:
@@ -132,8 +137,7 @@ class Models:
     @property
     def device(self) -> torch.device:
         """The device of all laws that leave the driver: the target's; without a target, the draft's."""
-        rows = self.target or self.draft
-        return rows.runner.device if rows else torch.device("cpu")
+        return self._device
 
     @property
     def target_size(self) -> int:
@@ -143,7 +147,7 @@ class Models:
     @property
     def like(self) -> Tensor:
         """A tensor with the dtype and device of laws."""
-        return torch.empty(0, device=self.device)
+        return self._like
 
     def gather(self, laws: Tensor) -> Tensor:
         """Move laws of either model to ``device``."""
@@ -158,10 +162,7 @@ class Models:
         first = jobs[0]
         if isinstance(first, PromptJob):
             return list(self._read_prompts(first.model, jobs))
-        steps: Any = {
-            DraftJob: self._draft_steps, TreeJob: self._tree_steps, TargetJob: self._target_passes,
-        }[type(first)]  # fmt: skip
-        return list(steps([job.row for job in jobs]))
+        return list(self._steps[type(first)]([job.row for job in jobs]))
 
     def _read_prompts(self, model: str, jobs: Sequence[Job]) -> Iterator[PromptRead]:
         rows = self.target if model == "target" else self.draft

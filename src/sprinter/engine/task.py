@@ -28,7 +28,7 @@ from sprinter.models.flops import forward_flops
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedModel, LoadedPair, check_request
-from sprinter.models.runners.forward import CHUNK
+from sprinter.models.runners.forward import CHUNK, decoder_layers
 from sprinter.random import AddressedDraws
 
 __all__ = ["Parts", "Task", "render"]
@@ -296,7 +296,10 @@ def _check_states(method: Method, target: LoadedModel) -> None:
         raise UserError(
             f"method {method.name} reads the target's hidden states, which llama.cpp does not hand out"
         )
-    count = target.model.config.get_text_config().num_hidden_layers
+    try:
+        count = len(decoder_layers(target.model))
+    except NotImplementedError as error:
+        raise UserError(f"method {method.name} reads the target's hidden states, and {error}") from None
     if outside := [layer for layer in layers if not -1 <= layer < count]:
         raise UserError(
             f"method {method.name} reads layer {outside[0]} of the target, which has layers 0 to {count - 1} "

@@ -70,9 +70,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     for part in model.modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
             return part
-    raise NotImplementedError(
-        f"the decoder layers of {type(model).__name__} are not found: use hidden_layers=()"
-    )
+    raise NotImplementedError(f"the decoder layers of {type(model).__name__} are not found")
 
 
 def map_output(step: ModelOutput, change: Callable[[Tensor], Tensor]) -> ModelOutput:
