@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -17,6 +18,8 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
+from sprinter.models.ends import eos_ids_of
+from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.vocabulary import gguf_tokenizer, gguf_tokens
 from sprinter.models.runners.forward import head_sizes
@@ -54,6 +57,8 @@ class LoadedModel:
         hidden_size: d, last axis of its hidden states.
         eos_ids: token ids that end a text.
         compile: whether its runners capture short forward passes; see ``make_runner``.
+        stored: storage type in its GGUF file, e.g. "Q4_K_M", if PyTorch runs it; None for other models.
+        load_s: seconds that loading took; None for models in memory.
     """
 
     model: PreTrainedModel | GgufModel = field(repr=False)  # the repr of a large model fills a page
@@ -64,6 +69,8 @@ class LoadedModel:
     hidden_size: int
     eos_ids: tuple[int, ...]
     compile: bool | None = False
+    stored: str | None = None
+    load_s: float | None = None
 
     def module(self, who: str) -> PreTrainedModel:
         """The transformers model, for a caller that cannot use a GGUF file.
@@ -76,7 +83,8 @@ class LoadedModel:
         """
         if isinstance(self.model, GgufModel):
             raise UserError(
-                f"{who} needs transformers models, and {self.id} is a GGUF file: give its directory"
+                f"{who} needs transformers models, and {self.id} is a GGUF file: use runner torch, or give its "
+                "directory"
             )
         return self.model
 
@@ -89,10 +97,12 @@ class LoadedModel:
 
     @property
     def weights(self) -> str:
-        """Storage type of its weights: "float32", "bfloat16", ...; for a GGUF file such as "Q8_0 (GGUF)"."""
+        """Storage type of its weights: "float32", "bfloat16", ...; for a GGUF file such as "Q8_0 (GGUF)", or "bfloat16
+        (from Q8_0)" if PyTorch runs it."""
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
-        return str(self.model.dtype).removeprefix("torch.")
+        name = str(self.model.dtype).removeprefix("torch.")
+        return name if self.stored is None else f"{name} (from {self.stored})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +171,13 @@ def load_models(
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
     compile: bool | None = None,
+    dequantise: bool = False,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
-    Only safetensors and GGUF files are read. llama.cpp runs GGUF files and ignores ``dtype`` for them; a GGUF file and
-    a transformers model can form a pair if their tokenizers agree. Models in memory are used as they are: ``device``,
-    ``dtype`` and ``device_map`` do not apply to them.
+    Only safetensors and GGUF files are read. llama.cpp runs GGUF files and ignores ``dtype`` for them, unless they are
+    dequantised; a GGUF file and a transformers model can form a pair if their tokenizers agree. Models in memory are
+    used as they are: ``device``, ``dtype`` and ``device_map`` do not apply to them.
 
     Args:
         target: directory, hub id, GGUF file or model.
@@ -184,6 +195,8 @@ def load_models(
         trust_remote_code: run model code that comes with a checkpoint.
         compile: True: capture short forward passes, on a CPU compiled when first needed (about a minute per shape, kept
             on disk); None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
+        dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
+            bfloat16, or float32 for a file in float32).
 
     Raises:
         UserError: one line that says what is wrong and how to fix it.
@@ -202,12 +215,14 @@ def load_models(
         raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
     given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
     extra = {name: value for name, value in given.items() if value is not None}
-    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra)
+    options = _Options(
+        where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra, dequantise
+    )
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
     for origin in (target_origin, draft_origin):
         if origin is not None:
-            _check_extra(origin, extra)
+            _check_options(origin, options)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
     loaded = _load(target_origin, "target", options, speaker)
     drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
@@ -236,16 +251,26 @@ class _Options:
     compile: bool | None
     device_name: str
     extra: Mapping[str, Any]
+    dequantise: bool
 
 
-def _check_extra(origin: Provenance, extra: Mapping[str, Any]) -> None:
-    """Refuse options for loading with transformers if the model is a GGUF file or in memory."""
-    kind = "a GGUF file, which llama.cpp runs" if origin.gguf is not None else "in memory already"
-    if extra and not (isinstance(origin.at, Path) and origin.gguf is None):
-        name = next(iter(extra))
-        raise UserError(
-            f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
-        )
+def _check_options(origin: Provenance, options: _Options) -> None:
+    """Refuse options for loading with transformers that do not apply to a model in memory or to a GGUF file."""
+    given = dict(options.extra)
+    if origin.gguf is None:
+        kind = "in memory already"
+        given = given if not isinstance(origin.at, Path) else {}
+    elif options.dequantise:
+        kind = "a GGUF file"
+        given = {"device_map": options.device_map, **given}
+        given.pop("attn_implementation", None)
+    else:
+        kind = "a GGUF file, which llama.cpp runs"
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
+            )
 
 
 def _device(name: str) -> torch.device:
@@ -278,37 +303,42 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
 
 
 def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
-    if origin.gguf is not None:
+    begun, stored, ends = time.perf_counter(), None, None
+    if isinstance(origin.at, PreTrainedModel):
+        model = origin.at
+    elif origin.gguf is None:
+        model = _weights(origin.at, origin.name, which, options)
+    elif options.dequantise:
+        read = dequantised(origin.gguf, options.dtype, **options.extra)
+        model, stored, ends = read.model, read.stored, read.eos_ids
+        model.to(options.device)  # type: ignore[arg-type]
+    else:
         return _load_gguf(origin, origin.gguf, which, options, speaker)
-    model = (
-        origin.at
-        if isinstance(origin.at, PreTrainedModel)
-        else _weights(origin.at, origin.name, which, options)
-    )
     if model.config.is_encoder_decoder:
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
     vocab_size, hidden_size = head_sizes(model)
     check_rows(speaker, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
-    eos_ids = _eos_ids(model, speaker)
     if options.compile:
         check_capture(model)
     return LoadedModel(
-        model, origin.name, origin.revision, context, vocab_size, hidden_size, eos_ids, options.compile
-    )
+        model, origin.name, origin.revision, context, vocab_size, hidden_size,
+        eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored, time.perf_counter() - begun,
+    )  # fmt: skip
 
 
 def _load_gguf(
     origin: Provenance, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
 ) -> LoadedModel:
-    model = GgufModel(path, options.device_name)
+    begun, model = time.perf_counter(), GgufModel(path, options.device_name)
     check_rows(speaker, model.vocab_size, which)
     if options.compile:
         check_capture(model)
     return LoadedModel(
-        model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids
-    )
+        model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids,
+        load_s=time.perf_counter() - begun,
+    )  # fmt: skip
 
 
 def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTrainedModel:
@@ -356,28 +386,6 @@ def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
         which, name, longest, context, runner_kind(model)[1],
     )  # fmt: skip
     return longest
-
-
-def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """EOS ids of the generation config; if the checkpoint has none, those of its config and the tokenizer.
-
-    A chat model without a generation config often has the end of a document as EOS in its config and the end of a turn
-    as EOS of its tokenizer: both end a text.
-    """
-    config: Any = model.config
-    generation: Any = getattr(model, "generation_config", None)
-    own, named = _ids_of(generation), _ids_of(config)
-    # transformers derives a generation config from the config if the checkpoint has none.
-    if own and (own != named or not getattr(generation, "_from_model_config", False)):
-        return own
-    return tuple(dict.fromkeys((*named, *_ids_of(config.get_text_config(decoder=True)), *_ids_of(speaker))))
-
-
-def _ids_of(holder: Any) -> tuple[int, ...]:
-    ids = getattr(holder, "eos_token_id", None)
-    if ids is None:
-        return ()
-    return tuple(int(id) for id in ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
 def _speaker(

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its metadata, and the storage types of its tensors.
+"""Reads the header of a GGUF file: its metadata, and where and how its tensors are stored.
 
 The package ``gguf`` can read it too, but makes arrays for every string: half a minute for a vocabulary of 150,000.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package
 
-__all__ = ["GgufHead", "gguf_head"]
+__all__ = ["GgufHead", "StoredTensor", "gguf_head"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its code in ``struct``."""
@@ -24,16 +24,33 @@ _VERSIONS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where and how a tensor is stored.
+
+    Attributes:
+        shape: its shape in PyTorch's order.
+        kind: number of its GGML type.
+        start: offset of its first byte in the file.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class GgufHead:
     """The header of a GGUF file.
 
     Attributes:
         metadata: values by key; arrays are lists.
+        tensors: its tensors by name.
         types: names of the GGML types that its matrices are stored in, such as "F16", "Q4_K"; for a type that the
             package ``gguf`` does not know, its number.
     """
 
     metadata: dict[str, Any]
+    tensors: dict[str, StoredTensor]
     types: frozenset[str]
 
 
@@ -67,24 +84,25 @@ class _GgufReader:
         """The whole header."""
         tensors, keys = self._numbers("Q", 2)
         metadata = {self._string(): self._value(self._number("I")) for _ in range(keys)}
-        stored = [self._tensor() for _ in range(tensors)]
+        named = [self._tensor() for _ in range(tensors)]
         step = int(metadata.get("general.alignment", 32))
         begin = -(-self._at // step) * step
         names = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
-        for sizes, kind, offset in stored:
-            if kind in names:
-                size = math.prod(sizes)
-                block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-                if begin + offset + size // block * block_bytes > len(self._data):
+        stored = {name: StoredTensor(shape, kind, begin + at) for name, shape, kind, at in named}
+        for tensor in stored.values():
+            if tensor.kind in names:
+                size = math.prod(tensor.shape)
+                block, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]
+                if tensor.start + size // block * block_bytes > len(self._data):
                     raise ValueError("a tensor lies beyond the end")
-        matrices = {kind for sizes, kind, _ in stored if len(sizes) > 1}
-        return GgufHead(metadata, frozenset(names.get(kind, str(kind)) for kind in matrices))
+        matrices = {tensor.kind for tensor in stored.values() if len(tensor.shape) > 1}
+        return GgufHead(metadata, stored, frozenset(names.get(kind, str(kind)) for kind in matrices))
 
-    def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        """Shape, type and offset in the data of the next tensor."""
-        self._string()
-        sizes = self._numbers("Q", self._number("I"))
-        return sizes, self._number("I"), self._number("Q")
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, type and offset in the data of the next tensor."""
+        name = self._string()
+        sizes = self._numbers("Q", self._number("I"))  # the row length comes first
+        return name, tuple(reversed(sizes)), self._number("I"), self._number("Q")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
