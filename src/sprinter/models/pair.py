@@ -262,7 +262,7 @@ def _check_options(origin: Provenance, options: _Options) -> None:
         given = given if not isinstance(origin.at, Path) else {}
     elif options.dequantise:
         kind = "a GGUF file"
-        given = {"device_map": options.device_map, **given}
+        given = {**given, "device_map": options.device_map}
         given.pop("attn_implementation", None)
     else:
         kind = "a GGUF file, which llama.cpp runs"

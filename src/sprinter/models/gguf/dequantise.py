@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ from sprinter.fingerprint import count_as
 from sprinter.models.gguf.config import Family, family_of, model_config, not_here
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
-from sprinter.models.gguf.output_head import GgufHead, StoredTensor, gguf_head
+from sprinter.models.gguf.output_head import GgufHead, gguf_head
 
 __all__ = ["Dequantised", "dequantised"]
 
-_CHUNK = 1 << 22
-"""Numbers that are dequantised at a time, in float32."""
+_PART, _WIDTH = 1 << 20, 1 << 12
+"""Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
+short in a model."""
 _ROPE = "rope_freqs.weight"
 _ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
@@ -50,7 +52,7 @@ class Dequantised:
 def dequantised(path: Path, dtype: torch.dtype | str, **options: Any) -> Dequantised:
     """Read a GGUF file into a transformers model.
 
-    Takes the memory of the model in ``dtype``, and some ten MB for the tensor that is being read. The model has the
+    Takes the memory of the model in ``dtype``, and a few MB for what is being read. The model has the
     fingerprint of ``GgufModel``, so that heads fit both.
 
     Args:
@@ -91,7 +93,7 @@ class _Tensors:
         self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """A tensor in ``dtype``, dequantised a few rows at a time.
+        """A tensor in ``dtype``, dequantised in parts.
 
         Raises:
             ValueError, NotImplementedError: it cannot be read.
@@ -102,21 +104,23 @@ class _Tensors:
             raise ValueError("it is for machines with another byte order")
         self.seen.add(name)
         tensor = self._head.tensors[name]
-        kind, row_bytes = self._kind(tensor)
-        values, width = torch.empty(tensor.shape, dtype=dtype), tensor.shape[-1]
-        rows, step = values.view(-1, width), max(1, _CHUNK // width)
-        stored = self._data[tensor.start : tensor.start + len(rows) * row_bytes].reshape(-1, row_bytes)
-        for at in range(0, len(rows), step):
-            some = slice(at, at + step)
-            numbers = self._gguf.dequantize(np.array(stored[some]), kind)
-            rows[some] = torch.from_numpy(np.asarray(numbers, np.float32))
-        return values
-
-    def _kind(self, tensor: StoredTensor) -> tuple[Any, int]:
-        """A tensor's GGML type, and the number of bytes in one row."""
         kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
         block, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
-        return kind, tensor.shape[-1] // block * block_bytes
+        values = torch.empty(tensor.shape, dtype=dtype)
+        numbers, blocks = values.view(-1), values.numel() // block
+        stored = self._data[tensor.start : tensor.start + blocks * block_bytes].reshape(blocks, block_bytes)
+
+        def convert(at: int) -> None:
+            part = np.array(stored[at : at + _PART // block])
+            wide = (
+                part.reshape(-1, _WIDTH // block * block_bytes) if len(part) * block % _WIDTH == 0 else part
+            )
+            plain = np.asarray(self._gguf.dequantize(wide, kind), np.float32)
+            numbers[at * block : at * block + plain.size] = torch.from_numpy(plain).view(-1)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # NumPy works without the lock
+            list(pool.map(convert, range(0, blocks, _PART // block)))
+        return values
 
 
 def _weights(
