@@ -18,7 +18,8 @@ from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.gguf.vocabulary import gguf_tokenizer, gguf_tokens
+from sprinter.models.gguf.output_head import forget_heads
+from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
@@ -209,11 +210,12 @@ def load_models(
         if origin is not None:
             _check_extra(origin, extra)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
-    loaded = _load(target_origin, "target", options, speaker)
+    words = speaker.get_vocab()
+    loaded = _load(target_origin, "target", options, speaker, words)
     drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
     if tokenizer is None and draft_origin is not None and drafted is not None:
-        check_same_vocabulary(speaker.get_vocab(), drafted, target_origin.name, draft_origin.name)
-    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker)
+        check_same_vocabulary(words, drafted, target_origin.name, draft_origin.name)
+    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker, words)
     if drafter is not None and drafted is None and loaded.vocab_size != drafter.vocab_size:
         raise UserError(
             f"the target has {loaded.vocab_size} token ids and the draft {drafter.vocab_size}, and the draft comes "
@@ -222,8 +224,9 @@ def load_models(
     tokens = None
     if tokenizer is not None:
         own = {"target": _own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
-        tokens = common_tokens(speaker.get_vocab(), own)
+        tokens = common_tokens(words, own)
         _check_ends(loaded, tokens)
+    forget_heads()
     return LoadedPair(loaded, drafter, speaker, tokens)
 
 
@@ -277,9 +280,15 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
     return _DTYPES[name]
 
 
-def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
+def _load(
+    origin: Provenance,
+    which: str,
+    options: _Options,
+    speaker: PreTrainedTokenizerBase,
+    words: Vocabulary,
+) -> LoadedModel:
     if origin.gguf is not None:
-        return _load_gguf(origin, origin.gguf, which, options, speaker)
+        return _load_gguf(origin, origin.gguf, which, options, words)
     model = (
         origin.at
         if isinstance(origin.at, PreTrainedModel)
@@ -289,7 +298,7 @@ def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrained
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
     vocab_size, hidden_size = head_sizes(model)
-    check_rows(speaker, vocab_size, which)
+    check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     eos_ids = _eos_ids(model, speaker)
     if options.compile:
@@ -300,10 +309,10 @@ def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrained
 
 
 def _load_gguf(
-    origin: Provenance, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
+    origin: Provenance, path: Path, which: str, options: _Options, words: Vocabulary
 ) -> LoadedModel:
     model = GgufModel(path, options.device_name)
-    check_rows(speaker, model.vocab_size, which)
+    check_rows(words, model.vocab_size, which)
     if options.compile:
         check_capture(model)
     return LoadedModel(
