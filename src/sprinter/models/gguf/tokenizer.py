@@ -136,14 +136,13 @@ def _merges(
     tokens: list[str], kinds: list[int], scores: list[float], vocab: dict[str, int]
 ) -> list[tuple[str, str]]:
     """All pairs of tokens that make another, those with the best score first, as SentencePiece merges them."""
-    pairs, ranks = [], []
-    for token, kind, score in zip(tokens, kinds, scores, strict=True):
-        if kind == NORMAL:
-            for at in range(1, len(token)):
-                if (left := token[:at]) in vocab and (right := token[at:]) in vocab:
-                    pairs.append((left, right))
-                    ranks.append(score)
-    return [pairs[i] for i in np.argsort(-np.array(ranks, np.float32), kind="stable")]
+    best_first = np.argsort(-np.array(scores, np.float32), kind="stable").tolist()
+    return [
+        (left, right)
+        for token in [tokens[i] for i in best_first if kinds[i] == NORMAL]
+        for at in range(1, len(token))
+        if (left := token[:at]) in vocab and (right := token[at:]) in vocab
+    ]
 
 
 def _add_whole(backend: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
