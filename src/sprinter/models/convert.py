@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
-from sprinter.models.gguf import vocabulary, write
+from sprinter.models.gguf import config, vocabulary, write
 from sprinter.models.gguf.library import installed
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import dtype_name, load_models
@@ -25,7 +25,7 @@ __all__ = ["RUNNERS", "convert_gguf", "for_runner"]
 RUNNERS = ("auto", "torch", "llamacpp")
 
 _log = logging.getLogger("sprinter")
-_WRITERS = [Path(str(module.__file__)) for module in (write, vocabulary)]
+_WRITERS = [Path(str(module.__file__)) for module in (write, config, vocabulary)]
 _DTYPES = {"auto": "f16", "float32": "f32", "float16": "f16", "q8_0": "q8_0"}
 """dtype names of ``load_pair`` → storage type of the matrices in a GGUF file."""
 

@@ -18,10 +18,12 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
+from sprinter.models.devices import device_of, dtype_name, dtype_of
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.gguf.vocabulary import gguf_tokenizer, gguf_tokens
+from sprinter.models.gguf.output_head import forget_heads
+from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
@@ -31,14 +33,7 @@ __all__ = [
     "check_request", "dtype_name", "load_models",
 ]  # fmt: skip
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 _log = logging.getLogger("sprinter")
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _NO_LIMIT = 1 << 20
 """Context of a model whose config names none (ALiBi): larger than any request."""
@@ -150,12 +145,6 @@ class LoadedPair:
         return None if least == _NO_LIMIT else least
 
 
-def dtype_name(dtype: str | torch.dtype) -> str:
-    """Full name of a dtype: torch.bfloat16, "bf16" and "bfloat16" give "bfloat16". Unknown names are returned as is."""
-    name = str(dtype).removeprefix("torch.")
-    return _SHORT.get(name, name)
-
-
 @bars_on_terminals()
 def load_models(
     target: Source,
@@ -207,7 +196,7 @@ def load_models(
         raise UserError(
             f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
         )
-    where = _device(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
+    where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards
     if device_map is not None and find_spec("accelerate") is None:
@@ -216,7 +205,7 @@ def load_models(
     given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
     extra = {name: value for name, value in given.items() if value is not None}
     options = _Options(
-        where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra, dequantise
+        where, dtype_of(dtype, where), device_map, trust_remote_code, compile, device, extra, dequantise
     )
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
@@ -224,11 +213,12 @@ def load_models(
         if origin is not None:
             _check_options(origin, options)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
-    loaded = _load(target_origin, "target", options, speaker)
+    words = speaker.get_vocab()
+    loaded = _load(target_origin, "target", options, speaker, words)
     drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
     if tokenizer is None and draft_origin is not None and drafted is not None:
-        check_same_vocabulary(speaker.get_vocab(), drafted, target_origin.name, draft_origin.name)
-    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker)
+        check_same_vocabulary(words, drafted, target_origin.name, draft_origin.name)
+    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker, words)
     if drafter is not None and drafted is None and loaded.vocab_size != drafter.vocab_size:
         raise UserError(
             f"the target has {loaded.vocab_size} token ids and the draft {drafter.vocab_size}, and the draft comes "
@@ -237,8 +227,9 @@ def load_models(
     tokens = None
     if tokenizer is not None:
         own = {"target": _own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
-        tokens = common_tokens(speaker.get_vocab(), own)
+        tokens = common_tokens(words, own)
         _check_ends(loaded, tokens)
+    forget_heads()
     return LoadedPair(loaded, drafter, speaker, tokens)
 
 
@@ -273,36 +264,13 @@ def _check_options(origin: Provenance, options: _Options) -> None:
             )
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"there is no device {name!r}: use auto, cpu, cuda or mps") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not available here: use cpu, or install a CUDA build of PyTorch")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not available here: use device=cpu")
-    try:  # torch accepts names of devices that this build or machine lacks; meta tensors hold no numbers
-        usable = device.type != "meta" and torch.empty(0, device=device) is not None
-    except Exception:  # each backend raises its own error
-        usable = False
-    if not usable:
-        raise UserError(f"device {name!r} cannot be used here: use cpu, cuda or mps")
-    return device
-
-
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
-    name = dtype_name(dtype)
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if name not in _DTYPES:
-        raise UserError(f"there is no dtype {name!r}: use auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
-
-
-def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
+def _load(
+    origin: Provenance,
+    which: str,
+    options: _Options,
+    speaker: PreTrainedTokenizerBase,
+    words: Vocabulary,
+) -> LoadedModel:
     begun, stored, ends = time.perf_counter(), None, None
     if isinstance(origin.at, PreTrainedModel):
         model = origin.at
@@ -313,12 +281,12 @@ def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrained
         model, stored, ends = read.model, read.stored, read.eos_ids
         model.to(options.device)  # type: ignore[arg-type]
     else:
-        return _load_gguf(origin, origin.gguf, which, options, speaker)
+        return _load_gguf(origin, origin.gguf, which, options, words)
     if model.config.is_encoder_decoder:
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
     vocab_size, hidden_size = head_sizes(model)
-    check_rows(speaker, vocab_size, which)
+    check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
     if options.compile:
         check_capture(model)
@@ -329,10 +297,10 @@ def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrained
 
 
 def _load_gguf(
-    origin: Provenance, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
+    origin: Provenance, path: Path, which: str, options: _Options, words: Vocabulary
 ) -> LoadedModel:
     begun, model = time.perf_counter(), GgufModel(path, options.device_name)
-    check_rows(speaker, model.vocab_size, which)
+    check_rows(words, model.vocab_size, which)
     if options.compile:
         check_capture(model)
     return LoadedModel(
