@@ -78,8 +78,7 @@ class LoadedModel:
         """
         if isinstance(self.model, GgufModel):
             raise UserError(
-                f"{who} needs transformers models, and {self.id} is a GGUF file: use runner torch, or give its "
-                "directory"
+                f"{who} needs transformers models, and {self.id} is a GGUF file: give its directory"
             )
         return self.model
 
