@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, needs_gguf, needs_llama]
 
 TEXT = (
     "The river rises in the mountains and flows through wide valleys before it reaches the sea. Farmers along its "
-    "banks have grown wheat, barley and grapes for two thousand years, and the towns that they built still hold markets on "
-    "Saturdays. In 1845 a railway engineer called Martin Hale drew a line from the harbour to the quarries, 37 "
-    "kilometres of track, and nobody believed that it could be paid for. "
+    "banks have grown wheat, barley and grapes for two thousand years, and the towns that they built still hold "
+    "markets on Saturdays. In 1845 a railway engineer called Martin Hale drew a line from the harbour to the "
+    "quarries, 37 kilometres of track, and nobody believed that it could be paid for. "
 )
 LOSSLESS = (
     "speculative(gamma=3)",
