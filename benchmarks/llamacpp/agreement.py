@@ -2,10 +2,10 @@
 
 Both runners read one text, llama.cpp with the weights as stored, PyTorch with weights dequantised to float32. On a CPU,
 llama.cpp rounds activations to eight bits before it multiplies them with quantised weights, so that the laws differ.
-"float32 file" is the check of everything else: the dequantised weights written as a float32 file, which llama.cpp does
-not round (models of up to 200 M parameters; those of more than 1 G are only loaded). |Δ log p| is over all tokens of the
-vocabulary, likely or not; drift is the total variation distance. Peak memory is what loading adds to that of the process,
-mapped pages of the file included.
+"float32 file" checks everything else: the dequantised weights written as a float32 file, which llama.cpp does not round
+(models of up to 200 M parameters; those of more than 1 G are only loaded). |Δ log p| is over all tokens of the
+vocabulary, likely or not; drift is the total variation distance. Peak memory is what loading adds to that of the
+process, mapped pages of the file included.
 
 Run: python benchmarks/llamacpp/agreement.py --data DIR [--tokens 200] [--models FILE ...]
      (the files: by default those of SPRINTER_MODELS)

@@ -1,5 +1,7 @@
 """GGUF files that PyTorch runs: the model that was stored, its tokens and its fingerprint; refusals in one line."""
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.models.refused import refusal
 from tests.models.told import Told
 
 import sprinter
+from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.gguf.dequantise import dequantised
@@ -232,3 +235,20 @@ def test_a_file_that_is_cut_off_is_refused_in_one_line(tmp_path: Path) -> None:
     data = (tmp_path / "m.gguf").read_bytes()
     (tmp_path / "m.gguf").write_bytes(data[: len(data) // 2])
     assert "is damaged or cut short" in refusal(tmp_path / "m.gguf", dequantise=True)
+
+
+def test_doctor_says_how_the_file_is_run(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--target", str(files / "target-f16.gguf"), "--runner", "torch", "--json"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["target"]["status"] == "ok"
+    assert "LlamaForCausalLM: row runner" in checks["target"]["detail"]
+    assert "a GGUF file, F16, dequantised to float32 in " in checks["target"]["detail"]
+    assert "llama.cpp" not in checks
+
+
+def test_without_the_package_one_line_says_what_to_install(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)  # type: ignore[arg-type]
+    line = refusal(files / "target-f16.gguf", dequantise=True)
+    assert "GGUF files need the package gguf" in line and "pip install 'sprinter-llm[gguf]'" in line
