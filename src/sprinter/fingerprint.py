@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-__all__ = ["weights_fingerprint"]
+__all__ = ["count_as", "weights_fingerprint"]
+
+_files: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+"""Model → hash of its weights when it was read from a file, and the fingerprint of that file."""
 
 
 def weights_fingerprint(model: Any) -> str:
@@ -16,10 +20,22 @@ def weights_fingerprint(model: Any) -> str:
 
     It depends neither on the checkpoint's path nor on the dtype that it is loaded in, and is cheap for any size. A
     model that is not an ``nn.Module`` has it as an attribute ``fingerprint``; that of a GGUF file is the fingerprint
-    of the checkpoint that the file was converted from.
+    of the checkpoint that the file was converted from. A GGUF file that PyTorch runs has the same one, until its
+    weights change.
     """
     if not isinstance(model, nn.Module):
         return str(model.fingerprint)
+    own = _of_weights(model)
+    loaded, file = _files.get(model, (None, own))
+    return file if own == loaded else own
+
+
+def count_as(model: nn.Module, fingerprint: str) -> None:
+    """Give a model the fingerprint of the file that it was read from, for as long as its weights stay as they are."""
+    _files[model] = _of_weights(model), fingerprint
+
+
+def _of_weights(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, values in sorted(model.named_parameters()):
         digest.update(f"{name}{tuple(values.shape)}".encode())

@@ -23,7 +23,7 @@ SLOW = {
     *("bench/noise", "engine/decoding", "engine/passes", "gate/transfer", "gpu/run", "methods/every_method"),
     *("papers/fsd", "papers/sprinter", "papers/svip"),
 }
-NEEDS = {"llamacpp/speed": "llama_cpp"}
+NEEDS = {"llamacpp/agreement": "llama_cpp", "llamacpp/speed": "llama_cpp"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
@@ -36,6 +36,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "gate/study_builtin": {"gates", "curves"},
     "gate/transfer": {"cells"},
     "gpu": {"stages"},
+    "llamacpp/agreement": {"rows"},
     "llamacpp/speed": {"results"},
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},

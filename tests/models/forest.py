@@ -17,7 +17,7 @@ from sprinter.models.capture.runner import CapturedRunner, Units
 from sprinter.models.choose import _choose
 from sprinter.models.runner import ModelOutput, Runner, make_runner
 
-KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral"]
+KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "gemma3", "mistral"]
 WAYS = ["row", "captured", "graphs"]
 
 

@@ -25,7 +25,9 @@ from sprinter.models.runner import make_runner
 
 pytestmark = pytest.mark.timeout(1800)  # to compile takes minutes where others use the cores as well
 
-KINDS = ["gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "mistral", "opt"]
+KINDS = [
+    "gpt2", "llama", "qwen2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "gemma3", "mistral", "opt",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

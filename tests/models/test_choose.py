@@ -18,7 +18,7 @@ def test_full_attention_gets_the_row_runner(kind: str) -> None:
     assert make_runner(tiny(kind), max_len=8).name == "row"
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "mistral", "qwen2-sliding"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral", "qwen2-sliding"])
 def test_sliding_attention_gets_the_row_runner(kind: str) -> None:
     assert runner_kind(tiny(kind)) == ("row", "attention over a sliding window")
 

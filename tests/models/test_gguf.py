@@ -53,7 +53,7 @@ def foreign(files: Path) -> Path:
     """The target's file as another converter would write it: without our keys and without tokenizer.json."""
     path = files / "foreign.gguf"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gguf_vocabulary, "_JSON", "other.json")
+        patch.setattr(gguf_vocabulary, "JSON_KEY", "other.json")
         patch.setattr(gguf_write, "FINGERPRINT_KEY", "other.fingerprint")
         patch.setattr(gguf_write, "EOS_KEY", "other.eos")
         return convert_gguf(files / "target", path, "f32")

@@ -29,7 +29,7 @@ def states_of(model: PreTrainedModel, text: Sequence[int]) -> tuple[list[Tensor]
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "gpt_neox", "gemma2"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "gpt_neox", "gemma2", "gemma3"])
 def test_hidden_states_of_layers_and_keys_and_values(kind: str, way: str) -> None:
     runner, model = runner_of(kind, way, 2), tiny(kind)
     texts = [[7, 3, 60, 12, 5, 9], [1, 2, 3, 4]]

@@ -30,7 +30,9 @@ def tensors(runner: object) -> int:
     return found
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "gemma2", "qwen2-sliding", "opt", "phi3", "deepseek"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "llama", "gemma2", "gemma3", "qwen2-sliding", "opt", "phi3", "deepseek"]
+)
 def test_a_cache_takes_what_was_said(kind: str) -> None:
     model = deepseek() if kind == "deepseek" else tiny(kind)
     for length in (SWITCH - 4, SWITCH + 10):

@@ -16,6 +16,8 @@ from tests.models.tiny import CONTEXT, VOCAB, fresh, padded_gpt2, save, tiny, wo
 from sprinter.errors import UserError
 from sprinter.models import pair as pair_module
 from sprinter.models import source
+from sprinter.models.devices import dtype_of
+from sprinter.models.ends import eos_ids_of
 from sprinter.models.pair import LoadedPair, builtin_paths, check_request, load_models
 
 
@@ -68,8 +70,8 @@ def test_dtypes(saved: Path) -> None:
 
 
 def test_auto_dtype_keeps_the_checkpoints_dtype_off_the_cpu() -> None:
-    assert pair_module._dtype("auto", torch.device("cuda")) == "auto"
-    assert pair_module._dtype("auto", torch.device("cpu")) == torch.float32
+    assert dtype_of("auto", torch.device("cuda")) == "auto"
+    assert dtype_of("auto", torch.device("cpu")) == torch.float32
 
 
 def test_devices_that_are_not_here(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,16 +89,16 @@ def test_device_map_needs_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_end_tokens_come_from_the_generation_config_first(saved: Path) -> None:
     model, tokenizer = fresh("gpt2"), word_tokenizer()
-    assert pair_module._eos_ids(model, tokenizer) == (0,)
+    assert eos_ids_of(model, tokenizer) == (0,)
     model.generation_config.eos_token_id = [3, 5]
-    assert pair_module._eos_ids(model, tokenizer) == (3, 5)
+    assert eos_ids_of(model, tokenizer) == (3, 5)
     model.generation_config.eos_token_id = None
     model.config.eos_token_id = 7
-    assert pair_module._eos_ids(model, tokenizer) == (7, 0)
+    assert eos_ids_of(model, tokenizer) == (7, 0)
     model.config.eos_token_id = None
-    assert pair_module._eos_ids(model, tokenizer) == (0,)
+    assert eos_ids_of(model, tokenizer) == (0,)
     tokenizer.eos_token = None
-    assert pair_module._eos_ids(model, tokenizer) == ()
+    assert eos_ids_of(model, tokenizer) == ()
 
 
 # --- where it comes from ---------------------------------------------------------------------------------------------

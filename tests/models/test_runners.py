@@ -11,7 +11,18 @@ from tests.models.told import Told
 from sprinter.models.runner import Runner, make_runner
 from sprinter.models.runners import forward
 
-ROW = ["gpt2", "llama", "llama-eager", "qwen2", "qwen2-sliding", "gpt_neox", "gemma2", "mistral", "opt"]
+ROW = [
+    "gpt2",
+    "llama",
+    "llama-eager",
+    "qwen2",
+    "qwen2-sliding",
+    "gpt_neox",
+    "gemma2",
+    "gemma3",
+    "mistral",
+    "opt",
+]
 
 
 @pytest.mark.parametrize("kind", ROW)
@@ -23,7 +34,7 @@ def test_row_runner_equals_the_uncached_pass_in_random_programs(kind: str, batch
         told.anything()
 
 
-@pytest.mark.parametrize("kind", ["gpt_neo", "gemma2", "mistral", "llama"])
+@pytest.mark.parametrize("kind", ["gpt_neo", "gemma2", "gemma3", "mistral", "llama"])
 def test_crop_runner_equals_the_uncached_pass_in_random_programs(kind: str) -> None:
     told = Told(make_runner(tiny(kind), max_len=40, prefer="crop"), kind, seed=5)
     assert told.runner.name == "crop"
@@ -191,7 +202,7 @@ def test_runners_fit_the_interface() -> None:
 
 
 @pytest.mark.parametrize("prefer", ["row", "crop"])
-@pytest.mark.parametrize("kind", ["gemma2", "mistral", "qwen2-sliding"])
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3", "mistral", "qwen2-sliding"])
 def test_one_token_at_a_time_through_the_window(kind: str, prefer: str) -> None:
     told = Told(make_runner(tiny(kind), max_len=30, prefer=prefer), kind)
     for length in range(1, 2 * WINDOW + 2):

@@ -11,7 +11,7 @@ from sprinter.models.runner import make_runner
 TEXTS = [[(7 * i + 5 * row) % 61 for i in range(4 + 6 * row)] for row in range(4)]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "llama-eager", "qwen2-sliding", "gemma2"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "llama-eager", "qwen2-sliding", "gemma2", "gemma3"])
 @pytest.mark.parametrize("rows", [[2], [1, 3], [3, 0, 2]])
 def test_some_rows_read_on(kind: str, rows: list[int]) -> None:
     runner = make_runner(tiny(kind), batch=4, max_len=CONTEXT)

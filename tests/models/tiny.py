@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoConfig,
@@ -89,6 +91,19 @@ def _gemma2() -> PreTrainedModel:
     return Gemma2ForCausalLM(config)
 
 
+def _gemma3() -> PreTrainedModel:
+    """Its layers have a window and a rotary base each: the first attends locally, the second to the whole past."""
+    config = Gemma3TextConfig(
+        **(_GROUPED | {"pad_token_id": 0}), head_dim=8, query_pre_attn_scalar=8, sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.0},
+        },
+    )  # fmt: skip
+    return Gemma3ForCausalLM(config)
+
+
 def _opt() -> PreTrainedModel:
     config = OPTConfig(
         **(_ENDS | {"pad_token_id": 1}),
@@ -150,6 +165,7 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_COMMON)),
     "gemma2": _gemma2,
+    "gemma3": _gemma3,
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_GROUPED, sliding_window=WINDOW)),
     "llama-longrope": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, rope_parameters=dict(_LONGROPE))),
     "llama-dynamic": lambda: LlamaForCausalLM(LlamaConfig(**_GROUPED, rope_parameters=dict(_DYNAMIC))),

@@ -142,7 +142,9 @@ def run(
     asked |= {"repeats": repeats, "seed": seed, "warmup": warmup, **options}
     asked |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**asked)
-    with_llama = loading.runner == "llamacpp" or (loading.target or "").endswith(".gguf")
+    with_llama = loading.runner == "llamacpp" or (
+        loading.runner == "auto" and (loading.target or "").endswith(".gguf")
+    )
     arms = parse_arms(arm or (*_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code) if quality else None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from sprinter.engine.pair import Pair
     from sprinter.models.gguf.repack import Repacking
+    from sprinter.models.pair import LoadedModel
 
 __all__ = ["doctor"]
 
@@ -209,7 +210,15 @@ def _runner(pair: Pair, which: str) -> Found:
         return "warn", "no draft: only autoregressive decoding is possible"
     kind, reason = runner_kind(model.model)
     name = getattr(model.model, "architecture", type(model.model).__name__)
-    return "ok", f"{name}: {kind} runner ({reason})"
+    return "ok", f"{name}: {kind} runner ({reason}){_dequantised(model)}"
+
+
+def _dequantised(model: LoadedModel) -> str:
+    """For a GGUF file that PyTorch runs: how its weights were stored, and how long reading them took."""
+    if model.stored is None:
+        return ""
+    weights = str(model.model.dtype).removeprefix("torch.")
+    return f"; a GGUF file, {model.stored}, dequantised to {weights} in {model.load_s:.1f} s"
 
 
 def _passes(pair: Pair) -> Found:

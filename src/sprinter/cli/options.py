@@ -95,7 +95,8 @@ CompileOption = Annotated[
 RunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"],
     typer.Option(
-        help="auto: llama.cpp for GGUF files. llamacpp: other models are converted once, and cached.",
+        help="auto: llama.cpp for GGUF files. torch: PyTorch, GGUF files are dequantised. "
+        "llamacpp: other models are converted once, and cached.",
         rich_help_panel=_MODELS,
     ),
 ]

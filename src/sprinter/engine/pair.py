@@ -44,8 +44,9 @@ def load_pair(
         draft: as ``target``; None: plain decoding.
         gate: directory or hub id of a gate that was trained for this draft.
         heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read.
-        runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (no GGUF files) or "llamacpp" (other
-            models are converted once and cached; dtype "float32", "float16" or "q8_0").
+        runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (GGUF files too, their weights
+            dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
+            "float16" or "q8_0").
         options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
             draft_revision, trust_remote_code, compile; see ``load_models``.
 

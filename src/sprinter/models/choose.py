@@ -38,7 +38,7 @@ __all__ = [
     "tree_limit",
 ]
 
-_TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "mistral"})
+_TESTED = frozenset({"gpt2", "llama", "qwen2", "gpt_neox", "gemma2", "gemma3_text", "mistral"})
 """Model types for which the tests compare the row runner with the uncached forward pass; others are tried on use."""
 
 _ONE_WINDOW = frozenset({"mistral", "mixtral", "ministral3", "phi3", "phimoe", "starcoder2"})

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
-from sprinter.models.gguf import vocabulary, write
+from sprinter.models.gguf import config, vocabulary, write
 from sprinter.models.gguf.library import installed
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import dtype_name, load_models
@@ -25,7 +25,7 @@ __all__ = ["RUNNERS", "convert_gguf", "for_runner"]
 RUNNERS = ("auto", "torch", "llamacpp")
 
 _log = logging.getLogger("sprinter")
-_WRITERS = [Path(str(module.__file__)) for module in (write, vocabulary)]
+_WRITERS = [Path(str(module.__file__)) for module in (write, config, vocabulary)]
 _DTYPES = {"auto": "f16", "float32": "f32", "float16": "f16", "q8_0": "q8_0"}
 """dtype names of ``load_pair`` → storage type of the matrices in a GGUF file."""
 
@@ -70,9 +70,9 @@ def for_runner(
 ) -> tuple[Source, Source | None, dict[str, Any]]:
     """Target, draft and options to pass to ``load_models`` so that the requested runner serves the pair.
 
-    "auto" changes nothing: llama.cpp runs GGUF files, PyTorch all other models. "torch" refuses GGUF files. For
-    "llamacpp" models in other formats are converted once, with ``options["dtype"]`` (default: float16), and kept in the
-    cache directory.
+    "auto" changes nothing: llama.cpp runs GGUF files, PyTorch all other models. With "torch" GGUF files are
+    dequantised. For "llamacpp" models in other formats are converted once, with ``options["dtype"]`` (default:
+    float16), and kept in the cache directory.
 
     Raises:
         UserError: an unknown runner, a model that it cannot serve, or the extra ``gguf`` is not installed.
@@ -81,26 +81,19 @@ def for_runner(
         raise UserError(f"there is no runner {runner!r}: use {', '.join(RUNNERS)}")
     if runner == "auto":
         return target, draft, dict(options)
+    if runner == "torch":
+        return target, draft, {**options, "dequantise": True}
     dtype = dtype_name(options.get("dtype", "auto"))
-    if runner == "llamacpp":
-        installed()  # report what is missing before anything is fetched or converted
-        if dtype not in _DTYPES:
-            raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
-        for name in ("attn_implementation", "quantization_config"):
-            if options.get(name) is not None:
-                raise UserError(
-                    f"{name}= is for models that transformers runs: leave it out, or use runner torch"
-                )
+    installed()  # report what is missing before anything is fetched or converted
+    if dtype not in _DTYPES:
+        raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
+    for name in ("attn_implementation", "quantization_config"):
+        if options.get(name) is not None:
+            raise UserError(
+                f"{name}= is for models that transformers runs: leave it out, or use runner torch"
+            )
     found = [find(target, "target", options.get("revision"))]
     found += [] if draft is None else [find(draft, "draft", options.get("draft_revision"))]
-    if runner == "torch":
-        for origin in found:
-            if origin.gguf is not None:
-                raise UserError(
-                    f"{origin.name} is a GGUF file, which llama.cpp alone runs: use runner auto or llamacpp, or give "
-                    "the directory that it was made from"
-                )
-        return target, draft, dict(options)
     files = [_kept_gguf(origin, _DTYPES[dtype]) for origin in found]
     rest = {
         name: value for name, value in options.items() if name not in ("dtype", "revision", "draft_revision")

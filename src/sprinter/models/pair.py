@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -17,8 +18,12 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
+from sprinter.models.devices import device_of, dtype_name, dtype_of
+from sprinter.models.ends import eos_ids_of
+from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.gguf.vocabulary import gguf_tokenizer, gguf_tokens
+from sprinter.models.gguf.output_head import forget_heads
+from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
@@ -28,14 +33,7 @@ __all__ = [
     "check_request", "dtype_name", "load_models",
 ]  # fmt: skip
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
 _log = logging.getLogger("sprinter")
-_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 _NO_LIMIT = 1 << 20
 """Context of a model whose config names none (ALiBi): larger than any request."""
@@ -54,6 +52,8 @@ class LoadedModel:
         hidden_size: d, last axis of its hidden states.
         eos_ids: token ids that end a text.
         compile: whether its runners capture short forward passes; see ``make_runner``.
+        stored: storage type in its GGUF file, e.g. "Q4_K_M", if PyTorch runs it; None for other models.
+        load_s: seconds that loading took; None for models in memory.
     """
 
     model: PreTrainedModel | GgufModel = field(repr=False)  # the repr of a large model fills a page
@@ -64,6 +64,8 @@ class LoadedModel:
     hidden_size: int
     eos_ids: tuple[int, ...]
     compile: bool | None = False
+    stored: str | None = None
+    load_s: float | None = None
 
     def module(self, who: str) -> PreTrainedModel:
         """The transformers model, for a caller that cannot use a GGUF file.
@@ -89,10 +91,12 @@ class LoadedModel:
 
     @property
     def weights(self) -> str:
-        """Storage type of its weights: "float32", "bfloat16", ...; for a GGUF file such as "Q8_0 (GGUF)"."""
+        """Storage type of its weights: "float32", "bfloat16", ...; for a GGUF file such as "Q8_0 (GGUF)", or "bfloat16
+        (from Q8_0)" if PyTorch runs it."""
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
-        return str(self.model.dtype).removeprefix("torch.")
+        name = str(self.model.dtype).removeprefix("torch.")
+        return name if self.stored is None else f"{name} (from {self.stored})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +144,6 @@ class LoadedPair:
         return None if least == _NO_LIMIT else least
 
 
-def dtype_name(dtype: str | torch.dtype) -> str:
-    """Full name of a dtype: torch.bfloat16, "bf16" and "bfloat16" give "bfloat16". Unknown names are returned as is."""
-    name = str(dtype).removeprefix("torch.")
-    return _SHORT.get(name, name)
-
-
 @bars_on_terminals()
 def load_models(
     target: Source,
@@ -161,12 +159,13 @@ def load_models(
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
     compile: bool | None = None,
+    dequantise: bool = False,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
-    Only safetensors and GGUF files are read. llama.cpp runs GGUF files and ignores ``dtype`` for them; a GGUF file and
-    a transformers model can form a pair if their tokenizers agree. Models in memory are used as they are: ``device``,
-    ``dtype`` and ``device_map`` do not apply to them.
+    Only safetensors and GGUF files are read. llama.cpp runs GGUF files and ignores ``dtype`` for them, unless they are
+    dequantised; a GGUF file and a transformers model can form a pair if their tokenizers agree. Models in memory are
+    used as they are: ``device``, ``dtype`` and ``device_map`` do not apply to them.
 
     Args:
         target: directory, hub id, GGUF file or model.
@@ -184,6 +183,8 @@ def load_models(
         trust_remote_code: run model code that comes with a checkpoint.
         compile: True: capture short forward passes, on a CPU compiled when first needed (about a minute per shape, kept
             on disk); None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
+        dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
+            bfloat16, or float32 for a file in float32).
 
     Raises:
         UserError: one line that says what is wrong and how to fix it.
@@ -194,7 +195,7 @@ def load_models(
         raise UserError(
             f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
         )
-    where = _device(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
+    where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards
     if device_map is not None and find_spec("accelerate") is None:
@@ -202,18 +203,21 @@ def load_models(
         raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
     given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
     extra = {name: value for name, value in given.items() if value is not None}
-    options = _Options(where, _dtype(dtype, where), device_map, trust_remote_code, compile, device, extra)
+    options = _Options(
+        where, dtype_of(dtype, where), device_map, trust_remote_code, compile, device, extra, dequantise
+    )
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
     for origin in (target_origin, draft_origin):
         if origin is not None:
-            _check_extra(origin, extra)
+            _check_options(origin, options)
     speaker = _speaker(tokenizer, target_origin, trust_remote_code)
-    loaded = _load(target_origin, "target", options, speaker)
+    words = speaker.get_vocab()
+    loaded = _load(target_origin, "target", options, speaker, words)
     drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
     if tokenizer is None and draft_origin is not None and drafted is not None:
-        check_same_vocabulary(speaker.get_vocab(), drafted, target_origin.name, draft_origin.name)
-    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker)
+        check_same_vocabulary(words, drafted, target_origin.name, draft_origin.name)
+    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker, words)
     if drafter is not None and drafted is None and loaded.vocab_size != drafter.vocab_size:
         raise UserError(
             f"the target has {loaded.vocab_size} token ids and the draft {drafter.vocab_size}, and the draft comes "
@@ -222,8 +226,9 @@ def load_models(
     tokens = None
     if tokenizer is not None:
         own = {"target": _own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
-        tokens = common_tokens(speaker.get_vocab(), own)
+        tokens = common_tokens(words, own)
         _check_ends(loaded, tokens)
+    forget_heads()
     return LoadedPair(loaded, drafter, speaker, tokens)
 
 
@@ -236,79 +241,71 @@ class _Options:
     compile: bool | None
     device_name: str
     extra: Mapping[str, Any]
+    dequantise: bool
 
 
-def _check_extra(origin: Provenance, extra: Mapping[str, Any]) -> None:
-    """Refuse options for loading with transformers if the model is a GGUF file or in memory."""
-    kind = "a GGUF file, which llama.cpp runs" if origin.gguf is not None else "in memory already"
-    if extra and not (isinstance(origin.at, Path) and origin.gguf is None):
-        name = next(iter(extra))
-        raise UserError(
-            f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
-        )
+def _check_options(origin: Provenance, options: _Options) -> None:
+    """Refuse options for loading with transformers that do not apply to a model in memory or to a GGUF file."""
+    given = dict(options.extra)
+    if origin.gguf is None:
+        kind = "in memory already"
+        given = given if not isinstance(origin.at, Path) else {}
+    elif options.dequantise:
+        kind = "a GGUF file"
+        given = {**given, "device_map": options.device_map}
+        given.pop("attn_implementation", None)
+    else:
+        kind = "a GGUF file, which llama.cpp runs"
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
+            )
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UserError(f"there is no device {name!r}: use auto, cpu, cuda or mps") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not available here: use cpu, or install a CUDA build of PyTorch")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device 'mps' is not available here: use device=cpu")
-    try:  # torch accepts names of devices that this build or machine lacks; meta tensors hold no numbers
-        usable = device.type != "meta" and torch.empty(0, device=device) is not None
-    except Exception:  # each backend raises its own error
-        usable = False
-    if not usable:
-        raise UserError(f"device {name!r} cannot be used here: use cpu, cuda or mps")
-    return device
-
-
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
-    name = dtype_name(dtype)
-    if name == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if name not in _DTYPES:
-        raise UserError(f"there is no dtype {name!r}: use auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
-
-
-def _load(origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase) -> LoadedModel:
-    if origin.gguf is not None:
-        return _load_gguf(origin, origin.gguf, which, options, speaker)
-    model = (
-        origin.at
-        if isinstance(origin.at, PreTrainedModel)
-        else _weights(origin.at, origin.name, which, options)
-    )
+def _load(
+    origin: Provenance,
+    which: str,
+    options: _Options,
+    speaker: PreTrainedTokenizerBase,
+    words: Vocabulary,
+) -> LoadedModel:
+    begun, stored, ends = time.perf_counter(), None, None
+    if isinstance(origin.at, PreTrainedModel):
+        model = origin.at
+    elif origin.gguf is None:
+        model = _weights(origin.at, origin.name, which, options)
+    elif options.dequantise:
+        read = dequantised(origin.gguf, options.dtype, **options.extra)
+        model, stored, ends = read.model, read.stored, read.eos_ids
+        model.to(options.device)  # type: ignore[arg-type]
+    else:
+        return _load_gguf(origin, origin.gguf, which, options, words)
     if model.config.is_encoder_decoder:
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
     vocab_size, hidden_size = head_sizes(model)
-    check_rows(speaker, vocab_size, which)
+    check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
-    eos_ids = _eos_ids(model, speaker)
     if options.compile:
         check_capture(model)
     return LoadedModel(
-        model, origin.name, origin.revision, context, vocab_size, hidden_size, eos_ids, options.compile
-    )
+        model, origin.name, origin.revision, context, vocab_size, hidden_size,
+        eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored, time.perf_counter() - begun,
+    )  # fmt: skip
 
 
 def _load_gguf(
-    origin: Provenance, path: Path, which: str, options: _Options, speaker: PreTrainedTokenizerBase
+    origin: Provenance, path: Path, which: str, options: _Options, words: Vocabulary
 ) -> LoadedModel:
-    model = GgufModel(path, options.device_name)
-    check_rows(speaker, model.vocab_size, which)
+    begun, model = time.perf_counter(), GgufModel(path, options.device_name)
+    check_rows(words, model.vocab_size, which)
     if options.compile:
         check_capture(model)
     return LoadedModel(
-        model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids
-    )
+        model, origin.name, origin.revision, model.context, model.vocab_size, model.hidden_size, model.eos_ids,
+        load_s=time.perf_counter() - begun,
+    )  # fmt: skip
 
 
 def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTrainedModel:
@@ -356,28 +353,6 @@ def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
         which, name, longest, context, runner_kind(model)[1],
     )  # fmt: skip
     return longest
-
-
-def _eos_ids(model: PreTrainedModel, speaker: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """EOS ids of the generation config; if the checkpoint has none, those of its config and the tokenizer.
-
-    A chat model without a generation config often has the end of a document as EOS in its config and the end of a turn
-    as EOS of its tokenizer: both end a text.
-    """
-    config: Any = model.config
-    generation: Any = getattr(model, "generation_config", None)
-    own, named = _ids_of(generation), _ids_of(config)
-    # transformers derives a generation config from the config if the checkpoint has none.
-    if own and (own != named or not getattr(generation, "_from_model_config", False)):
-        return own
-    return tuple(dict.fromkeys((*named, *_ids_of(config.get_text_config(decoder=True)), *_ids_of(speaker))))
-
-
-def _ids_of(holder: Any) -> tuple[int, ...]:
-    ids = getattr(holder, "eos_token_id", None)
-    if ids is None:
-        return ()
-    return tuple(int(id) for id in ids) if isinstance(ids, list | tuple) else (int(ids),)
 
 
 def _speaker(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from transformers import PreTrainedTokenizerBase
-
 from sprinter.errors import UserError
 
 __all__ = ["Vocabulary", "check_rows", "check_same_vocabulary", "common_tokens"]
@@ -60,13 +58,13 @@ def common_tokens(given: Vocabulary, own: Mapping[str, Vocabulary | None]) -> in
     return min(sizes, default=None)
 
 
-def check_rows(tokenizer: PreTrainedTokenizerBase, vocab_size: int, which: str) -> None:
-    """Refuse a model with fewer embedding rows than its tokenizer has tokens. More rows are padding, and allowed.
+def check_rows(vocabulary: Vocabulary, vocab_size: int, which: str) -> None:
+    """Refuse a model with fewer embedding rows than the tokenizer has tokens. More rows are padding, and allowed.
 
     Raises:
         UserError: names both sizes.
     """
-    needed = max(tokenizer.get_vocab().values(), default=-1) + 1
+    needed = max(vocabulary.values(), default=-1) + 1
     if needed > vocab_size:
         raise UserError(
             f"the tokenizer has token ids up to {needed - 1}, the {which} only {vocab_size} embedding rows: "

@@ -4,7 +4,9 @@
 | --- | --- |
 | ``load``, ``output_head`` | a GGUF file as a model; reading its metadata |
 | ``runner`` | the llama.cpp runner |
-| ``write``, ``vocabulary`` | writing a model and its tokenizer as GGUF; reading the tokenizer back |
+| ``config``, ``dequantise`` | a GGUF file as a transformers model, which PyTorch runs |
+| ``write``, ``vocabulary`` | writing a model and its tokenizer as GGUF |
+| ``tokenizer`` | reading the tokenizer back |
 | ``library`` | imports llama-cpp-python and ``gguf`` when they are first needed |
 | ``repack``, ``trial`` | whether llama.cpp may repack weights on this machine, tried in a child process |
 """

@@ -16,7 +16,7 @@ from sprinter.models.gguf.library import gguf_package, installed, last_words, li
 from sprinter.models.gguf.output_head import gguf_head
 from sprinter.models.gguf.repack import Repacking, repacking
 
-__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel"]
+__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "file_fingerprint"]
 
 FINGERPRINT_KEY = "sprinter.weights_fingerprint"
 """Metadata key: ``weights_fingerprint`` of the checkpoint that a file was converted from."""
@@ -76,7 +76,7 @@ class GgufModel:
         self.architecture = self._metadata("general.architecture")
         self.config = self._config()
         self.eos_ids = self._eos_ids()
-        self.fingerprint = self._metadata(FINGERPRINT_KEY) or _of_file(path)
+        self.fingerprint = self._metadata(FINGERPRINT_KEY) or file_fingerprint(path)
 
     def _metadata(self, key: str, room: int = 256) -> str:
         """A metadata value as text; "" if there is none."""
@@ -160,7 +160,7 @@ def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
     return handle
 
 
-def _of_file(path: Path) -> str:
+def file_fingerprint(path: Path) -> str:
     """A fingerprint of the file, from its size and its first and last MiB."""
     digest, size = hashlib.sha256(), path.stat().st_size
     with path.open("rb") as file:

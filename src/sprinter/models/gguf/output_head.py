@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its metadata, and the storage types of its tensors.
+"""Reads the header of a GGUF file: its metadata, and where and how its tensors are stored.
 
 The package ``gguf`` can read it too, but makes arrays for every string: half a minute for a vocabulary of 150,000.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from struct import Struct, error, unpack_from
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package
 
-__all__ = ["GgufHead", "gguf_head"]
+__all__ = ["GgufHead", "StoredTensor", "forget_heads", "gguf_head"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its code in ``struct``."""
@@ -24,31 +25,67 @@ _VERSIONS = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where and how a tensor is stored.
+
+    Attributes:
+        shape: its shape in PyTorch's order.
+        kind: number of its GGML type.
+        start: offset of its first byte in the file.
+    """
+
+    shape: tuple[int, ...]
+    kind: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class GgufHead:
     """The header of a GGUF file.
 
     Attributes:
         metadata: values by key; arrays are lists.
+        tensors: its tensors by name.
         types: names of the GGML types that its matrices are stored in, such as "F16", "Q4_K"; for a type that the
             package ``gguf`` does not know, its number.
     """
 
     metadata: dict[str, Any]
+    tensors: dict[str, StoredTensor]
     types: frozenset[str]
 
 
 def gguf_head(path: Path) -> GgufHead:
     """Read the header of a file, and check that all tensors that it names are in the file.
 
+    The headers of the last two files are kept until ``forget_heads``: several readers need a model's vocabulary while
+    it is loaded.
+
     Raises:
         UserError: the file is damaged or truncated, or the package ``gguf`` is not installed.
     """
-    gguf = gguf_package()
+    gguf_package()
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _GgufReader(data).head(gguf)
-    except (OSError, ValueError, error) as cause:  # mmap refuses an empty file
+        state = path.stat()
+        return _read(path, state.st_size, state.st_mtime_ns)
+    except ValueError as cause:
+        raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again ({cause})") from cause
+    except (OSError, error) as cause:
         raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from cause
+
+
+def forget_heads() -> None:
+    """Free the headers that ``gguf_head`` keeps, some 30 MB for a vocabulary of 150,000."""
+    _read.cache_clear()
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path, size: int, changed_ns: int) -> GgufHead:
+    """The header of a file in this state."""
+    if not size:  # mmap refuses it
+        raise ValueError("it is empty")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _GgufReader(data).head(gguf_package())
 
 
 class _GgufReader:
@@ -57,34 +94,35 @@ class _GgufReader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 8
         if data[:4] != b"GGUF":
-            raise ValueError("no GGUF file")
+            raise ValueError("it does not begin with GGUF")
         self._order = "<" if unpack_from("<I", data, 4)[0] in _VERSIONS else ">"
         if unpack_from(f"{self._order}I", data, 4)[0] not in _VERSIONS:
-            raise ValueError("a version that is not known")
+            raise ValueError("its version is unknown")
         self._length = Struct(f"{self._order}Q").unpack_from
 
     def head(self, gguf: Any) -> GgufHead:
         """The whole header."""
         tensors, keys = self._numbers("Q", 2)
         metadata = {self._string(): self._value(self._number("I")) for _ in range(keys)}
-        stored = [self._tensor() for _ in range(tensors)]
+        named = [self._tensor() for _ in range(tensors)]
         step = int(metadata.get("general.alignment", 32))
         begin = -(-self._at // step) * step
         names = {int(kind): kind.name for kind in gguf.GGMLQuantizationType}
-        for sizes, kind, offset in stored:
-            if kind in names:
-                size = math.prod(sizes)
-                block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-                if begin + offset + size // block * block_bytes > len(self._data):
+        stored = {name: StoredTensor(shape, kind, begin + at) for name, shape, kind, at in named}
+        for tensor in stored.values():
+            if tensor.kind in names:
+                size = math.prod(tensor.shape)
+                block, block_bytes = gguf.GGML_QUANT_SIZES[tensor.kind]
+                if tensor.start + size // block * block_bytes > len(self._data):
                     raise ValueError("a tensor lies beyond the end")
-        matrices = {kind for sizes, kind, _ in stored if len(sizes) > 1}
-        return GgufHead(metadata, frozenset(names.get(kind, str(kind)) for kind in matrices))
+        matrices = {tensor.kind for tensor in stored.values() if len(tensor.shape) > 1}
+        return GgufHead(metadata, stored, frozenset(names.get(kind, str(kind)) for kind in matrices))
 
-    def _tensor(self) -> tuple[tuple[int, ...], int, int]:
-        """Shape, type and offset in the data of the next tensor."""
-        self._string()
-        sizes = self._numbers("Q", self._number("I"))
-        return sizes, self._number("I"), self._number("Q")
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        """Name, shape, type and offset in the data of the next tensor."""
+        name = self._string()
+        sizes = self._numbers("Q", self._number("I"))  # the row length comes first
+        return name, tuple(reversed(sizes)), self._number("I"), self._number("Q")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -94,7 +132,20 @@ class _GgufReader:
         kind, count = self._number("I"), self._number("Q")
         if kind in _NUMBERS:
             return list(self._numbers(_NUMBERS[kind], count))
-        return [self._value(kind) for _ in range(count)]
+        return self._strings(count) if kind == _STRING else [self._value(kind) for _ in range(count)]
+
+    def _strings(self, count: int) -> list[str]:
+        """``_string``, for hundreds of thousands of strings."""
+        data, at, end, length = self._data, self._at, len(self._data), self._length
+        found = []
+        for _ in range(count):
+            begin = at + 8
+            at = begin + int(length(data, at)[0])
+            if at > end:
+                raise ValueError("a string goes beyond the end")
+            found.append(data[begin:at])
+        self._at = at
+        return [string.decode() for string in found]
 
     def _string(self) -> str:
         (length,) = self._length(self._data, self._at)

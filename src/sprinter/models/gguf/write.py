@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.gguf.config import llama3_factors
 from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.vocabulary import add_vocabulary, vocabulary
@@ -154,25 +155,14 @@ def _tensors(model: Any, names: Any) -> Iterator[tuple[str, Tensor]]:
             tensor = _in_pairs(tensor, config.num_key_value_heads)
         yield found, tensor
     if config.rope_parameters.get("rope_type") == "llama3":
-        yield "rope_freqs.weight", _llama3_factors(config)
+        head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+        yield "rope_freqs.weight", llama3_factors(config.rope_parameters, head_dim)
 
 
 def _in_pairs(rows: Tensor, heads: int) -> Tensor:
     """Permute the rows of each head from (first halves, second halves) to (first, second), (first, second), ..."""
     paired: Tensor = rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
     return paired
-
-
-def _llama3_factors(config: Any) -> Tensor:
-    """Divisor of each rotation frequency (the rule of Llama 3.1's config)."""
-    rope = config.rope_parameters
-    dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    turns = rope["rope_theta"] ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    wavelength, trained = 2 * math.pi / turns, rope["original_max_position_embeddings"]
-    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-    smooth = ((trained / wavelength - low) / (high - low)).clamp(0, 1)  # 0: slow, divided; 1: fast, unchanged
-    factors: Tensor = 1 / ((1 - smooth) / factor + smooth)
-    return factors.float()
 
 
 def _kind(gguf: Any, tensor: Tensor, dtype: str) -> Any:

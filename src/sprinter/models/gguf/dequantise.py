@@ -1,0 +1,197 @@
+"""A GGUF file as a transformers model: PyTorch runs the weights that llama.cpp serves.
+
+Each weight becomes the number that llama.cpp multiplies with, rounded to the wanted dtype. The arithmetic differs: on a
+CPU, llama.cpp rounds activations to eight bits before it multiplies them with quantised weights.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from sprinter.errors import UserError
+from sprinter.fingerprint import count_as
+from sprinter.models.gguf.config import Family, family_of, model_config, not_here
+from sprinter.models.gguf.library import gguf_package, last_words, library, loading
+from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
+from sprinter.models.gguf.output_head import GgufHead, gguf_head
+
+__all__ = ["Dequantised", "dequantised"]
+
+_PART, _WIDTH = 1 << 20, 1 << 12
+"""Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
+short in a model."""
+_ROPE = "rope_freqs.weight"
+_ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dequantised:
+    """A model whose weights come from a GGUF file.
+
+    Attributes:
+        model: the model, on the CPU.
+        stored: storage type of the file's weights, e.g. "F16", "Q4_K_M".
+        eos_ids: token ids that end a text, as ``GgufModel`` has them.
+    """
+
+    model: PreTrainedModel
+    stored: str
+    eos_ids: tuple[int, ...]
+
+
+def dequantised(path: Path, dtype: torch.dtype | str, **options: Any) -> Dequantised:
+    """Read a GGUF file into a transformers model.
+
+    Takes the memory of the model in ``dtype``, and a few MB for what is being read. The model has the
+    fingerprint of ``GgufModel``, so that heads fit both.
+
+    Args:
+        path: an existing file.
+        dtype: of the weights; "auto": float32 if the file holds float32, else bfloat16.
+        options: passed to transformers (attn_implementation).
+
+    Raises:
+        UserError: the file is damaged, or PyTorch cannot run its architecture or what its metadata says.
+    """
+    gguf, head = gguf_package(), gguf_head(path)
+    family = family_of(head, path.name)
+    eos_ids = _eos_ids(path, head)
+    if not isinstance(dtype, torch.dtype):
+        dtype = torch.float32 if head.types == {"F32"} else torch.bfloat16
+    tensors = _Tensors(gguf, head, path)
+    try:
+        factors = tensors.read(_ROPE, torch.float32) if _ROPE in head.tensors else None
+        config = model_config(head, eos_ids, factors)
+        weights = dict(_weights(gguf, config, family, tensors, dtype))
+        if unread := head.tensors.keys() - tensors.seen:
+            raise ValueError(f"its tensor {min(unread)} has no place in a {family.model_type} model")
+    except (ValueError, NotImplementedError) as error:
+        raise not_here(path.name, error) from error
+    model = _model(config, weights, dtype, options)
+    model.name_or_path = str(path)
+    count_as(model, head.metadata.get(FINGERPRINT_KEY) or file_fingerprint(path))
+    return Dequantised(model, _stored(gguf, head), eos_ids)
+
+
+class _Tensors:
+    """Reads the tensors of a file. ``seen`` holds the names of those that were read."""
+
+    def __init__(self, gguf: Any, head: GgufHead, path: Path) -> None:
+        self._gguf, self._head = gguf, head
+        self._data = np.memmap(path, np.uint8, "r")
+        self.seen: set[str] = set()
+        self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor in ``dtype``, dequantised in parts.
+
+        Raises:
+            ValueError, NotImplementedError: it cannot be read.
+        """
+        if name not in self._head.tensors:
+            raise ValueError(f"it lacks the tensor {name}")
+        if self._swapped:
+            raise ValueError("it is for machines with another byte order")
+        self.seen.add(name)
+        tensor = self._head.tensors[name]
+        kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
+        block, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
+        values = torch.empty(tensor.shape, dtype=dtype)
+        numbers, blocks = values.view(-1), values.numel() // block
+        stored = self._data[tensor.start : tensor.start + blocks * block_bytes].reshape(blocks, block_bytes)
+
+        def convert(at: int) -> None:
+            part = np.array(stored[at : at + _PART // block])
+            wide = (
+                part.reshape(-1, _WIDTH // block * block_bytes) if len(part) * block % _WIDTH == 0 else part
+            )
+            plain = np.asarray(self._gguf.dequantize(wide, kind), np.float32)
+            numbers[at * block : at * block + plain.size] = torch.from_numpy(plain).view(-1)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # NumPy works without the lock
+            list(pool.map(convert, range(0, blocks, _PART // block)))
+        return values
+
+
+def _weights(
+    gguf: Any, config: PreTrainedConfig, family: Family, tensors: _Tensors, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """All weights under transformers' names; tied embeddings appear once."""
+    with torch.device("meta"):
+        skeleton = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, wanted in skeleton.named_parameters():
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored is None:
+            raise ValueError(f"the package gguf has no name for its weight {name}")
+        offset = family.norm_offset if name.endswith("norm.weight") else 0.0
+        values = tensors.read(stored, torch.float32 if offset else dtype)
+        if values.shape != wanted.shape:
+            raise ValueError(
+                f"its tensor {stored} has shape {list(values.shape)}, wanted {list(wanted.shape)}"
+            )
+        if family.paired and (".q_proj." in name or ".k_proj." in name):
+            values = _in_halves(values, config.head_dim)
+        yield name, (values - offset).to(dtype) if offset else values
+
+
+def _in_halves(rows: Tensor, head_dim: int) -> Tensor:
+    """Permute the rows of each head from (first, second), (first, second), ... to (first halves, second halves)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    halves: Tensor = pairs.transpose(1, 2).reshape(rows.shape)
+    return halves
+
+
+def _model(
+    config: PreTrainedConfig, weights: dict[str, Tensor], dtype: torch.dtype, options: dict[str, Any]
+) -> PreTrainedModel:
+    """The model over these weights, which are not copied."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model, info = kind.from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True, **options
+    )
+    wrong = {
+        kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    }
+    assert not any(wrong.values()), wrong
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def _stored(gguf: Any, head: GgufHead) -> str:
+    """Storage type of a file's weights: the type of the whole file if it names one, else those of its matrices."""
+    names = {int(kind): kind.name for kind in gguf.LlamaFileType}
+    name = names.get(head.metadata.get("general.file_type", -1), ", ".join(sorted(head.types)))
+    return str(name).removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _eos_ids(path: Path, head: GgufHead) -> tuple[int, ...]:
+    """The EOS ids that our converter recorded, else those that llama.cpp names, which knows them by their texts."""
+    if recorded := head.metadata.get(EOS_KEY):
+        return tuple(int(part) for part in recorded.split(","))
+    llama = library()
+    last_words("")
+    with loading(False, False) as params:
+        params.vocab_only = True
+        handle = llama.llama_model_load_from_file(str(path).encode(), params)
+    if not handle:
+        raise UserError(
+            f"llama.cpp cannot read the tokens of {path}: {last_words('it does not say why')[:300]}"
+        )
+    try:
+        vocab = llama.llama_model_get_vocab(handle)
+        ends, count = llama.llama_vocab_is_eog, llama.llama_vocab_n_tokens(vocab)
+        return tuple(i for i in range(count) if ends(vocab, i))
+    finally:
+        llama.llama_model_free(handle)

@@ -1,0 +1,186 @@
+"""Made models of every architecture that PyTorch runs from GGUF files, written as llama.cpp's converter stores them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.models.gguf_files import EXTRA, byte_tokenizer
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from sprinter.models.gguf.load import EOS_KEY
+from sprinter.models.gguf.vocabulary import add_vocabulary, vocabulary
+
+WINDOW = 7
+_SIZES = {
+    "vocab_size": len(byte_tokenizer()) + EXTRA,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+_ROPE = {"rope_type": "default", "rope_theta": 5e3}
+_YARN = {"rope_type": "yarn", "rope_theta": 5e3, "factor": 4.0, "original_max_position_embeddings": 32}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+_SLIDING = {**_SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
+_LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
+
+
+def _gemma3(full: dict[str, Any], period: int) -> PreTrainedModel:
+    types = ["full_attention" if not i % period else "sliding_attention" for i in (1, 2, 3)]
+    rope = {"full_attention": full, "sliding_attention": _LOCAL}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**_SLIDING, layer_types=types, rope_parameters=rope))
+
+
+FAMILIES: dict[str, tuple[str, Callable[[], PreTrainedModel]]] = {
+    "llama": ("llama", lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, rope_parameters=_ROPE))),
+    "llama-tied": (
+        "llama",
+        lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, head_dim=32, tie_word_embeddings=True)),
+    ),
+    "llama-biases": (
+        "llama",
+        lambda: LlamaForCausalLM(LlamaConfig(**_SIZES, attention_bias=True, rope_parameters=_LLAMA3)),
+    ),
+    "qwen2": ("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_parameters=_ROPE))),
+    "qwen2-yarn": ("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_parameters=_YARN))),
+    "qwen3": ("qwen3", lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=32, rope_parameters=_ROPE))),
+    "gemma2": ("gemma2", lambda: Gemma2ForCausalLM(Gemma2Config(**_SLIDING))),
+    "gemma3": ("gemma3", lambda: _gemma3(_ROPE, 2)),
+    "gemma3-linear": ("gemma3", lambda: _gemma3(_ROPE | {"rope_type": "linear", "factor": 8.0}, 2)),
+}
+"""Name → architecture in GGUF, and what makes the model."""
+
+
+def made(name: str) -> PreTrainedModel:
+    """A random model, norms and biases too."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = FAMILIES[name][1]().eval()
+        for values in model.parameters():
+            if values.dim() == 1:
+                values.data = values.data + 0.3 * torch.randn_like(values)
+    return model
+
+
+def written(name: str, path: Path, kind: str = "F32", **changes: Any) -> PreTrainedModel:
+    """Write the model as a GGUF file; returns it.
+
+    Args:
+        name: a key of ``FAMILIES``.
+        path: the new file.
+        kind: GGML type of its matrices.
+        changes: metadata of its architecture to add, or to leave out (None); "__" stands for a dot.
+    """
+    import gguf
+
+    model, architecture = made(name), FAMILIES[name][0]
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in (
+        _metadata(model.config) | {k.replace("__", "."): v for k, v in changes.items()}
+    ).items():
+        _add(writer, f"{architecture}.{key}", value)
+    if kind in ("F32", "F16", "Q8_0"):
+        writer.add_file_type({"F32": 0, "F16": 1, "Q8_0": 7}[kind])
+    tokenizer = byte_tokenizer()
+    add_vocabulary(writer, vocabulary(tokenizer, name, model.config.vocab_size), tokenizer)
+    writer.add_string(EOS_KEY, "0")
+    arch = next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == architecture)
+    names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
+    for key, values in model.named_parameters():
+        stored, tensor = names.get_name(key, try_suffixes=(".weight", ".bias")), values.detach()
+        if architecture == "llama" and (".q_proj." in key or ".k_proj." in key):
+            tensor = _in_pairs(tensor, model.config.head_dim)
+        if architecture.startswith("gemma") and key.endswith("norm.weight"):
+            tensor = tensor + 1
+        numbers, type_ = tensor.contiguous().numpy(), gguf.GGMLQuantizationType[kind]
+        if numbers.ndim > 1 and kind != "F32":
+            writer.add_tensor(stored, gguf.quants.quantize(numbers, type_), raw_dtype=type_)
+        else:
+            writer.add_tensor(stored, numbers)
+    if (rope := model.config.rope_parameters).get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _divisors(rope, model.config.head_dim))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif value is not None:
+        writer.add_uint32(key, value)
+
+
+def _metadata(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    found: dict[str, Any] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": rope["rope_theta"],
+    }
+    if (size := getattr(config, "head_dim", None)) is not None:
+        found |= {"attention.key_length": size, "attention.value_length": size}
+    if config.model_type == "llama":
+        found["rope.dimension_count"] = config.head_dim
+    if config.model_type.startswith("gemma"):
+        found["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "gemma2":
+        found |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    if config.model_type == "gemma3_text":
+        found["attention.sliding_window_pattern"] = 2
+    if rope["rope_type"] in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    return found
+
+
+def _in_pairs(rows: Tensor, head_dim: int) -> Tensor:
+    """Row i of a head's first half, then row i of its second half."""
+    order = torch.arange(len(rows)).view(-1, 2, head_dim // 2).transpose(1, 2).reshape(-1)
+    return rows[order]
+
+
+def _divisors(rope: dict[str, Any], head_dim: int) -> Any:
+    """Frequencies without scaling over those that transformers scales."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    sizes = LlamaConfig(
+        hidden_size=64, num_attention_heads=64 // head_dim, head_dim=head_dim, rope_parameters=rope
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](sizes, torch.device("cpu"))
+    plain = rope["rope_theta"] ** -(torch.arange(0, head_dim, 2).float() / head_dim)
+    return (plain / scaled).numpy()
