@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
-from sprinter.cli.generating import AT_DEFAULTS, generates
-from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
+from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
 from sprinter.cli.prompts import read_prompt
-from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
-
-if TYPE_CHECKING:
-    from sprinter.decode.method import Method
 
 __all__ = ["generate"]
 
@@ -87,9 +84,9 @@ def generate(
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
     text = "" if prompt is None else read_prompt(prompt)
     wanted = read_prompts(prompts, field) if prompts is not None else []
-    request = _checked(options)
+    request = checked_options(options)
     if loading.target is not None:
-        _check_models(request.method, loading)
+        check_models(request.method, loading)
     results = None
     if prompts is not None and out is not None:
         asked = settings_of(prompts, field, options, loading.given())
@@ -110,32 +107,6 @@ def generate(
         stream.close()
     page.end(stream.generation)
     return status
-
-
-def _checked(options: GenerationKeywords) -> GenerationOptions:
-    """The options, checked before any model is loaded."""
-    for word in options["stop"] or ():
-        if not word:
-            raise UserError("a stop string is empty: give --stop some text, or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UserError("a stop string is not valid UTF-8: give --stop UTF-8 text") from None
-    return GenerationOptions(**options)
-
-
-def _check_models(method: Method | None, loading: Loading) -> None:
-    """Refuse a method that needs a model that was not given, before any model is loaded."""
-    if method is None:
-        return
-    if loading.draft is None and method.drafter.uses_model:
-        raise UserError(
-            f"method {method.name} needs a draft model: give --draft too, or --method autoregressive"
-        )
-    if loading.gate is None and "gate" in method.needs:
-        raise UserError(
-            f"method {method.name} needs a gate: give --gate too, or another method such as speculative"
-        )
 
 
 def _page(json: bool) -> Page:
