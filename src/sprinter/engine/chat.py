@@ -21,7 +21,7 @@ from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["Message", "RenderedChat", "render_chat"]
+__all__ = ["Message", "RenderedChat", "conversation", "render_chat"]
 
 Message = Mapping[str, Any]
 """One message: "role", "content" (text, or a list of text parts), and what else the chat template reads."""
@@ -54,6 +54,20 @@ class RenderedChat:
     text: str
     ids: list[int]
     end_of_turn: int | None
+
+
+def conversation(prompt: str | Sequence[Message], system: str | None = None) -> list[Message]:
+    """A prompt as messages: a text is what the user says; ``system`` goes before.
+
+    Raises:
+        UserError: ``system`` for messages that have one.
+    """
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    if system is None:
+        return messages
+    if any(isinstance(message, Mapping) and message.get("role") == "system" for message in messages):
+        raise UserError("the messages have a system message already: leave the system text out")
+    return [{"role": "system", "content": system}, *messages]
 
 
 def render_chat(
