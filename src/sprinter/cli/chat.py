@@ -17,7 +17,6 @@ from sprinter.errors import UserError
 
 if TYPE_CHECKING:
     from sprinter.cli.chat_loop import Lines
-    from sprinter.cli.chat_screen import Screen
 
 __all__ = ["chat"]
 
@@ -51,18 +50,21 @@ def chat(
     if loading.target is not None:
         check_models(request.method, loading)
     from sprinter.cli.chat_files import as_dict
+    from sprinter.cli.chat_input import Keyboard, PipedLines
     from sprinter.cli.chat_loop import converse
     from sprinter.cli.chat_screen import Screen
     from sprinter.cli.chat_session import Chat
 
-    screen = Screen(json=json)
+    screen, typed = Screen(json=json), _is_typed()
+    if typed:
+        screen.note("loading the models ...")
     pair = load(loading)
     if spelled is not None and pair.tokenizer is not None:
         pair.tokenizer.chat_template = spelled
     talk = Chat(pair, request, system)
     with ExitStack() as stack:
-        lines = _lines(screen, stack)
-        if lines.interactive:
+        lines: Lines = stack.enter_context(Keyboard(screen.note)) if typed else PipedLines()
+        if typed:
             screen.welcome(talk)
         status = converse(talk, lines, screen)
     if json:
@@ -70,13 +72,9 @@ def chat(
     return status
 
 
-def _lines(screen: Screen, stack: ExitStack) -> Lines:
-    """The keyboard, or standard input if that is no terminal."""
-    from sprinter.cli.chat_input import Keyboard, PipedLines
-
-    if sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty():
-        return stack.enter_context(Keyboard(screen.note))
-    return PipedLines()
+def _is_typed() -> bool:
+    """Whether a person types the messages."""
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
 def _template(file: Path) -> str:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Chat", "Turn", "meter_line"]
 
-Message = dict[str, str]
 _RECORDED = ("method", "lossless", "finish_reason", "prompt_tokens", "request", "stats")
 """Keys of ``Generation.to_dict()`` that a saved chat holds for each answer."""
 
@@ -61,11 +60,9 @@ class Chat:
                 f"the target {pair.models.target.id} has no chat template: give --template FILE, or a chat model as "
                 "--target"
             )
-        self.pair = pair
-        self.system: str | None = None
+        self.pair, self.options, self.system = pair, options, system
         self.turns: Sequence[Turn] = ()
-        self.options = self._runnable(options)
-        self.instruct(system)
+        self._check(system, (), options)
 
     @property
     def method(self) -> Method:
@@ -80,7 +77,9 @@ class Chat:
         Raises:
             UserError: what is wrong with them.
         """
-        self.options = self._runnable(self.options.replace(**keywords))
+        options = self.options.replace(**keywords)
+        self._check(self.system, (), options)
+        self.options = options
 
     def instruct(self, system: str | None) -> None:
         """Set the system prompt, which earlier turns then follow too; None removes it.
@@ -88,7 +87,7 @@ class Chat:
         Raises:
             UserError: the chat template refuses it.
         """
-        self._prompt(_messages(system, (), "Hello"))
+        self._check(system, (), self.options)
         self.system = system
 
     def ask(self, text: str, show: Callable[[Token], None]) -> Generation:
@@ -133,7 +132,7 @@ class Chat:
         """Remove all turns; system prompt and options stay."""
         self.turns = ()
 
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[dict[str, str]]:
         """The conversation as a list of ``{"role", "content"}``."""
         return _messages(self.system, self.turns, None)
 
@@ -143,14 +142,15 @@ class Chat:
         Raises:
             UserError: the pair cannot run the options, or the template refuses the messages.
         """
-        wanted = self.options if options is None else self._runnable(GenerationOptions(**options))
-        self._prompt(_messages(system, turns, "Hello"))
+        wanted = self.options if options is None else GenerationOptions(**options)
+        self._check(system, turns, wanted)
         self.system, self.turns, self.options = system, tuple(turns), wanted
 
-    def _runnable(self, options: GenerationOptions) -> GenerationOptions:
-        """The options; raises a UserError if the pair cannot run them: a missing gate, a token out of range, ..."""
-        self.pair.stream([0], options, max_new_tokens=1).close()
-        return options
+    def _check(self, system: str | None, turns: Sequence[Turn], options: GenerationOptions) -> None:
+        """Raise a UserError if the pair cannot run the options, or its template refuses the messages."""
+        short = options.replace(chat_template_kwargs=None, max_new_tokens=1)
+        self.pair.stream([0], short).close()
+        self._prompt(_messages(system, turns, "Hello"), options)
 
     def _at_least(self, count: int) -> Sequence[Turn]:
         if not self.turns:
@@ -162,8 +162,9 @@ class Chat:
     def _answer(
         self, text: str, before: Sequence[Turn], options: GenerationOptions, show: Callable[[Token], None]
     ) -> Generation:
-        prompt = self._fitting(text, before, options)
-        with self.pair.stream(prompt, options) as stream:
+        messages = _messages(self.system, before, text)
+        self._check_room(text, before, options)
+        with self.pair.stream(messages, options) as stream:
             try:
                 for token in stream:
                     show(token)
@@ -176,31 +177,34 @@ class Chat:
             self.turns = (*before, Turn(text, out.text, options, facts))
         return out
 
-    def _prompt(self, messages: list[Message]) -> list[int]:
+    def _prompt(self, messages: list[dict[str, str]], options: GenerationOptions) -> list[int]:
+        """Token ids of a request."""
         for message in messages:
             try:
                 message["content"].encode()
             except UnicodeEncodeError:
                 raise UserError("a message is not valid UTF-8: convert it to UTF-8") from None
-        ids: Any = self.pair.tokenizer
-        return list(ids.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        return self.pair.render_chat(messages, options.chat_template_kwargs).ids
 
-    def _fitting(self, text: str, before: Sequence[Turn], options: GenerationOptions) -> list[int]:
-        """The prompt; raises a UserError that offers ways out if it leaves no room for the answer."""
-        prompt = self._prompt(_messages(self.system, before, text))
-        room, new = self._room(options), options.max_new_tokens or 1
-        if room is None or len(prompt) + new <= room:
-            return prompt
+    def _check_room(self, text: str, before: Sequence[Turn], options: GenerationOptions) -> None:
+        """Raise a UserError that offers ways out if a message leaves no room for its answer."""
+
+        def length(turns: Sequence[Turn]) -> int:
+            return len(self._prompt(_messages(self.system, turns, text), options))
+
+        room, new, whole = self._room(options), options.max_new_tokens or 1, length(before)
+        if room is None or whole + new <= room:
+            return
         ways = []
         for count in range(1, len(before) + 1):
-            if len(self._prompt(_messages(self.system, before[count:], text))) + new <= room:
+            if length(before[count:]) + new <= room:
                 oldest = "the oldest turn" if count == 1 else f"the {count} oldest turns"
                 ways += [f"/drop {count} removes {oldest}", "/reset all turns"]
                 break
-        if len(prompt) < room:
-            ways.append(f"/set max_new_tokens {room - len(prompt)} shortens the answer")
+        if whole < room:
+            ways.append(f"/set max_new_tokens {room - whole} shortens the answer")
         raise UserError(
-            f"the conversation is full: {len(prompt)} tokens with this message, and {new} for the answer, exceed the "
+            f"the conversation is full: {whole} tokens with this message, and {new} for the answer, exceed the "
             f"context of {room}: {', '.join(ways) or 'shorten the message'} (the message was not sent)"
         )
 
@@ -224,7 +228,7 @@ def meter_line(stats: Stats, out: Generation) -> str:
     )
 
 
-def _messages(system: str | None, turns: Sequence[Turn], question: str | None) -> list[Message]:
+def _messages(system: str | None, turns: Sequence[Turn], question: str | None) -> list[dict[str, str]]:
     """The messages of a request, or, with ``question=None``, of a saved chat."""
     found = [] if system is None else [{"role": "system", "content": system}]
     for turn in turns:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast, overload
 
 from transformers import PreTrainedModel
 
 from sprinter.engine.batch import generate_all, options_of_each
+from sprinter.engine.chat import Message, RenderedChat, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.policy import Policy
@@ -142,7 +143,9 @@ class Pair:
         """Generate a text; from a list of prompts, a list of texts as ``generate_batch`` does.
 
         Args:
-            prompt: text, or token ids; or a list of prompts. A list of numbers is one prompt.
+            prompt: text, token ids, chat messages (``[{"role": "user", "content": "..."}, ...]``, to which the
+                tokenizer's chat template is applied; a last message of the assistant is continued), or a
+                ``BatchEncoding`` of one row; or a list of prompts. A list of numbers or of messages is one prompt.
             options: a ``GenerationOptions``; for several prompts, also a list with one for each.
             keywords: options by name; they replace those of ``options``. See ``GenerationOptions``. For several
                 prompts, all keywords of ``generate_batch``.
@@ -154,6 +157,20 @@ class Pair:
             return self.generate_batch(cast(PromptInputs, prompt), options, **keywords)
         with self.stream(cast(PromptInput, prompt), cast(Any, options), **keywords) as stream:
             return stream.finish()
+
+    def render_chat(
+        self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> RenderedChat:
+        """Apply the chat template to messages, as ``generate`` does: text, token ids, and the end of a turn.
+
+        Args:
+            messages: a conversation that ends with a message of the user, or one of the assistant to continue.
+            chat_template_kwargs: further arguments of the template.
+
+        Raises:
+            UserError: what is wrong with the messages, the template or its arguments.
+        """
+        return render_chat(messages, self.models, chat_template_kwargs)
 
     def stream(
         self,
@@ -180,7 +197,7 @@ class Pair:
         stats, see ``Engine``.
 
         Args:
-            prompts: texts, or lists of token ids.
+            prompts: texts, lists of token ids, or conversations.
             options: for all prompts, or a list with one for each.
             keywords: options by name: a value for all prompts, or a list with one for each. ``stop`` and
                 ``stop_token_ids``: one list for all, or a list of lists. With ``max_new_tokens=None``, all rows

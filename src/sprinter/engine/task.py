@@ -19,7 +19,7 @@ from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import RunnerPool
-from sprinter.engine.prompt import PromptInput, encode
+from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
@@ -129,7 +129,8 @@ class Task:
 
     Attributes:
         method: the method, with thresholds that are recorded in heads filled in.
-        request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in.
+        request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in, and the end
+            of a turn among the stop tokens; without arguments of the chat template, which is applied.
         record: tokens and counts so far.
         length: maximum length of its text in tokens, prompt included.
         spare: additional slots for a tree of several drafts.
@@ -152,17 +153,22 @@ class Task:
         rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
         self.record = Record()
-        self._prompt = prompt if isinstance(prompt, str) else None
-        self._ids = encode(prompt, parts.models)
+        self._prompt = encode_prompt(prompt, parts.models, options.chat_template_kwargs)
+        self._ids = self._prompt.ids
+        self._chat_kwargs = options.chat_template_kwargs
         self.needs_target = method.needs_target or options.meter == "complete"
         self.needs_draft = method.drafter.uses_model
         new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
         self._new = new
-        self.request = options.replace(method=method, max_new_tokens=new, rules=self._rules)
+        stops = self._stops(options)
+        self.request = options.replace(
+            method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
+            chat_template_kwargs=None,  # they are in the prompt's ids now
+        )  # fmt: skip
         self.length = len(self._ids) + new
         self.spare = (method.drafter.drafts - 1) * (method.length or 0)
         self._check(new)
-        ends = (*parts.models.target.eos_ids, *options.stop_token_ids)
+        ends = (*parts.models.target.eos_ids, *stops)
         self._spelling = _spelling(parts, options.stop, ends)
         self.record = self._new_record()
 
@@ -220,8 +226,8 @@ class Task:
         text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt, list(self._ids),
-            self._parts.described,
+            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt.text, list(self._ids),
+            self._parts.described, self._prompt.messages, self._chat_kwargs,
         )  # fmt: skip
 
     def _new_record(self) -> Record:
@@ -234,6 +240,12 @@ class Task:
     def _limits(self) -> Limits:
         eos_ids, stops = self._parts.models.target.eos_ids, self.request.stop_token_ids
         return Limits(self._new, Ending(len(self._ids), eos_ids, self._spelling, stops))
+
+    def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
+        """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
+        models, given = self._parts.models, options.stop_token_ids
+        known = {*models.target.eos_ids, *given}
+        return (*given, *(id for id in self._prompt.ends if id not in known and id < models.vocab_size))
 
     def _room(self, longest: int | None) -> int:
         """Number of new tokens up to the end of a row; at least one, which a later check rejects if it does not fit."""
