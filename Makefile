@@ -55,12 +55,12 @@ floors: $(STAMP) ## import-linter: modules import only from lower floors
 	@echo "== import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-unit: $(STAMP) ## pytest without the slow and the GPU tests, with the coverage floor
+unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models, with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(PARALLEL) --cov --cov-report=term-missing
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" $(PARALLEL) --cov --cov-report=term-missing
 
-test-all: $(STAMP) ## pytest, slow tests too
-	@$(BIN)/python -m pytest -m "not gpu" $(PARALLEL)
+test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real models)
+	@$(BIN)/python -m pytest -m "not gpu and not real" $(PARALLEL)
 
 test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu

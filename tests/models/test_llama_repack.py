@@ -5,7 +5,6 @@ Most of these tests put a llama_cpp of their own in the child's way; they need n
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
+from tests.real import real_file
 
 from sprinter.errors import UserError
 from sprinter.models.gguf import repack as llama_repack
@@ -285,13 +285,11 @@ def test_the_tiny_model_is_one_that_llama_cpp_runs(extra: Any, tmp_path: Path) -
     assert llama_repack._end(path, "off") == (None, True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1", "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M"])
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["smollm2", "qwen-draft"])
 def test_a_real_file_runs_here(extra: Any, name: str) -> None:
     """In a process of its own: where weights must not be repacked, this is what died."""
-    path = Path(os.environ.get("SPRINTER_MODELS", "/nowhere")) / f"{name}.gguf"
-    if not path.is_file():
-        pytest.skip(f"there is no {path.name} in SPRINTER_MODELS")
+    path = real_file(name)
     code = (
         "import sys, pathlib, torch; from sprinter.models.gguf.load import GgufModel; "
         "from sprinter.models.gguf.runner import LlamaCppRunner; "
