@@ -36,8 +36,18 @@ def test_an_answer_follows_from_all_messages_before_it(pair: Pair) -> None:
     assert pair.generate(chat.messages()[:-1], chat.options).text == second.text
     meter = chat.turns[1].meter
     assert meter.startswith("8 tokens, ") and "lossless" in meter
-    assert f"prompt {second.prompt_tokens} tokens, prefill " in meter
+    assert f"prompt {second.prompt_tokens} tokens (0 reused), prefill " in meter
     assert chat.turns[1].facts["stats"]["target_calls"] == second.stats.target_calls
+
+
+def test_a_long_conversation_reuses_what_was_read(pair: Pair) -> None:
+    chat = new_chat(pair)
+    chat.ask("A long message. " * 20, nothing)
+    out = chat.ask("And then?", nothing)
+    assert 0 < out.stats.cached_tokens < out.prompt_tokens
+    assert f"({out.stats.cached_tokens} reused)" in chat.turns[1].meter
+    pair.clear_prefix_cache()
+    assert pair.generate(chat.messages()[:-1], chat.options).text == out.text
 
 
 def test_ctrl_c_keeps_the_text_so_far(pair: Pair) -> None:

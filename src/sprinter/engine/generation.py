@@ -96,6 +96,8 @@ class Generation:
                 "accepted": stats.accepted,
                 "checked": stats.checked,
                 "closing_passes": stats.closing_passes,
+                "cached_tokens": stats.cached_tokens,
+                "draft_cached_tokens": stats.draft_cached_tokens,
                 "mean_drift": stats.mean_drift,
                 "drift_coverage": stats.drift_coverage,
                 "tokens_per_target_call": stats.tokens_per_target_call,

@@ -18,7 +18,8 @@ from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationOptions
-from sprinter.engine.pool import RunnerPool
+from sprinter.engine.pool import IdleRunners, RunnerPool
+from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
@@ -43,13 +44,17 @@ class Parts:
     Attributes:
         heads: by kind, trained for the draft of ``models``.
         special: ids of special tokens.
+
+    Args:
+        cache: what is reused of earlier texts.
     """
 
-    def __init__(self, models: LoadedPair, heads: Mapping[str, Head]) -> None:
+    def __init__(self, models: LoadedPair, heads: Mapping[str, Head], cache: PrefixCache = DEFAULT) -> None:
         self.models, self.heads = models, heads
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
-        self.targets = RunnerPool(models.target)
-        self.drafts = RunnerPool(models.draft) if models.draft else None
+        idle = IdleRunners(cache.max_bytes)
+        self.targets = RunnerPool(models.target, cache, idle)
+        self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
         self.costs = Costs(
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
@@ -76,11 +81,23 @@ class Parts:
         quiet.models = replace(self.models, tokenizer=None)
         return quiet
 
-    def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, spare: int = 0) -> Models:
-        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used."""
-        target = self.targets.take(max_len, rows, spare) if needs_target else None
-        draft = self.drafts.take(max_len, rows, spare) if self.drafts and needs_draft else None
-        return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
+    def take(
+        self,
+        max_len: int,
+        rows: int,
+        needs_target: bool,
+        needs_draft: bool,
+        spare: int = 0,
+        prompt: Sequence[int] = (),
+    ) -> Models:
+        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used.
+
+        ``prompt``: token ids of the text that one row will read.
+        """
+        target = self.targets.take(max_len, rows, spare, prompt) if needs_target else None
+        draft = self.drafts.take(max_len, rows, spare, prompt) if self.drafts and needs_draft else None
+        held = target and self.targets.held(target), draft and self.drafts and self.drafts.held(draft)
+        return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses, held)
 
     def check_memory(
         self,
@@ -90,6 +107,7 @@ class Parts:
         needs_draft: bool,
         memory_bytes: int | None,
         spare: int = 0,
+        prompt: Sequence[int] = (),
     ) -> None:
         """Check that the rows' caches fit into ``memory_bytes``; None: into the free memory, idle caches included.
 
@@ -109,7 +127,7 @@ class Parts:
         if memory_bytes is not None:
             return check(pools)
         try:
-            check([pool for pool in pools if not pool.holds(max_len, rows, spare)])
+            check([pool for pool in pools if not pool.holds(max_len, rows, spare, prompt)])
         except UserError:
             for pool in (self.targets, self.drafts):
                 if pool is not None:
@@ -117,10 +135,10 @@ class Parts:
             check(pools)
 
     def give_back(self, models: Models) -> None:
-        """Return borrowed rows, with any content."""
+        """Return borrowed rows in any state; what later texts may reuse stays in them."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
-                rows.clear()
+                rows.end_all()
                 pool.give_back(rows.runner)
 
 
@@ -172,6 +190,11 @@ class Task:
         self._spelling = _spelling(parts, options.stop, ends)
         self.record = self._new_record()
 
+    @property
+    def prefix(self) -> list[int]:
+        """The prompt without its last token: what prefill reads."""
+        return self._ids[:-1]
+
     def writer(self) -> TextWriter | None:
         """Create a writer of this request's text; None without a tokenizer."""
         return None if self._spelling is None else TextWriter(self._spelling)
@@ -184,8 +207,8 @@ class Task:
         """
         needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length + self.spare > _LONG:
-            self._parts.check_memory(*needed, None, self.spare)
-        return self._parts.take(*needed, self.spare)
+            self._parts.check_memory(*needed, None, self.spare, self._ids)
+        return self._parts.take(*needed, self.spare, self._ids)
 
     def give_back(self, models: Models) -> None:
         """Return borrowed rows."""
