@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from html import escape
@@ -156,7 +157,7 @@ text{{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mo
 {dark}.b{{font-weight:bold}}.d{{opacity:.75}}.u{{text-decoration:underline}}text.back{{fill:#17191e}}
 @media (prefers-color-scheme:light){{text{{fill:#24292f}}.ground,text.back{{fill:#fbfbfa}}.edge{{stroke:#d0d3d8}}
 .dots{{fill:#c9ccd1}}.title{{fill:#666c75}}{light}}}
-.t{{animation:appear 1ms step-end both}}@keyframes appear{{from{{visibility:hidden}}to{{visibility:visible}}}}
+.t{{animation:wait 1ms backwards}}@keyframes wait{{from,to{{visibility:hidden}}}}
 @media (prefers-reduced-motion:reduce){{.t{{animation:none}}}}
 </style>
 <rect class="ground" width="{width:.0f}" height="{height}" rx="8"/>
@@ -190,12 +191,11 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path)
     parser.add_argument("--line", action="append", help="message or command to type; repeatable")
-    parser.add_argument("--shown", help="the command as the first line shows it; default: as it was run")
     cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given, options = parser.parse_args(sys.argv[1:cut]), sys.argv[cut + 1 :]
     parts = record([sys.executable, "-m", "sprinter", "chat", *options], given.line or LINES)
-    command = given.shown or " ".join(["sprinter chat", *options])
-    shown = list(laid_out([(0.0, f"$ {command}\n"), *parts]))
+    command = textwrap.wrap(f"$ sprinter chat {' '.join(options)}", COLUMNS - 2, subsequent_indent="    ")
+    shown = list(laid_out([(0.0, " \\\n".join(command) + "\n"), *parts]))
     svg = drawn(shown, "sprinter chat")
     given.out.write_text(svg, encoding="utf-8")
     rows, seconds = 1 + max(one.row for one in shown), max(one.at_s for one in shown)

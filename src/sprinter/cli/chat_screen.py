@@ -28,7 +28,7 @@ class Screen:
         self._json = json
         self.coloured = sys.stdout.isatty() and not json
         file = sys.stdout if self.coloured else sys.stderr
-        self._notes = Console(file=file, highlight=False, soft_wrap=True)
+        self._notes = Console(file=file, highlight=False, soft_wrap=not self.coloured)
         self._page: TerminalPage | PlainPage | None = None
 
     def welcome(self, chat: Chat) -> None:
