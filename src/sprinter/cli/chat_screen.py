@@ -79,6 +79,7 @@ class Screen:
 
     def line_break(self) -> None:
         """End a line that the user left with Ctrl-C or Ctrl-D."""
+        self._page = None
         self._notes.print()
 
     def turn(self, number: int, turn: Turn) -> None:
