@@ -32,7 +32,7 @@ from typing import NamedTuple
 LINES = (
     "Write a Python function that tests whether a word is a palindrome. Only code.",
     "/method fuzzy",
-    "Now ignore spaces and upper case. Only code.",
+    "Add type hints and a docstring. Only code.",
     "/quit",
 )
 COLUMNS, CHAR, ROW, PAD, BAR = 100, 8.4, 20, 16, 34  # characters; pixels

@@ -10,7 +10,7 @@ from tests.cli.tiny import Places
 from sprinter import load_pair
 from sprinter.cli.chat_loop import converse
 from sprinter.cli.chat_screen import Screen
-from sprinter.cli.chat_session import Chat
+from sprinter.cli.chat_session import Session
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
 
@@ -29,8 +29,8 @@ def chat_pair(places: Places, *, gate: bool = True) -> Pair:
     return pair
 
 
-def new_chat(pair: Pair, system: str | None = None, **options: Any) -> Chat:
-    return Chat(pair, GenerationOptions(**{"max_new_tokens": 8, **options}), system)
+def new_chat(pair: Pair, system: str | None = None, **options: Any) -> Session:
+    return Session(pair, GenerationOptions(**{"max_new_tokens": 8, **options}), system)
 
 
 def nothing(token: object) -> None:
@@ -52,6 +52,6 @@ class Script:
         raise line
 
 
-def played(chat: Chat, *lines: str | type[BaseException], interactive: bool = True) -> int:
+def played(chat: Session, *lines: str | type[BaseException], interactive: bool = True) -> int:
     """Run a chat on these lines; returns the exit status."""
     return converse(chat, Script(lines, interactive=interactive), Screen())

@@ -66,7 +66,9 @@ def test_a_template_of_the_model_is_used(run: Run, places: Places, tmp_path: Pat
     own = shutil.copytree(places.target, tmp_path / "own")
     (own / "chat_template.jinja").write_text(TEMPLATE)
     status, _, err = run("chat", "--target", str(own), "-n", "4", stdin=b"Hello\n")
-    assert status == 0 and "prompt 23 tokens (0 reused)" in err  # "[user]Hello\n[assistant]", one token a byte
+    assert (
+        status == 0 and "prompt 23 tokens (0 reused)" in err
+    )  # "[user]Hello\n[assistant]", one token a byte
 
 
 @pytest.mark.parametrize(("args", "said"), [

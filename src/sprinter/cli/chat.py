@@ -53,7 +53,7 @@ def chat(
     from sprinter.cli.chat_input import Keyboard, PipedLines
     from sprinter.cli.chat_loop import converse
     from sprinter.cli.chat_screen import Screen
-    from sprinter.cli.chat_session import Chat
+    from sprinter.cli.chat_session import Session
 
     screen, typed = Screen(json=json), _is_typed()
     if typed:
@@ -61,7 +61,7 @@ def chat(
     pair = load(loading)
     if spelled is not None and pair.tokenizer is not None:
         pair.tokenizer.chat_template = spelled
-    talk = Chat(pair, request, system)
+    talk = Session(pair, request, system)
     with ExitStack() as stack:
         lines: Lines = stack.enter_context(Keyboard(screen.note)) if typed else PipedLines()
         if typed:

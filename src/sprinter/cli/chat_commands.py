@@ -13,7 +13,7 @@ from sprinter.errors import UserError
 
 if TYPE_CHECKING:
     from sprinter.cli.chat_screen import Screen
-    from sprinter.cli.chat_session import Chat
+    from sprinter.cli.chat_session import Session
 
 __all__ = ["COMMANDS", "Commands", "option_value"]
 
@@ -59,7 +59,7 @@ class Commands:
         stopped: whether Ctrl-C stopped the answer of the last command.
     """
 
-    def __init__(self, chat: Chat, screen: Screen) -> None:
+    def __init__(self, chat: Session, screen: Screen) -> None:
         self._chat, self._screen = chat, screen
         self._own: set[Path] = set()  # files that this chat wrote or read, which it may replace
         self.ended = self.stopped = False

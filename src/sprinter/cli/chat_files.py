@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sprinter.cli.chat_session import Chat, Turn
+from sprinter.cli.chat_session import Session, Turn
 from sprinter.engine.options import GenerationOptions
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
@@ -17,7 +17,7 @@ __all__ = ["as_dict", "load_chat", "save_chat"]
 _MOST_BYTES = 64 * 2**20
 
 
-def as_dict(chat: Chat) -> dict[str, Any]:
+def as_dict(chat: Session) -> dict[str, Any]:
     """The JSON object of a chat.
 
     "messages" have role and content; "answers" holds, for each message of the assistant, method, costs and drift (null
@@ -34,7 +34,7 @@ def as_dict(chat: Chat) -> dict[str, Any]:
     }
 
 
-def save_chat(chat: Chat, path: Path, *, replace: bool) -> None:
+def save_chat(chat: Session, path: Path, *, replace: bool) -> None:
     """Write a chat atomically: Markdown if the name ends in .md, else JSON.
 
     Args:
@@ -52,7 +52,7 @@ def save_chat(chat: Chat, path: Path, *, replace: bool) -> None:
         raise UserError(f"cannot write '{path}' ({error.strerror}): give another file") from None
 
 
-def load_chat(chat: Chat, path: Path) -> None:
+def load_chat(chat: Session, path: Path) -> None:
     """Continue the conversation of a file: one that ``save_chat`` wrote, or any JSON with a list of messages.
 
     Raises:
@@ -113,7 +113,7 @@ def _options(value: Any) -> dict[str, Any] | None:
     return None if value is None else dict(value)
 
 
-def _markdown(chat: Chat) -> str:
+def _markdown(chat: Session) -> str:
     models = chat.pair.models
     names = models.target.id if models.draft is None else f"{models.target.id} with {models.draft.id}"
     parts = [f"# Chat with {names}"]

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from sprinter.cli.chat_commands import Commands
 from sprinter.cli.chat_screen import Screen
-from sprinter.cli.chat_session import Chat
+from sprinter.cli.chat_session import Session
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["Lines", "converse", "read_entry"]
@@ -32,7 +32,7 @@ class Lines(Protocol):
         """
 
 
-def converse(chat: Chat, lines: Lines, screen: Screen) -> int:
+def converse(chat: Session, lines: Lines, screen: Screen) -> int:
     """Run a chat until its input ends; returns the exit status.
 
     A mistake is one line, and the chat goes on. Where nobody types, the exit status is then 2 (1 for an error that is
@@ -64,7 +64,7 @@ def converse(chat: Chat, lines: Lines, screen: Screen) -> int:
     return 0 if lines.interactive else status
 
 
-def _answer(chat: Chat, commands: Commands, screen: Screen, entry: str) -> bool:
+def _answer(chat: Session, commands: Commands, screen: Screen, entry: str) -> bool:
     """Answer a message or run a command; returns whether Ctrl-C stopped an answer."""
     if entry.startswith("/") and not entry.startswith("//"):
         commands.run(entry)

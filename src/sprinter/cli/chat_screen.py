@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sprinter.cli.pages import PlainPage, TerminalPage, harmless, legend
 
 if TYPE_CHECKING:
-    from sprinter.cli.chat_session import Chat, Turn
+    from sprinter.cli.chat_session import Session, Turn
     from sprinter.decode.draft import Token
     from sprinter.engine.generation import Generation
 
@@ -31,7 +31,7 @@ class Screen:
         self._notes = Console(file=file, highlight=False, soft_wrap=not self.coloured)
         self._page: TerminalPage | PlainPage | None = None
 
-    def welcome(self, chat: Chat) -> None:
+    def welcome(self, chat: Session) -> None:
         """Name the models, the method and the way out; on a terminal also the legend of the colours."""
         models = chat.pair.models
         draft = "" if models.draft is None else f", draft {models.draft.id}"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
     from sprinter.engine.pair import Pair
 
-__all__ = ["Chat", "Turn", "meter_line"]
+__all__ = ["Session", "Turn", "meter_line"]
 
 _RECORDED = ("method", "lossless", "finish_reason", "prompt_tokens", "request", "stats")
 """Keys of ``Generation.to_dict()`` that a saved chat holds for each answer."""
@@ -42,7 +42,7 @@ class Turn:
         return str(self.facts.get("meter", ""))
 
 
-class Chat:
+class Session:
     """A conversation with a pair. A method that raises leaves it as it was.
 
     Attributes:
