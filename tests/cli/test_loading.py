@@ -24,6 +24,7 @@ GIVEN = {
     "trust_remote_code": True, "device": "cpu", "dtype": "float32", "runner": "torch", "compile": True,
 }  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
+    "chat": ("chat",),
     "generate": ("generate", "x"),
     "doctor": ("doctor", "--json"),
     "demo": ("demo",),

@@ -17,7 +17,7 @@ def sprinter(environment: dict[str, str], *args: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize(("args", "allowed"), [
     (("--version",), ()), (("--help",), ()), (("generate", "--help"), ()), (("gate", "train", "--help"), ()),
-    (("theory", "predict", "--help"), ()), (("bench", "--help"), ()), (("generate",), ()),
+    (("theory", "predict", "--help"), ()), (("bench", "--help"), ()), (("generate",), ()), (("chat",), ()),
     (("methods", "--json"), ("torch", "numpy")),  # rules are made of torch
 ], ids=lambda value: " ".join(value) or "nothing")  # fmt: skip
 def test_a_start_imports_no_more_than_it_needs(

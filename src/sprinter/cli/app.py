@@ -8,6 +8,7 @@ import typer
 
 from sprinter import __version__
 from sprinter.cli.bench import bench
+from sprinter.cli.chat import chat
 from sprinter.cli.convert import convert
 from sprinter.cli.demo_command import demo
 from sprinter.cli.doctor import doctor
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # errors are shown by sprinter.cli.running
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, methods, doctor, demo):
+for command in (generate, chat, methods, doctor, demo):
     app.command()(command)
 app.add_typer(gate, name="gate")
 app.add_typer(theory, name="theory")

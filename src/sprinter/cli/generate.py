@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sprinter.cli.generate_many import ROWS, ResultsFile, generate_many, read_prompts, settings_of
-from sprinter.cli.generating import AT_DEFAULTS, generates
-from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.generating import AT_DEFAULTS, checked_options, generates
+from sprinter.cli.loading import Loading, check_models, load, loads
 from sprinter.cli.pages import JsonPage, Page, PlainPage, TerminalPage
-from sprinter.cli.prompts import read_prompt
-from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.cli.prompts import read_messages, read_prompt
+from sprinter.engine.options import GenerationKeywords
 from sprinter.errors import UserError
-
-if TYPE_CHECKING:
-    from sprinter.decode.method import Method
 
 __all__ = ["generate"]
 
-_MANY = "Many prompts"  # panel on the help page
+_MANY, _CHAT = "Many prompts", "Chat"  # panels on the help page
 
 
 @loads()
@@ -35,10 +33,31 @@ def generate(
     ] = None,
     options: GenerationKeywords = AT_DEFAULTS,
     loading: Loading = Loading(),
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="The prompt is a message of a user; the chat template is applied.",
+            rich_help_panel=_CHAT,
+        ),
+    ] = False,
+    system: Annotated[
+        str | None,
+        typer.Option(help="System message before a chat.", show_default=False, rich_help_panel=_CHAT),
+    ] = None,
+    messages: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON file with a conversation, [{"role": ..., "content": ...}, ...], as the prompt.',
+            show_default=False,
+            rich_help_panel=_CHAT,
+        ),
+    ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
-            help="File of prompts: .txt, one per line, or .jsonl. Prints one JSON object per line.",
+            help="File of prompts: .txt, one per line, or .jsonl (also with messages). "
+            "Prints one JSON object per line.",
             rich_help_panel=_MANY,
         ),
     ] = None,
@@ -76,32 +95,49 @@ def generate(
     many = {"--field": field, "--out": out, "--rows": rows, "--restart": restart or None}
     if prompts is None and (useless := [option for option, value in many.items() if value is not None]):
         raise UserError(f"{useless[0]} goes with --prompts: give it too, or leave {useless[0]} out")
-    if prompt is None and prompts is None:
+    if prompt is None and prompts is None and messages is None:
         raise UserError(
             "missing argument 'PROMPT|-': give a prompt, - for standard input, or a file of them as --prompts "
             "(see 'sprinter generate --help')"
         )
     if prompt is not None and prompts is not None:
         raise UserError("a prompt and --prompts exclude each other: give one of them")
+    if messages is not None and (prompt is not None or prompts is not None):
+        other = "a prompt" if prompts is None else "--prompts"
+        raise UserError(f"--messages and {other} exclude each other: give one of them")
+    if system is not None and not (chat or messages is not None):
+        raise UserError(
+            "--system goes with --chat or --messages: give one of them too, or leave --system out"
+        )
     if prompts is not None and out is None and (json or restart):
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
-    text = "" if prompt is None else read_prompt(prompt)
-    wanted = read_prompts(prompts, field) if prompts is not None else []
-    request = _checked(options)
+    given: str | list[Any] = ""
+    if messages is not None:
+        given = read_messages(messages)
+    elif prompt is not None:
+        given = read_prompt(prompt)
+    wanted = read_prompts(prompts, field, chat=chat, system=system) if prompts is not None else []
+    request = checked_options(options)
     if loading.target is not None:
-        _check_models(request.method, loading)
+        check_models(request.method, loading)
     results = None
     if prompts is not None and out is not None:
-        asked = settings_of(prompts, field, options, loading.given())
+        shape = {"field": field, "chat": chat or None, "system": system}
+        asked = settings_of(prompts, options, loading.given(), **shape)
         results = ResultsFile(out, asked, restart=restart)
     pair = load(loading)
     if prompts is not None:
         return generate_many(pair, wanted, request, rows=rows or ROWS, results=results, json=json)
-    stream = pair.stream(text, request)
+    shown = given if isinstance(given, str) else _last_said(given)
+    if chat or messages is not None:
+        from sprinter.engine.chat import conversation
+
+        given = [*conversation(given, system)]
+    stream = pair.stream(given, request)
     page = _page(json)
     status = 0
     try:
-        page.begin(text)
+        page.begin(shown)
         for token in stream:
             page.add(token)
     except KeyboardInterrupt:
@@ -112,30 +148,10 @@ def generate(
     return status
 
 
-def _checked(options: GenerationKeywords) -> GenerationOptions:
-    """The options, checked before any model is loaded."""
-    for word in options["stop"] or ():
-        if not word:
-            raise UserError("a stop string is empty: give --stop some text, or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UserError("a stop string is not valid UTF-8: give --stop UTF-8 text") from None
-    return GenerationOptions(**options)
-
-
-def _check_models(method: Method | None, loading: Loading) -> None:
-    """Refuse a method that needs a model that was not given, before any model is loaded."""
-    if method is None:
-        return
-    if loading.draft is None and method.drafter.uses_model:
-        raise UserError(
-            f"method {method.name} needs a draft model: give --draft too, or --method autoregressive"
-        )
-    if loading.gate is None and "gate" in method.needs:
-        raise UserError(
-            f"method {method.name} needs a gate: give --gate too, or another method such as speculative"
-        )
+def _last_said(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What a terminal shows of a conversation: the last text."""
+    content = messages[-1].get("content")
+    return content if isinstance(content, str) else ""
 
 
 def _page(json: bool) -> Page:

@@ -33,23 +33,41 @@ _FIX = "give another --out, or --restart to start again"
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """A prompt of a file: its index among the prompts, from 0, its line, from 1, and its text or an error."""
+    """A prompt of a file.
+
+    Attributes:
+        index: index among the prompts, from 0. line: number of its line, from 1.
+        prompt: text or messages; None: there is an error.
+    """
 
     index: int
     line: int
-    text: str | None
+    prompt: str | Sequence[Mapping[str, Any]] | None
     error: str | None = None
 
+    def facts(self) -> dict[str, Any]:
+        """The prompt as part of a JSON object; a text is without its token ids."""
+        if self.prompt is None:
+            return {}
+        return (
+            {"prompt": {"text": self.prompt}} if isinstance(self.prompt, str) else {"messages": self.prompt}
+        )
 
-def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
+
+def read_prompts(
+    file: Path, field: str | None, *, chat: bool = False, system: str | None = None
+) -> list[PromptLine]:
     """The prompts of a ``.txt`` file, one per line, or of a ``.jsonl`` file, one object per line. Skips blank lines.
+
+    A record with "messages" is a conversation; with ``chat`` a text is what a user says, after ``system``.
 
     A line without a valid prompt gives a ``PromptLine`` with an error.
 
     Raises:
         UserError: the file does not exist, is of another kind, is not UTF-8, or is empty.
     """
-    from sprinter.training.sources import read_lines, text_of
+    from sprinter.engine.chat import conversation
+    from sprinter.training.sources import prompt_of, read_lines
 
     if (kind := file.suffix) not in (".txt", ".jsonl"):
         raise UserError(
@@ -60,16 +78,18 @@ def read_prompts(file: Path, field: str | None) -> list[PromptLine]:
 
     def prompt(index: int, line: int, text: str) -> PromptLine:
         try:
+            given: Any = text
             if kind == ".jsonl":
-                text = text_of(json_module.loads(text), field, f"line {line}")
-            if not text:
+                given = prompt_of(json_module.loads(text), field, f"line {line}")
+            if not given:
                 raise UserError(f"line {line} holds an empty prompt: give at least one word to continue")
-            text.encode()
+            json_module.dumps(given, ensure_ascii=False).encode()
+            given = conversation(given, system) if chat else given
         except UserError as error:
             return PromptLine(index, line, None, str(error))
         except ValueError as error:  # not JSON, or half of a surrogate pair
             return PromptLine(index, line, None, f"line {line} is not a JSON object in UTF-8: {error}")
-        return PromptLine(index, line, text)
+        return PromptLine(index, line, given)
 
     try:
         lines = [(number, line) for number, line in read_lines(str(file)) if line.strip()]
@@ -173,7 +193,10 @@ def generate_many(
         results: file for the lines; None: standard output.
         json: print one JSON object at the end.
     """
-    pair.stream("a", options).close()  # raises errors that all requests would have, once
+    chat = any(prompt.prompt is not None and not isinstance(prompt.prompt, str) for prompt in prompts)
+    pair.stream(
+        [{"role": "user", "content": "a"}] if chat else "a", options
+    ).close()  # errors of all requests
     if results is not None:
         results.made_with(_made_with(pair, options.method))
     resumed = len(results.rows) if results is not None else 0
@@ -230,7 +253,7 @@ def _generate(
     for prompt in chunk:
         about = {"index": prompt.index, "line": prompt.line, "seed": options.seed + prompt.index}
         shown = {"error": errors[prompt]} if prompt in errors else done[prompt].to_dict()
-        found.append({**about, **({} if prompt.text is None else {"prompt": {"text": prompt.text}}), **shown})
+        found.append({**about, **prompt.facts(), **shown})
     return found
 
 
@@ -238,14 +261,14 @@ def _batch(
     pair: Pair, prompts: Sequence[PromptLine], options: GenerationOptions, rows: int
 ) -> list[Generation]:
     each = [options.replace(seed=options.seed + prompt.index) for prompt in prompts]
-    texts = [prompt.text for prompt in prompts if prompt.text is not None]
-    return pair.generate_batch(texts, each, rows=rows)
+    given = [prompt.prompt for prompt in prompts if prompt.prompt is not None]
+    return pair.generate_batch(given, each, rows=rows)
 
 
 def settings_of(
-    file: Path, field: str | None, options: GenerationKeywords, models: Mapping[str, Any]
+    file: Path, options: GenerationKeywords, models: Mapping[str, Any], **more: Any
 ) -> dict[str, Any]:
-    """The settings that results depend on, as JSON values."""
+    """The settings that results depend on, as JSON values; ``more``: options that shape the prompts."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    found = {"prompts": digest, "field": field, **options, "models": dict(models)}
+    found = {"prompts": digest, **more, **options, "models": dict(models)}
     return dict(json_module.loads(json_module.dumps(found)))

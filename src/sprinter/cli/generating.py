@@ -5,8 +5,9 @@ A field with a ``help`` is an option; the tables below hold what typer needs bes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 import typer
@@ -14,8 +15,9 @@ import typer
 from sprinter.cli.completion import complete_method
 from sprinter.cli.signature import Result, in_place_of, option
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.errors import UserError
 
-__all__ = ["AT_DEFAULTS", "FLAGS", "generates"]
+__all__ = ["AT_DEFAULTS", "FLAGS", "checked_options", "generates"]
 
 AT_DEFAULTS = GenerationKeywords()
 """Default of a command's parameter ``options``, which ``generates`` replaces by options."""
@@ -46,12 +48,13 @@ FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0]
 
 
 def generates(
-    *, only: Collection[str] | None = None
+    *, only: Collection[str] | None = None, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorator of a command: its parameter ``options: GenerationKeywords`` becomes the options of generation.
 
     Args:
         only: names of the options that the command offers; None: all.
+        defaults: the command's own defaults, by name.
     """
     offered = [one for one in _OFFERED if only is None or one.name in only]
     lists = {one.name for one in offered if isinstance(one.default, tuple)}
@@ -61,9 +64,30 @@ def generates(
         return cast(GenerationKeywords, values)
 
     shown = [
-        option(one.name, _annotation(one), None if one.name in lists else one.default) for one in offered
+        option(
+            one.name,
+            _annotation(one),
+            None if one.name in lists else defaults.get(one.name, one.default),
+        )
+        for one in offered
     ]
     return in_place_of("options", shown, keywords)
+
+
+def checked_options(options: GenerationKeywords) -> GenerationOptions:
+    """The options of a command, checked before any model is loaded.
+
+    Raises:
+        UserError: an invalid value; a stop string that is empty or not UTF-8.
+    """
+    for word in options["stop"] or ():
+        if not word:
+            raise UserError("a stop string is empty: give --stop some text, or leave it out")
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError("a stop string is not valid UTF-8: give --stop UTF-8 text") from None
+    return GenerationOptions(**options)
 
 
 def _annotation(one: Field[Any]) -> Any:

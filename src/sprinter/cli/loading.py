@@ -13,9 +13,10 @@ from sprinter.cli.signature import Result, in_place_of, option
 from sprinter.errors import UserError
 
 if TYPE_CHECKING:
+    from sprinter.decode.method import Method
     from sprinter.engine.pair import Pair
 
-__all__ = ["Loading", "load", "loads", "quiet_libraries"]
+__all__ = ["Loading", "check_models", "load", "loads", "quiet_libraries"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,24 @@ def load(loading: Loading, **defaults: Any) -> Pair:
     from sprinter import load_pair
 
     return load_pair(**{**defaults, **loading.arguments()})
+
+
+def check_models(method: Method | None, loading: Loading) -> None:
+    """Refuse a method that needs a model that was not given, before any model is loaded.
+
+    Raises:
+        UserError: which model it needs.
+    """
+    if method is None:
+        return
+    if loading.draft is None and method.drafter.uses_model:
+        raise UserError(
+            f"method {method.name} needs a draft model: give --draft too, or --method autoregressive"
+        )
+    if loading.gate is None and "gate" in method.needs:
+        raise UserError(
+            f"method {method.name} needs a gate: give --gate too, or another method such as speculative"
+        )
 
 
 def quiet_libraries() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sprinter.engine.generation import Generation
 
 __all__ = [
-    "JsonPage", "Page", "PlainPage", "TerminalPage", "console", "legend", "painted", "print_json",
+    "JsonPage", "Page", "PlainPage", "TerminalPage", "console", "harmless", "legend", "painted", "print_json",
     "statistics_line",
 ]  # fmt: skip
 
@@ -69,8 +69,16 @@ class TerminalPage:
 
     def end(self, out: Generation) -> None:
         """Print the rest of the text and the statistics line."""
-        self._print([(out.text[self._shown :], ""), ("\n", "")])
+        self.finish(out)
         _print_statistics(out)
+
+    def finish(self, out: Generation) -> None:
+        """Print the rest of the text and a line break."""
+        self._print([(out.text[self._shown :], ""), ("\n", "")])
+
+    def line_break(self) -> None:
+        """End the line."""
+        self._print([("\n", "")])
 
     def _print(self, pieces: Sequence[Piece]) -> None:
         self._console.print(painted(pieces), end="", soft_wrap=True)
@@ -78,10 +86,14 @@ class TerminalPage:
 
 
 class PlainPage:
-    """The text alone on standard output, the statistics line on standard error."""
+    """The text alone on standard output, the statistics line on standard error.
 
-    def __init__(self) -> None:
-        self._shown = 0  # characters of the text
+    Args:
+        file: takes the place of standard output.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file, self._shown = file, 0  # characters of the text
 
     def begin(self, prompt: str) -> None:
         """The prompt is not printed."""
@@ -93,12 +105,21 @@ class PlainPage:
 
     def end(self, out: Generation) -> None:
         """Print the rest of the text, a line break and the statistics line."""
-        self._write(out.text[self._shown :] + "\n")
+        self.finish(out)
         _print_statistics(out)
 
+    def finish(self, out: Generation) -> None:
+        """Print the rest of the text and a line break."""
+        self._write(out.text[self._shown :] + "\n")
+
+    def line_break(self) -> None:
+        """End the line."""
+        self._write("\n")
+
     def _write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        file = sys.stdout if self._file is None else self._file
+        file.write(text)
+        file.flush()
 
 
 class JsonPage:
@@ -134,11 +155,11 @@ def painted(pieces: Sequence[Piece]) -> Text:
 
     text = Text()
     for piece, origin in pieces:
-        text.append(_harmless(piece), "italic" if origin == "prompt" else _STYLES.get(origin, ""))
+        text.append(harmless(piece), "italic" if origin == "prompt" else _STYLES.get(origin, ""))
     return text
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Text without control characters, so that a model cannot control the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 

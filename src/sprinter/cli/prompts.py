@@ -1,12 +1,15 @@
-"""Reads the prompt from the argument, or from standard input for ``-``."""
+"""Reads the prompt from the argument, from standard input for ``-``, or messages from a file."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
 from sprinter.errors import UserError
 
-__all__ = ["read_prompt"]
+__all__ = ["read_messages", "read_prompt"]
 
 _MOST_BYTES = 16 * 2**20  # an endless stream must not fill the memory
 
@@ -30,6 +33,26 @@ def read_prompt(prompt: str) -> str:
     if not text:
         raise UserError("the prompt is empty: give at least one word to continue")
     return text
+
+
+def read_messages(file: Path) -> list[dict[str, Any]]:
+    """The conversation in a JSON file: a list of messages, or an object with the list as "messages".
+
+    Raises:
+        UserError: the file cannot be read, is not JSON, or holds something else.
+    """
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read --messages '{file}' ({error.strerror}): check the path") from None
+    except ValueError as error:
+        raise UserError(f"--messages '{file}' is not JSON ({error}): fix it") from None
+    value = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):
+        raise UserError(
+            f'--messages \'{file}\' holds no messages: give [{{"role": "user", "content": "..."}}, ...]'
+        )
+    return value
 
 
 def _from_stdin() -> str:

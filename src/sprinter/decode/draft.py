@@ -174,6 +174,9 @@ class Token:
 class Stats:
     """Counts of one decoding. Times are in seconds; prefill is counted separately.
 
+    ``cached_tokens`` and ``draft_cached_tokens``: prompt tokens whose keys and values target and draft did not compute,
+    because the cache held them from another text.
+
     ``mean_drift`` is None if no token was scored; ``tokens_per_target_call`` is None without target calls.
     """
 
@@ -196,6 +199,8 @@ class Stats:
     closing_s: float = 0.0
     target_tokens: int = 0  # tokens that the target read, without prefill and closing forward passes
     draft_tokens: int = 0
+    cached_tokens: int = 0
+    draft_cached_tokens: int = 0
     flops_passes: float = 0.0
     flops_tokens: float = 0.0
 

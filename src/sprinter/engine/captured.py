@@ -215,7 +215,8 @@ class CapturedDraftSteps:
                     )
                 )
             peaks = [step[i][0] for step in numbers]
-            drafted.append(self._rows.end(row.feed, peaks, row.position - 1) or own)
+            read = row.feed._replace(tokens=[*row.tokens, *(step[i][0] for step in ids[:-1])])
+            drafted.append(self._rows.end(read, peaks, row.position - 1) or own)
         return drafted
 
     def _unit(self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str]) -> DraftUnit:

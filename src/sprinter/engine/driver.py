@@ -21,6 +21,7 @@ from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.decode.tree import TreeBuilder
 from sprinter.engine.ahead import Ahead
+from sprinter.engine.prefix import HeldRows, common_prefix
 from sprinter.engine.rows import FINAL, CacheRows, Feed, RequestRow
 from sprinter.engine.steps import (
     Drafted,
@@ -88,10 +89,14 @@ class TargetJob:
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """Time of a prefill chunk in seconds, and hidden states ``[n, d]`` of each of the job's layers."""
+    """Time of a prefill chunk in seconds, and hidden states ``[n, d]`` of each of the job's layers.
+
+    ``copied``: number of its tokens that another row read in the same step.
+    """
 
     seconds: float
     states: Sequence[Tensor] = ()
+    copied: int = 0
 
 
 Job = PromptJob | DraftJob | TreeJob | TargetJob
@@ -107,6 +112,7 @@ class Models:
         target, draft: runners with the same number of rows; None if no request needs the model.
         vocab: size of the common vocabulary.
         draft_steps, target_passes: factories of draft steps and target forward passes; eager by default.
+        held: what the rows of target and draft hold from earlier texts; None: nothing.
     """
 
     def __init__(
@@ -116,9 +122,10 @@ class Models:
         vocab: int,
         draft_steps: Callable[[CacheRows], DraftSteps] = EagerDraftSteps,
         target_passes: Callable[[CacheRows], TargetPasses] = EagerTargetPasses,
+        held: tuple[HeldRows | None, HeldRows | None] = (None, None),
     ) -> None:
-        self.target = CacheRows(target, vocab, "target") if target else None
-        self.draft = CacheRows(draft, vocab, "draft") if draft else None
+        self.target = CacheRows(target, vocab, "target", held[0]) if target else None
+        self.draft = CacheRows(draft, vocab, "draft", held[1]) if draft else None
         self._vocab = vocab
         self._steps: dict[type[Job], Any] = {}
         if self.draft:
@@ -170,13 +177,13 @@ class Models:
         prompts = [job for job in jobs if isinstance(job, PromptJob)]
         layers = sorted({layer for job in prompts for layer in job.layers} - {FINAL})
         began = time.perf_counter()
-        states = rows.read_prompts(
+        states, copied = rows.read_prompts(
             [job.row for job in prompts], layers if any(j.layers for j in prompts) else None
         )
         seconds = (time.perf_counter() - began) / len(jobs)
         for job in prompts:
             made = dict(zip((FINAL, *layers), states.get(job.row.row, ()), strict=False))
-            yield PromptRead(seconds, [made[layer] for layer in job.layers])
+            yield PromptRead(seconds, [made[layer] for layer in job.layers], copied.get(job.row.row, 0))
 
 
 @dataclass(slots=True)
@@ -276,7 +283,7 @@ class RowDriver:
         states: dict[int, Tensor] = {}
         if self._target is not None and self._drafter.target_states:
             yield from self._prefill(self._target)
-            known = _common(self._target.text[: self._target.cached], self._text)
+            known = common_prefix(self._target.text[: self._target.cached], self._text)
             made, empty = self._target.states, self._models.like.new_empty(0, self._models.target_size)
             states = {layer: made.get(layer, empty)[:known] for layer in self._drafter.target_states}
         began = time.perf_counter()
@@ -295,7 +302,7 @@ class RowDriver:
             assert self._draft is not None, "the method falls back on a draft model, and none was given"
             # The model may not have read the tokens proposed since its last draft. At least one token must be left to
             # read: its logits give the law of the next token.
-            same = min(_common(self._draft.text, self._text), len(self._text) - 1)
+            same = min(common_prefix(self._draft.text, self._text), len(self._text) - 1)
             ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
             draft = yield from self._draft_chain(ask)
         self._text += draft.tokens
@@ -415,25 +422,28 @@ class RowDriver:
 
     def _prefill(self, row: RequestRow, closing: bool = False) -> Generator[Job, Any, None]:
         """Run the prompt's prefill, counted separately; if ``closing``, it counts as a closing forward pass."""
+        if not row.begun:
+            began = time.perf_counter()
+            self._count_prefill(row, row.begin(), time.perf_counter() - began, closing)
         while (feed := row.prompt_left(self._chunk)) is not None:
             done: PromptRead = yield PromptJob(row.rows.name, feed, row.layers)
             row.was_read(feed, done.states)
-            if closing:
-                self._stats.closing_s += done.seconds
-            else:
-                self._stats.prefill_s += done.seconds
+            self._count_prefill(row, done.copied, done.seconds, closing)
+
+    def _count_prefill(self, row: RequestRow, reused: int, seconds: float, closing: bool) -> None:
+        stats = self._stats
+        if row is self._target:
+            stats.cached_tokens += reused
+        else:
+            stats.draft_cached_tokens += reused
+        if closing:
+            stats.closing_s += seconds
+        else:
+            stats.prefill_s += seconds
 
 
 def _stacked(laws: list[Tensor]) -> Tensor:
     return laws[0][None] if len(laws) == 1 else torch.stack(laws)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    for i, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return i
-    return min(len(one), len(other))
 
 
 _GREEDY = Sampling(temperature=0.0)

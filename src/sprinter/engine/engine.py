@@ -82,7 +82,7 @@ class Engine:
         """Put a request in the queue.
 
         Args:
-            prompt: text, or token ids.
+            prompt: text, token ids, or chat messages, as in ``Pair.generate``.
             options, keywords: as in ``Pair.generate``; ``max_new_tokens=None``: up to the end of the row.
 
         Returns:

@@ -31,8 +31,11 @@ class Generation:
         rules: state of the method's rules at the end, from which another text can continue.
         request: the options, with the method and ``max_new_tokens`` as they were used: ``pair.generate(prompt_ids,
             request)`` reproduces the tokens.
-        prompt, prompt_ids: the prompt as text (None if it was given as ids), and its token ids.
+        prompt, prompt_ids: the prompt as text (None if it was given as ids; messages as the chat template writes them),
+            and its token ids.
         models: target, draft, gate, other heads and tokenizer: id, revision, and how they were loaded.
+        messages, chat_template_kwargs: the conversation that was the prompt, contents as text, and the arguments of its
+            chat template; None for other prompts.
     """
 
     text: str
@@ -47,6 +50,8 @@ class Generation:
     prompt: str | None = None
     prompt_ids: list[int] = field(default_factory=list)
     models: Mapping[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
@@ -75,6 +80,10 @@ class Generation:
             "prompt_tokens": self.prompt_tokens,
             "accept_lengths": self.accept_lengths,
             "prompt": {"text": self.prompt, "token_ids": self.prompt_ids},
+            "messages": self.messages,
+            "chat_template_kwargs": None
+            if self.chat_template_kwargs is None
+            else dict(self.chat_template_kwargs),
             "request": None if self.request is None else self.request.to_dict(),
             "models": dict(self.models),
             "version": versions(),
@@ -87,6 +96,8 @@ class Generation:
                 "accepted": stats.accepted,
                 "checked": stats.checked,
                 "closing_passes": stats.closing_passes,
+                "cached_tokens": stats.cached_tokens,
+                "draft_cached_tokens": stats.draft_cached_tokens,
                 "mean_drift": stats.mean_drift,
                 "drift_coverage": stats.drift_coverage,
                 "tokens_per_target_call": stats.tokens_per_target_call,

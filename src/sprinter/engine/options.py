@@ -46,6 +46,7 @@ class GenerationKeywords(TypedDict, total=False):
     meter: Literal["running", "complete"]
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, Any] | None
     sampling: Sampling | None
 
 
@@ -115,6 +116,13 @@ def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
     if not isinstance(value, RuleState):
         raise UserError(f"{name}={value!r} is no state of rules: give the .rules of an earlier generation")
     return value
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any] | None:
+    """A copy of a mapping with text keys; an empty one is None."""
+    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        raise UserError(f"{name}={value!r} is no mapping of names to values: give {name}={{'name': value}}")
+    return deepcopy(dict(value)) if value else None
 
 
 def _as_given(name: str, value: Any) -> Any:
@@ -214,6 +222,10 @@ class GenerationOptions:
     rules: RuleState | Mapping[str, Any] | None = _option(
         None, _rules, "state of the rules (AdaEDL's λ, the heuristic's γ) to continue from: ``rules`` of an earlier "
         "generation by the same method, or its ``to_dict()``; None: a fresh state.", hash=False,
+    )  # fmt: skip
+    chat_template_kwargs: Mapping[str, Any] | None = _option(
+        None, _mapping, "further arguments of the chat template, for a prompt of messages: what it reads, such as "
+        '``{"enable_thinking": False}``, ``tools`` or ``documents``.', hash=False,
     )  # fmt: skip
 
     def __init__(self, **options: Unpack[GenerationKeywords]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack, cast, overload
 
 from transformers import PreTrainedModel
 
 from sprinter.engine.batch import generate_all, options_of_each
+from sprinter.engine.chat import Message, RenderedChat, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.policy import Policy
+from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Parts, Task
@@ -34,6 +36,8 @@ def load_pair(
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head] = (),
     runner: str = "auto",
+    prefix_cache_bytes: int = DEFAULT.max_bytes,
+    prefix_reuse: str = DEFAULT.reuse,
     **options: Any,
 ) -> Pair:
     """Load a pair from directories or hub ids; without arguments, the built-in pair and its gate (no network needed).
@@ -47,6 +51,10 @@ def load_pair(
         runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (GGUF files too, their weights
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
             "float16" or "q8_0").
+        prefix_cache_bytes: maximum memory of idle KV caches, from which later texts reuse the beginning that they share
+            with earlier ones (system prompt, turns of a chat); 0: nothing is reused.
+        prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit; "all":
+            generated tokens too, which changes last bits and so, rarely, a token.
         options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
             draft_revision, trust_remote_code, compile; see ``load_models``.
 
@@ -61,27 +69,36 @@ def load_pair(
         heads = heads or builtin_heads()
     if isinstance(heads, str | Path | Head):
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
+    cache = PrefixCache(prefix_cache_bytes, prefix_reuse)
     target, draft, options = for_runner(runner, target, draft, options)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_head(head) if isinstance(head, str | Path) else head for head in heads]
-    return Pair(models, loaded, others)
+    return Pair(models, loaded, others, cache)
 
 
 class Pair:
     """Two models, a tokenizer and optionally heads, ready to generate. Created by ``load_pair``.
 
+    ``prefix_cache``: what is kept of texts for later ones.
+
     Raises:
         UserError: a head of another draft, two heads of one kind, or a gate that reads the token that it judges.
     """
 
-    def __init__(self, models: LoadedPair, gate: Head | None = None, heads: Sequence[Head] = ()) -> None:
+    def __init__(
+        self,
+        models: LoadedPair,
+        gate: Head | None = None,
+        heads: Sequence[Head] = (),
+        prefix_cache: PrefixCache = DEFAULT,
+    ) -> None:
         self.models, self.tokenizer = models, models.tokenizer
         self.heads: dict[str, Head] = {}
         for head in heads if gate is None else (gate, *heads):
             self._add(head)
         self.gate = self.heads.get("gate")
-        self._parts = Parts(models, self.heads)
+        self._parts = Parts(models, self.heads, prefix_cache)
 
     def __repr__(self) -> str:
         target, draft = self.models.target, self.models.draft
@@ -114,6 +131,15 @@ class Pair:
         """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
         return self._parts.default_method
 
+    def clear_prefix_cache(self) -> None:
+        """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed.
+
+        Call it after a change of the weights that torch does not count, such as a write through ``.data`` on a GPU.
+        """
+        for pool in (self._parts.targets, self._parts.drafts):
+            if pool is not None:
+                pool.clear()
+
     @overload
     def generate(
         self,
@@ -143,7 +169,9 @@ class Pair:
         """Generate a text; from a list of prompts, a list of texts as ``generate_batch`` does.
 
         Args:
-            prompt: text, or token ids; or a list of prompts. A list of numbers is one prompt.
+            prompt: text, token ids, chat messages (``[{"role": "user", "content": "..."}, ...]``, to which the
+                tokenizer's chat template is applied; a last message of the assistant is continued), or a
+                ``BatchEncoding`` of one row; or a list of prompts. A list of numbers or of messages is one prompt.
             options: a ``GenerationOptions``; for several prompts, also a list with one for each.
             keywords: options by name; they replace those of ``options``. See ``GenerationOptions``. For several
                 prompts, all keywords of ``generate_batch``.
@@ -155,6 +183,20 @@ class Pair:
             return self.generate_batch(cast(PromptInputs, prompt), options, **keywords)
         with self.stream(cast(PromptInput, prompt), cast(Any, options), **keywords) as stream:
             return stream.finish()
+
+    def render_chat(
+        self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
+    ) -> RenderedChat:
+        """Apply the chat template to messages, as ``generate`` does: text, token ids, and the end of a turn.
+
+        Args:
+            messages: a conversation that ends with a message of the user, or one of the assistant to continue.
+            chat_template_kwargs: further arguments of the template.
+
+        Raises:
+            UserError: what is wrong with the messages, the template or its arguments.
+        """
+        return render_chat(messages, self.models, chat_template_kwargs)
 
     def stream(
         self,
@@ -181,7 +223,7 @@ class Pair:
         stats, see ``Engine``.
 
         Args:
-            prompts: texts, or lists of token ids.
+            prompts: texts, lists of token ids, or conversations.
             options: for all prompts, or a list with one for each.
             keywords: options by name: a value for all prompts, or a list with one for each. ``stop`` and
                 ``stop_token_ids``: one list for all, or a list of lists. With ``max_new_tokens=None``, all rows

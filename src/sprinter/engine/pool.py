@@ -1,52 +1,155 @@
-"""A pool of runners: each serves one borrower at a time, and its caches are reused by the next."""
+"""A pool of runners: each serves one borrower at a time, and the next reuses its caches and what they hold."""
 
 from __future__ import annotations
 
-from collections import deque
-from threading import Lock
+from collections.abc import Sequence
+from threading import RLock
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
+from sprinter.engine.prefix import OFF, Changes, HeldRows, PrefixCache
 from sprinter.models.choose import make_runner, tree_limit
 from sprinter.models.pair import LoadedModel
 from sprinter.models.runner import Runner
 
-__all__ = ["RunnerPool"]
+__all__ = ["IdleRunners", "RunnerPool"]
 
-_KEPT = 4  # maximum number of idle runners
+_KEPT = 8  # maximum number of idle runners
 _GRAIN = 256  # cache lengths are rounded up to this, so that requests of similar size share a runner
 
 
+class IdleRunners:
+    """The idle runners of all models of a pair.
+
+    Args:
+        max_bytes: maximum size of their caches; 0: no limit.
+    """
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self.lock = RLock()  # collecting garbage may give back a runner at any time, in this thread too
+        self._order: list[tuple[RunnerPool, Runner]] = []  # the one that was used last is at the end
+
+    def of(self, pool: RunnerPool) -> list[Runner]:
+        """The runners of one pool, in the order of their last use."""
+        return [runner for owner, runner in list(self._order) if owner is pool]
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all their caches."""
+        return sum(runner.cache_bytes for _, runner in list(self._order))
+
+    def put(self, pool: RunnerPool, runner: Runner) -> None:
+        """Add a runner; beyond the maximum number and size, those that were idle longest are dropped."""
+        with self.lock:
+            self._order.append((pool, runner))
+            for old in self.of(pool)[:-_KEPT]:
+                self.take(pool, old)
+            while self.max_bytes and self.total_bytes > self.max_bytes:
+                del self._order[0]
+
+    def take(self, pool: RunnerPool, runner: Runner) -> None:
+        """Remove a runner."""
+        with self.lock:
+            self._order.remove((pool, runner))
+
+
 class RunnerPool:
-    """Runners of one model. Concurrent streams and threads get different runners."""
+    """Runners of one model. Concurrent streams and threads get different runners.
 
-    def __init__(self, model: LoadedModel) -> None:
-        self.model = model
-        self._free: deque[Runner] = deque(maxlen=_KEPT)
-        self._lock = Lock()
+    Args:
+        model: the model.
+        cache: what is reused of earlier texts.
+        idle: where idle runners are kept, shared by the pools of a pair; None: its own place.
+    """
 
-    def take(self, max_len: int, rows: int = 1, spare: int = 0) -> Runner:
-        """A runner of ``rows`` rows of ``max_len`` tokens of text each, and ``spare`` more for a tree."""
-        with self._lock:
-            for runner in self._free:
-                if self._serves(runner, max_len, rows, spare):
-                    self._free.remove(runner)
-                    return runner
-        return make_runner(
-            self.model.model, batch=rows, max_len=self.size(max_len, spare), compile=self.model.compile
-        )
+    def __init__(self, model: LoadedModel, cache: PrefixCache = OFF, idle: IdleRunners | None = None) -> None:
+        self.model, self.cache = model, cache
+        self._idle = IdleRunners() if idle is None else idle
+        self._held: WeakKeyDictionary[Runner, HeldRows] = WeakKeyDictionary()
+        self._changes = Changes(model.model)
 
-    def holds(self, max_len: int, rows: int, spare: int = 0) -> bool:
+    @property
+    def _free(self) -> list[Runner]:
+        return self._idle.of(self)
+
+    def take(self, max_len: int, rows: int = 1, spare: int = 0, prompt: Sequence[int] = ()) -> Runner:
+        """A runner of ``rows`` rows of ``max_len`` tokens of text each, and ``spare`` more for a tree.
+
+        ``prompt``: token ids of a text that it will read; a runner that holds a beginning of them is preferred.
+        """
+        with self._idle.lock:
+            runner, source = self._choose(max_len, rows, spare, prompt)
+            if runner is not None:
+                self._idle.take(self, runner)
+        if runner is None:
+            size = self.size(max_len, spare)
+            runner = make_runner(self.model.model, batch=rows, max_len=size, compile=self.model.compile)
+            self._held[runner] = HeldRows(rows, self.cache, self._changes)
+        if source is not None:
+            self._copy(source, runner, prompt)
+        return runner
+
+    def held(self, runner: Runner) -> HeldRows:
+        """What the rows of a runner of this pool hold."""
+        return self._held[runner]
+
+    def holds(self, max_len: int, rows: int, spare: int = 0, prompt: Sequence[int] = ()) -> bool:
         """Whether such a runner is idle, so that taking it needs no more memory."""
-        with self._lock:
-            return any(self._serves(runner, max_len, rows, spare) for runner in self._free)
+        with self._idle.lock:
+            return self._choose(max_len, rows, spare, prompt).runner is not None
 
-    def _serves(self, runner: Runner, max_len: int, rows: int, spare: int) -> bool:
+    def _choose(self, max_len: int, rows: int, spare: int, prompt: Sequence[int]) -> _Choice:
+        """Choose so that what other texts may still need stays, as long as there is room for another runner."""
+        idle = [runner for runner in reversed(self._free) if runner.batch == rows]
+        fitting = [runner for runner in idle if self._serves(runner, max_len, spare)]
+        if rows > 1 or not self.cache.max_bytes:
+            return _Choice(fitting[0] if fitting else None)
+        shared = {runner: self._held[runner].shared(0, prompt) for runner in idle}
+        source = max(idle, key=lambda runner: shared[runner], default=None)
+        if source is not None and not shared[source]:
+            source = None
+        if source is not None and source in fitting and self._held[source].continues(0, prompt):
+            return _Choice(source)
+        others = [runner for runner in fitting if runner is not source]
+        empty = [runner for runner in others if self._held[runner].empty]
+        if empty or self._has_room(self.size(max_len, spare)):
+            return _Choice(empty[0] if empty else None, source)
+        if others:
+            return _Choice(others[-1], source)
+        return _Choice(source) if source in fitting else _Choice(None, source)
+
+    def _serves(self, runner: Runner, max_len: int, spare: int) -> bool:
         """Whether a runner is large enough; ``max_len`` is limited to the model's context."""
-        return runner.max_len >= min(max_len, self.model.context) + spare and runner.batch == rows
+        return runner.max_len >= min(max_len, self.model.context) + spare
+
+    def _has_room(self, size: int) -> bool:
+        """Whether another runner of one row of ``size`` tokens could be kept too."""
+        free = self._free
+        slots = sum(runner.batch * runner.max_len for runner in free)
+        more = size * sum(runner.cache_bytes for runner in free) / slots if slots else 0
+        return len(free) < _KEPT and self._idle.total_bytes + more <= self.cache.max_bytes
+
+    def _copy(self, source: Runner, runner: Runner, prompt: Sequence[int]) -> None:
+        """Copy the common prefix to another runner, and keep the first one if it holds more than that."""
+        with self._idle.lock:
+            if source not in self._free:
+                return  # another thread was faster
+            self._idle.take(self, source)
+        held, given = self._held[runner], self._held[source]
+        runner.rewind([0])
+        held.texts[0].cut(0)
+        length = given.shared(0, prompt)
+        if runner.adopt(source, length):
+            held.take(0, given, length)
+        if not given.continues(0, prompt):
+            self._idle.put(self, source)
 
     def clear(self) -> None:
         """Drop the idle runners."""
-        with self._lock:
-            self._free.clear()
+        with self._idle.lock:
+            for runner in self._free:
+                self._idle.take(self, runner)
 
     def size(self, max_len: int, spare: int = 0) -> int:
         """Length of a row of a new runner: ``max_len`` rounded up, plus ``spare``, in tokens."""
@@ -55,7 +158,13 @@ class RunnerPool:
         return text + spare if limit is None else max(min(text + spare, limit), max_len)
 
     def give_back(self, runner: Runner | None) -> None:
-        """Return a runner in any state; beyond the maximum number, the runner that was idle longest is dropped."""
+        """Return a runner, whose rows hold what its ``HeldRows`` records."""
         if runner is not None:
-            with self._lock:
-                self._free.append(runner)
+            self._idle.put(self, runner)
+
+
+class _Choice(NamedTuple):
+    """An idle runner to take (None: make one), and one whose common prefix with the prompt is copied to it."""
+
+    runner: Runner | None
+    source: Runner | None = None

@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from operator import index
 from typing import Any
 
+from transformers import BatchEncoding
+
+from sprinter.engine.chat import Message, render_chat
+from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["PromptInput", "PromptInputs", "encode", "is_several"]
+__all__ = ["EncodedPrompt", "PromptInput", "PromptInputs", "encode", "encode_prompt", "is_several"]
 
-PromptInput = str | Sequence[int]
-"""One prompt: text, or token ids."""
+PromptInput = str | Sequence[int] | Sequence[Message] | BatchEncoding
+"""One prompt: text, token ids, chat messages, or what a tokenizer returns."""
 PromptInputs = (
     list[str]
     | list[list[int]]
     | list[tuple[int, ...]]
     | list[Sequence[int]]
+    | list[list[dict[str, str]]]
+    | list[list[dict[str, Any]]]
+    | list[Sequence[Message]]
     | list[PromptInput]
     | tuple[PromptInput, ...]
 )
-"""Several prompts: a list of texts, of lists of token ids, or of both. Every kind by itself, as lists are invariant."""
+"""Several prompts: a list of texts, of lists of token ids, of conversations, or of all of these. Every kind by itself,
+as lists are invariant."""
 
-_CHARS_PER_TOKEN = 32  # more than in almost any text
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as token ids.
+
+    Attributes:
+        ids: token ids, at least one.
+        text: the prompt as text, a conversation as its chat template writes it; None: it was given as ids.
+        messages: the conversation; None: the prompt was text or ids.
+        ends: tokens that end a text after this prompt, besides EOS: the end of a turn.
+    """
+
+    ids: list[int]
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    ends: tuple[int, ...] = ()
 
 
 def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
-    """Token ids of a prompt, checked against the vocabulary.
+    """Token ids of a prompt; see ``encode_prompt``."""
+    return encode_prompt(prompt, pair).ids
+
+
+def encode_prompt(
+    prompt: PromptInput, pair: LoadedPair, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> EncodedPrompt:
+    """A prompt as token ids, checked against the vocabulary.
+
+    Args:
+        prompt: text, token ids, chat messages, or a ``BatchEncoding`` of one row.
+        pair: the loaded models.
+        chat_template_kwargs: see ``render_chat``.
 
     Raises:
-        UserError: an empty prompt, text without a tokenizer, ids out of range, or a prompt longer than the context.
+        UserError: an empty prompt, text without a tokenizer, messages without a chat template or that it refuses, ids
+            out of range, or a prompt longer than the context.
     """
-    ids = _from_text(prompt, pair) if isinstance(prompt, str) else _from_ids(prompt)
+    encoded = _encoded(prompt, pair, chat_template_kwargs)
+    if chat_template_kwargs and encoded.messages is None:
+        raise UserError("chat_template_kwargs goes with messages, and the prompt has none: leave it out")
+    ids = encoded.ids
     if not ids:
         raise UserError("the prompt is empty: give at least one token")
     outside = next((id for id in ids if not 0 <= id < pair.vocab_size), None)
@@ -40,24 +80,36 @@ def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
         raise UserError(
             f"token id {outside} in the prompt is out of range: the vocabulary has {pair.vocab_size} tokens"
         )
-    return ids
+    return encoded
 
 
 def is_several(prompt: Any) -> bool:
-    """Whether the argument is a list of prompts. A list of numbers is one prompt; an empty list is a list of prompts.
+    """Whether the argument is a list of prompts. A list of numbers or of messages is one prompt; an empty list is a
+    list of prompts.
 
-    Only the first element is inspected: text or a sequence is a prompt, a number or a mapping is an item of one.
+    Only the first element is inspected: text, a sequence or a ``BatchEncoding`` is a prompt, a number or another
+    mapping is an item of one.
     """
     if not isinstance(prompt, list | tuple) or not prompt:
         return isinstance(prompt, list | tuple)
     first = prompt[0]
     if isinstance(first, str):  # numpy's strings have ndim 0
         return True
-    return (
-        isinstance(first, Iterable)
-        and not isinstance(first, Mapping | bytes)
-        and getattr(first, "ndim", 1) > 0
-    )
+    if isinstance(first, Mapping):
+        return "input_ids" in first
+    return isinstance(first, Iterable) and not isinstance(first, bytes) and getattr(first, "ndim", 1) > 0
+
+
+def _encoded(prompt: Any, pair: LoadedPair, chat: Mapping[str, Any] | None) -> EncodedPrompt:
+    if isinstance(prompt, str):
+        return EncodedPrompt(_from_text(prompt, pair), prompt)
+    if isinstance(prompt, Mapping):
+        return EncodedPrompt(_from_tokenizer(prompt))
+    if isinstance(prompt, list | tuple) and any(isinstance(item, Mapping) for item in prompt):
+        rendered = render_chat(prompt, pair, chat)
+        ends = () if rendered.end_of_turn is None else (rendered.end_of_turn,)
+        return EncodedPrompt(rendered.ids, rendered.text, rendered.messages, ends)
+    return EncodedPrompt(_from_ids(prompt))
 
 
 def _from_ids(prompt: Sequence[int]) -> list[int]:
@@ -71,19 +123,37 @@ def _from_ids(prompt: Sequence[int]) -> list[int]:
         ) from None
 
 
+def _from_tokenizer(encoding: Mapping[str, Any]) -> list[int]:
+    """Token ids of what a tokenizer returns: lists or tensors, one row, without padding."""
+    if "role" in encoding:
+        raise UserError("the prompt is a message by itself: give a list of messages, [{...}]")
+    if "input_ids" not in encoding:
+        raise UserError("the prompt is a mapping without input_ids: give text, messages or token ids")
+    ids, mask = (_row(encoding.get(name)) for name in ("input_ids", "attention_mask"))
+    if ids is None or mask is None:
+        return _from_ids(ids or [])
+    if len(ids) != len(mask):
+        raise UserError(
+            f"the prompt has {len(ids)} input_ids and an attention_mask of {len(mask)}: give as many"
+        )
+    return _from_ids([id for id, kept in zip(ids, mask, strict=True) if kept])
+
+
+def _row(value: Any) -> Any:
+    """The one row of a batch; a value without rows as it is."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(value, list | tuple) or not any(isinstance(row, list | tuple) for row in value):
+        return value
+    if len(value) != 1:
+        raise UserError(
+            f"the prompt's input_ids have {len(value)} rows: give a list of prompts, one for each row"
+        )
+    return value[0]
+
+
 def _from_text(prompt: str, pair: LoadedPair) -> list[int]:
     if not prompt:
         raise UserError("the prompt is empty: give at least one word to continue")
     if pair.tokenizer is None:
         raise UserError("the prompt is text and this pair has no tokenizer: give token ids")
-    # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.
-    part = prompt[: _CHARS_PER_TOKEN * pair.longest]
-    ids = list(pair.tokenizer(part, verbose=False)["input_ids"])
-    if len(part) == len(prompt):
-        return ids
-    if len(ids) > pair.longest:
-        raise UserError(
-            f"the prompt has {len(prompt)} characters, and the first {len(part)} of them alone exceed the context of "
-            f"the pair, {pair.longest} tokens: shorten the prompt"
-        )
-    return list(pair.tokenizer(prompt, verbose=False)["input_ids"])
+    return text_ids(prompt, pair, pair.tokenizer)

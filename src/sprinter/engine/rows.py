@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sprinter.engine.prefix import BLOCK, HeldRows
 from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
@@ -54,32 +55,85 @@ class CacheRows:
         runner: holds the rows.
         vocab: size of the common vocabulary; logits beyond it are dropped.
         name: "target" or "draft", for errors.
+        held: what the rows hold from earlier texts; None: they are emptied, and nothing is reused.
     """
 
-    def __init__(self, runner: Runner, vocab: int, name: str) -> None:
+    def __init__(self, runner: Runner, vocab: int, name: str, held: HeldRows | None = None) -> None:
         self.runner, self.vocab, self.name = runner, vocab, name
+        self.held = HeldRows(runner.batch) if held is None else held
         # Row → end of the slots not yet verified by finite logits: to discard these (maybe NaN), a mask is not enough.
         self._doubtful: dict[int, int] = {}
-        runner.rewind([0] * runner.batch)
+        self._idle = set(range(runner.batch))
+        if held is None:
+            runner.rewind([0] * runner.batch)
 
     def rewind(self, lengths: Mapping[int, int]) -> None:
         """Discard all but the first tokens of some rows; ``lengths``: tokens to keep, by row."""
-        held = self.runner.lengths
-        wanted = [lengths.get(row, length) for row, length in enumerate(held)]
-        if wanted != held:
+        present = self.runner.lengths
+        for row, length in lengths.items():
+            self.held.texts[row].cut(length)
+        wanted = [lengths.get(row, length) for row, length in enumerate(present)]
+        if wanted != present:
             self.runner.rewind(wanted)
         for row, length in lengths.items() if self._doubtful else ():
             if self._doubtful.get(row, 0) > length:
                 self.runner.wipe(row)
                 self._doubtful[row] = length
 
-    def clear(self) -> None:
-        """Discard the tokens of all rows."""
-        self.rewind(dict.fromkeys(range(self.runner.batch), 0))
+    def begin_text(self, row: int, prefix: Sequence[int]) -> int:
+        """Begin a text in a row: keep, or copy from another row, the longest beginning of ``prefix`` that a row holds.
+
+        Returns:
+            Its number of tokens; the row holds no others.
+        """
+        self._idle.discard(row)
+        if not self.held.on:
+            return 0
+        self.held.check_model()
+        length, source = self.held.most_shared(prefix, row)
+        if length and source != row:
+            self._copy(source, [row], length)
+        self.rewind({row: length})
+        self.runner.renew(row)
+        return length
+
+    def best_row(self, free: Sequence[int], prefix: Sequence[int]) -> int:
+        """The first of some rows that holds most of ``prefix`` and nothing else; if none holds any, an empty row, or
+        else the first."""
+        held = self.held
+        shared = {row: held.shared(row, prefix) * held.continues(row, prefix) for row in free}
+        if any(shared.values()):
+            return max(free, key=lambda row: shared[row])
+        return next((row for row in free if not held.texts[row].tokens), free[0])
+
+    def end_text(self, row: int) -> None:
+        """End the text of a row: only what another text may reuse stays; nothing after a failure or an interrupt."""
+        failed = row in self._doubtful or not self.held.on
+        self.rewind({row: 0 if failed else self.held.texts[row].usable(self.held.cache.reuse)})
+        self._idle.add(row)
+        if self.runner.soiled:  # it is cleaned when all rows are empty
+            self.rewind(dict.fromkeys(self._idle, 0))
+
+    def end_all(self) -> None:
+        """``end_text`` of all rows."""
+        for row in range(self.runner.batch):
+            self.end_text(row)
+
+    def _copy(self, source: int, rows: Sequence[int], length: int) -> None:
+        """Replace the contents of rows by the first tokens of another row."""
+        self.rewind(dict.fromkeys(rows, 0))
+        self._doubtful |= dict.fromkeys(
+            rows, length
+        )  # if the copy is interrupted, they are wiped before they are used
+        self.runner.copy(source, rows, length)
+        for row in rows:
+            self.held.texts[row].take(self.held.texts[source], length)
+            del self._doubtful[row]
 
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Keep only the slots in ``path`` of the tree at the end of a row, as if they had been read as a chain."""
         self.runner.keep(row, path)
+        self.held.texts[row].keep(path)
 
     def begin(self, feeds: Sequence[Feed], more: int = 0) -> None:
         """Rewind rows to the start of their feeds, before a forward pass over these and up to ``more`` tokens each.
@@ -105,6 +159,9 @@ class CacheRows:
         """
         fault = find_fault(peaks, self.name, position)
         if fault is None:
+            text = self.held.texts[feed.row]
+            text.add(feed.start, feed.tokens, tree=feed.parents is not None)
+            text.checked = len(text.tokens)
             self._doubtful.pop(feed.row, None)
         else:
             self.rewind({feed.row: feed.start})
@@ -126,24 +183,69 @@ class CacheRows:
 
     def read_prompts(
         self, feeds: Sequence[Feed], layers: Sequence[int] | None = None
-    ) -> dict[int, list[Tensor]]:
-        """Prefill without logits: one forward pass per group of feeds of similar length.
+    ) -> tuple[dict[int, list[Tensor]], dict[int, int]]:
+        """Prefill without logits: forward passes over blocks of the texts, one per group of blocks of similar length.
+
+        A block that several rows read after the same tokens is read once, and copied.
 
         Returns:
-            By row, hidden states ``[n, d]`` after the final norm and of each of ``layers``; {} if ``layers`` is None.
+            By row, hidden states ``[n, d]`` after the final norm and of each of ``layers`` ({} if ``layers`` is None),
+            and the number of tokens that were copied.
         """
         states: dict[int, list[Tensor]] = {}
+        copied: dict[int, int] = {}
+        left = list(feeds)
         try:
-            for group in _by_length(feeds):
-                output = self._pass(group, False, layers or ())
-                if layers is not None:
+            while left:
+                blocks = [_first_block(feed) for feed in left]
+                twins = self._twins(blocks) if layers is None else {}
+                for group in _by_length([block for block in blocks if block.row not in twins]):
+                    output = self._pass(group, False, layers or ())
                     for i, feed in enumerate(group):
                         n = len(feed.tokens)
-                        states[feed.row] = [made[i, :n] for made in (output.hidden, *output.layers)]
+                        made = [states_[i, :n] for states_ in (output.hidden, *output.layers)]
+                        self._note_block(feed, made[0])
+                        if layers is not None:
+                            held = states.get(feed.row)
+                            states[feed.row] = (
+                                made if held is None else [*map(torch.cat, zip(held, made, strict=True))]
+                            )
+                for block in blocks:
+                    if block.row in twins:
+                        self._copy_block(block, twins[block.row])
+                        copied[block.row] = copied.get(block.row, 0) + len(block.tokens)
+                left = [_rest(feed, block) for feed, block in zip(left, blocks, strict=True) if feed != block]
         except BaseException:
             self.rewind({feed.row: min(feed.start, self.runner.lengths[feed.row]) for feed in feeds})
             raise
-        return states
+        return states, copied
+
+    def _note_block(self, feed: Feed, hidden: Tensor) -> None:
+        """Record a block of a prompt. Every token sees itself: if all states are finite, so are keys and values."""
+        text = self.held.texts[feed.row]
+        text.add(feed.start, feed.tokens, prefill=True)
+        # llama.cpp returns no states here, and nothing but a model's own weights can give NaN there.
+        if self.held.on and text.checked == feed.start and bool(hidden.isfinite().all()):
+            text.checked = len(text.tokens)
+
+    def _twins(self, blocks: Sequence[Feed]) -> dict[int, int]:
+        """Row → an earlier one that is about to read the same tokens after the same tokens."""
+        if len(blocks) == 1 or not self.held.on:
+            return {}
+        first: dict[tuple[int, ...], int] = {}
+        twins: dict[int, int] = {}
+        for row, start, tokens, _ in blocks:
+            text = self.held.texts[row]
+            if len(text.tokens) >= start and not text.obsolete:
+                other = first.setdefault((start, *text.tokens[:start], *tokens), row)
+                twins |= {} if other == row else {row: other}
+        return twins
+
+    def _copy_block(self, block: Feed, source: int) -> None:
+        end = block.start + len(block.tokens)
+        self.begin([block])
+        self.runner.copy(source, [block.row], end)
+        self.held.texts[block.row].take(self.held.texts[source], end)
 
     def _pass(self, feeds: Sequence[Feed], logits: bool, layers: Sequence[int] = ()) -> ModelOutput:
         self.begin(feeds)
@@ -162,6 +264,17 @@ class CacheRows:
 
     def _ids(self, tokens: list[list[int]]) -> Tensor:
         return torch.tensor(tokens, device=self.runner.device)
+
+
+def _first_block(feed: Feed) -> Feed:
+    """The beginning of a feed, up to the next multiple of ``BLOCK``."""
+    room = BLOCK - feed.start % BLOCK
+    return feed if len(feed.tokens) <= room else feed._replace(tokens=feed.tokens[:room])
+
+
+def _rest(feed: Feed, block: Feed) -> Feed:
+    n = len(block.tokens)
+    return feed._replace(start=feed.start + n, tokens=feed.tokens[n:])
 
 
 def _by_length(feeds: Sequence[Feed]) -> list[list[Feed]]:
@@ -190,6 +303,7 @@ class RequestRow:
         cached: number of the text's tokens in the KV cache. The row may hold more: discarded tokens, or tokens of a
             forward pass that was interrupted.
         after: the model's output after the whole text, if it is known.
+        begun: whether ``begin`` was called.
     """
 
     def __init__(
@@ -198,12 +312,22 @@ class RequestRow:
         self.rows, self.number, self._prefill = rows, number, len(prompt) - 1
         self.text, self.cached = list(prompt), 0
         self.after: After | None = None
+        self.begun = False
         self.layers = tuple(layers)
         self._nodes: list[int] = []  # tokens of the tree
         self._parents: list[int] = []  # parent of each node, -1 for the text
         self._read = 0  # number of nodes that were read, in order
         self._root = 0  # start of the forward pass that read the first node
         self._states: dict[int, Tensor] = {}
+
+    def begin(self) -> int:
+        """Begin the text with what is cached of its prompt already; returns the number of these tokens.
+
+        Hidden states are not cached: with ``layers`` the whole prompt is read.
+        """
+        self.begun = True
+        self.cached = self.rows.begin_text(self.number, () if self.layers else self.text[: self._prefill])
+        return self.cached
 
     def goto(self, start: int, tokens: Sequence[int], path: Sequence[int] = ()) -> None:
         """Keep the nodes in ``path`` of the tree, discard tokens beyond ``start`` and append ``tokens``."""

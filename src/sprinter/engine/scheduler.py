@@ -111,6 +111,7 @@ class Scheduler:
         self.events: list[Event] = []
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
+        self._order = list(range(rows))  # rows in the order in which they were last freed
 
     @property
     def unfinished(self) -> int:
@@ -217,10 +218,16 @@ class Scheduler:
             if id not in self._live:  # it is there already after an interrupt between the next two statements
                 if not free:
                     return
-                work = Work(run, self._models, free[0], self._policy.prompt_piece)
+                work = Work(run, self._models, self._best(free, run), self._policy.prompt_piece)
                 reader = TokenReader(run) if self._streams else None
                 self._live[id] = _Live(id, work, reader, time.perf_counter())
             del self._waiting[id]
+
+    def _best(self, free: Sequence[int], run: Task) -> int:
+        """The row whose earlier text this one continues; else the one that has been free longest."""
+        rows = self._models.target or self._models.draft
+        oldest_first = [number for number in self._order if number in free]
+        return oldest_first[0] if rows is None else rows.best_row(oldest_first, run.prefix)
 
     def _at(self, wanted: Callable[[Job | None], bool]) -> list[_Live]:
         """Requests whose next job satisfies the predicate, in the order of their rows."""
@@ -254,7 +261,8 @@ class Scheduler:
         """Free the rows of a request; emit its last event if a result is given."""
         for rows in (self._models.target, self._models.draft):
             if rows is not None:
-                rows.rewind({one.work.number: 0})
+                rows.end_text(one.work.number)
+        self._order = [*(row for row in self._order if row != one.work.number), one.work.number]
         if generation is None:
             del self._live[one.id]
         else:

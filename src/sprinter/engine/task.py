@@ -18,8 +18,9 @@ from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationOptions
-from sprinter.engine.pool import RunnerPool
-from sprinter.engine.prompt import PromptInput, encode
+from sprinter.engine.pool import IdleRunners, RunnerPool
+from sprinter.engine.prefix import DEFAULT, PrefixCache
+from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
@@ -43,13 +44,17 @@ class Parts:
     Attributes:
         heads: by kind, trained for the draft of ``models``.
         special: ids of special tokens.
+
+    Args:
+        cache: what is reused of earlier texts.
     """
 
-    def __init__(self, models: LoadedPair, heads: Mapping[str, Head]) -> None:
+    def __init__(self, models: LoadedPair, heads: Mapping[str, Head], cache: PrefixCache = DEFAULT) -> None:
         self.models, self.heads = models, heads
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
-        self.targets = RunnerPool(models.target)
-        self.drafts = RunnerPool(models.draft) if models.draft else None
+        idle = IdleRunners(cache.max_bytes)
+        self.targets = RunnerPool(models.target, cache, idle)
+        self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
         self.costs = Costs(
             forward_flops(models.target.model.config),
             forward_flops(models.draft.model.config) if models.draft else 0.0,
@@ -76,11 +81,23 @@ class Parts:
         quiet.models = replace(self.models, tokenizer=None)
         return quiet
 
-    def take(self, max_len: int, rows: int, needs_target: bool, needs_draft: bool, spare: int = 0) -> Models:
-        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used."""
-        target = self.targets.take(max_len, rows, spare) if needs_target else None
-        draft = self.drafts.take(max_len, rows, spare) if self.drafts and needs_draft else None
-        return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
+    def take(
+        self,
+        max_len: int,
+        rows: int,
+        needs_target: bool,
+        needs_draft: bool,
+        spare: int = 0,
+        prompt: Sequence[int] = (),
+    ) -> Models:
+        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used.
+
+        ``prompt``: token ids of the text that one row will read.
+        """
+        target = self.targets.take(max_len, rows, spare, prompt) if needs_target else None
+        draft = self.drafts.take(max_len, rows, spare, prompt) if self.drafts and needs_draft else None
+        held = target and self.targets.held(target), draft and self.drafts and self.drafts.held(draft)
+        return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses, held)
 
     def check_memory(
         self,
@@ -90,6 +107,7 @@ class Parts:
         needs_draft: bool,
         memory_bytes: int | None,
         spare: int = 0,
+        prompt: Sequence[int] = (),
     ) -> None:
         """Check that the rows' caches fit into ``memory_bytes``; None: into the free memory, idle caches included.
 
@@ -109,7 +127,7 @@ class Parts:
         if memory_bytes is not None:
             return check(pools)
         try:
-            check([pool for pool in pools if not pool.holds(max_len, rows, spare)])
+            check([pool for pool in pools if not pool.holds(max_len, rows, spare, prompt)])
         except UserError:
             for pool in (self.targets, self.drafts):
                 if pool is not None:
@@ -117,10 +135,10 @@ class Parts:
             check(pools)
 
     def give_back(self, models: Models) -> None:
-        """Return borrowed rows, with any content."""
+        """Return borrowed rows in any state; what later texts may reuse stays in them."""
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
-                rows.clear()
+                rows.end_all()
                 pool.give_back(rows.runner)
 
 
@@ -129,7 +147,8 @@ class Task:
 
     Attributes:
         method: the method, with thresholds that are recorded in heads filled in.
-        request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in.
+        request: the given options, with defaults of ``method``, ``max_new_tokens`` and ``rules`` filled in, and the end
+            of a turn among the stop tokens; without arguments of the chat template, which is applied.
         record: tokens and counts so far.
         length: maximum length of its text in tokens, prompt included.
         spare: additional slots for a tree of several drafts.
@@ -152,19 +171,29 @@ class Task:
         rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
         self.record = Record()
-        self._prompt = prompt if isinstance(prompt, str) else None
-        self._ids = encode(prompt, parts.models)
+        self._prompt = encode_prompt(prompt, parts.models, options.chat_template_kwargs)
+        self._ids = self._prompt.ids
+        self._chat_kwargs = options.chat_template_kwargs
         self.needs_target = method.needs_target or options.meter == "complete"
         self.needs_draft = method.drafter.uses_model
         new = self._room(longest) if options.max_new_tokens is None else options.max_new_tokens
         self._new = new
-        self.request = options.replace(method=method, max_new_tokens=new, rules=self._rules)
+        stops = self._stops(options)
+        self.request = options.replace(
+            method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
+            chat_template_kwargs=None,  # they are in the prompt's ids now
+        )  # fmt: skip
         self.length = len(self._ids) + new
         self.spare = (method.drafter.drafts - 1) * (method.length or 0)
         self._check(new)
-        ends = (*parts.models.target.eos_ids, *options.stop_token_ids)
+        ends = (*parts.models.target.eos_ids, *stops)
         self._spelling = _spelling(parts, options.stop, ends)
         self.record = self._new_record()
+
+    @property
+    def prefix(self) -> list[int]:
+        """The prompt without its last token: what prefill reads."""
+        return self._ids[:-1]
 
     def writer(self) -> TextWriter | None:
         """Create a writer of this request's text; None without a tokenizer."""
@@ -178,8 +207,8 @@ class Task:
         """
         needed = self.length, 1, self.needs_target, self.needs_draft
         if self.length + self.spare > _LONG:
-            self._parts.check_memory(*needed, None, self.spare)
-        return self._parts.take(*needed, self.spare)
+            self._parts.check_memory(*needed, None, self.spare, self._ids)
+        return self._parts.take(*needed, self.spare, self._ids)
 
     def give_back(self, models: Models) -> None:
         """Return borrowed rows."""
@@ -220,8 +249,8 @@ class Task:
         text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt, list(self._ids),
-            self._parts.described,
+            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt.text, list(self._ids),
+            self._parts.described, self._prompt.messages, self._chat_kwargs,
         )  # fmt: skip
 
     def _new_record(self) -> Record:
@@ -234,6 +263,12 @@ class Task:
     def _limits(self) -> Limits:
         eos_ids, stops = self._parts.models.target.eos_ids, self.request.stop_token_ids
         return Limits(self._new, Ending(len(self._ids), eos_ids, self._spelling, stops))
+
+    def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
+        """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
+        models, given = self._parts.models, options.stop_token_ids
+        known = {*models.target.eos_ids, *given}
+        return (*given, *(id for id in self._prompt.ends if id not in known and id < models.vocab_size))
 
     def _room(self, longest: int | None) -> int:
         """Number of new tokens up to the end of a row; at least one, which a later check rejects if it does not fit."""

@@ -52,6 +52,7 @@ class Runner(Protocol):
         hidden_size: d, last axis of the hidden states.
         device: the device on which ``tokens`` are expected.
         branches: whether ``extend`` accepts parents that branch. All runners accept chains.
+        soiled: whether NaN may be left in memory that belongs to no row, until all rows are empty.
     """
 
     name: str
@@ -61,10 +62,16 @@ class Runner(Protocol):
     hidden_size: int
     device: torch.device
     branches: bool
+    soiled: bool
 
     @property
     def lengths(self) -> list[int]:
         """Number of tokens in each row (a new list)."""
+        ...
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the KV cache in bytes, as far as it is allocated."""
         ...
 
     def extend(
@@ -143,12 +150,28 @@ class Runner(Protocol):
         """
         ...
 
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Copy the contents of ``from_row``, its tree included, to each of ``to_rows``.
 
+        Args:
+            from_row, to_rows: numbers of rows.
+            length: number of leading slots to copy; None: all.
+
         Raises:
-            ValueError: a row does not exist.
+            ValueError: a row does not exist, or has fewer slots.
         """
+        ...
+
+    def adopt(self, other: Runner, length: int) -> bool:
+        """Copy the first ``length`` slots of row 0 of another runner of the same model to row 0, which is empty.
+
+        Returns:
+            False if the runners are of different kinds; then nothing was done.
+        """
+        ...
+
+    def renew(self, row: int) -> None:
+        """Called when a text begins in a row, after those of its tokens that the row holds from an earlier text."""
         ...
 
     def wipe(self, row: int) -> None:

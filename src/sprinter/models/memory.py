@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,15 +26,11 @@ _token_bytes: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 def token_bytes(model: PreTrainedModel | GgufModel) -> int:
     """Bytes of one token's keys and values in all layers; measured by a forward pass for transformers models."""
-    if not isinstance(model, GgufModel):
-        if model not in _token_bytes:
-            _token_bytes[model] = _measured(model)
-        return _token_bytes[model]
-    config: Any = model.config.get_text_config(decoder=True)
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    d = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return 2 * int(config.num_hidden_layers) * kv_heads * d * model.cache_dtype.itemsize
+    if isinstance(model, GgufModel):
+        return model.token_bytes
+    if model not in _token_bytes:
+        _token_bytes[model] = _measured(model)
+    return _token_bytes[model]
 
 
 def _measured(model: PreTrainedModel) -> int:

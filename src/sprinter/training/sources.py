@@ -27,10 +27,12 @@ from sprinter.errors import UserError
 
 __all__ = [
     "FIELDS",
+    "MESSAGES",
     "SPLITS",
     "SourceRecord",
     "is_record",
     "is_source",
+    "prompt_of",
     "read_hub",
     "read_lines",
     "read_records",
@@ -41,6 +43,9 @@ __all__ = [
 
 FIELDS = ("text", "prompt", "question", "turns", "content")
 """Fields that may hold the text of a record, in order of preference."""
+
+MESSAGES = "messages"
+"""Field that holds the messages of a conversation."""
 
 SPLITS = ("lines", "blank-lines", "file")
 """Unit that is one text in a plain ``.txt`` file: a line, a paragraph between blank lines, or the whole file."""
@@ -204,6 +209,25 @@ def text_of(record: Any, field: str | None, where: str) -> str:
     if not isinstance(value, str):
         raise UserError(f"field '{'.'.join(path)}' of {where} is no text: name another with --field")
     return value
+
+
+def prompt_of(record: Any, field: str | None, where: str) -> str | list[dict[str, Any]]:
+    """The prompt of a record: its messages (field "messages", or the field given, if it lists them), else its text.
+
+    Raises:
+        UserError: as ``text_of``; an empty list of messages.
+    """
+    value: Any = record
+    for name in (field or MESSAGES).split("."):
+        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return value
+    if field in (None, MESSAGES) and value is not _MISSING:
+        raise UserError(
+            f"field '{MESSAGES}' of {where} is no list of messages: give "
+            '[{"role": "user", "content": "..."}, ...]'
+        )
+    return text_of(record, field, where)
 
 
 def is_plain(source: str) -> bool:

@@ -142,6 +142,11 @@ class CapturedRunner(RowRunner):
         self._buffers: list[Tensor] = []
         self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
 
+    def renew(self, row: int) -> None:
+        """Drop code of a model that has changed; for a row without tokens the next forward pass does so."""
+        if self._lengths[row]:
+            self._units.begin()
+
     def run(
         self,
         unit: Unit,

@@ -78,6 +78,15 @@ class GgufModel:
         self.eos_ids = self._eos_ids()
         self.fingerprint = self._metadata(FINGERPRINT_KEY) or file_fingerprint(path)
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        config: Any = self.config
+        kv_size = int(config.num_key_value_heads) * int(
+            config.head_dim or config.hidden_size // config.num_attention_heads
+        )
+        return 2 * int(config.num_hidden_layers) * kv_size * self.cache_dtype.itemsize
+
     def _metadata(self, key: str, room: int = 256) -> str:
         """A metadata value as text; "" if there is none."""
         buffer = ctypes.create_string_buffer(room)

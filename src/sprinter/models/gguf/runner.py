@@ -15,7 +15,7 @@ from torch import Tensor
 from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.models.gguf.library import last_words, library
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.interface import ModelOutput
+from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.forward import CHUNK, BaseRunner
 
 __all__ = ["LlamaCppRunner"]
@@ -53,7 +53,11 @@ class LlamaCppRunner(BaseRunner):
         self._room = int(self._llama.llama_n_batch(self._context))
         self._batch = _LlamaBatch(self._llama, self._room)
         self._places = np.arange(max_len, dtype=np.int32)
-        self._soiled = False  # whether free cells may hold NaN
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the context's cells."""
+        return self.batch * self.max_len * self.model.token_bytes
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Remove the cells beyond the lengths from the memory."""
@@ -64,27 +68,41 @@ class LlamaCppRunner(BaseRunner):
         self._set_lengths(lengths)
         self._empty()
 
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Let the rows share the cells of ``from_row``; later tokens have their own cells."""
-        self._check_rows([from_row, *to_rows])
+        length = self._check_copy(from_row, to_rows, length)
         for row in to_rows:
             if row != from_row:
                 self._forget(row, 0)
-                self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, -1)
-                self._copy_length(from_row, [row])
+                self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, length)
+                self._copy_length(from_row, [row], length)
+
+    def adopt(self, other: Runner, length: int) -> bool:
+        """Copy tokens of another context. llama.cpp hands out whole rows, for which there must be room."""
+        return other.lengths[0] <= self.max_len and super().adopt(other, length)
+
+    def _adopt(self, other: LlamaCppRunner, length: int) -> None:
+        llama = self._llama
+        size = llama.llama_state_seq_get_size(other._context, 0)
+        state = (ctypes.c_uint8 * size)()
+        if llama.llama_state_seq_get_data(other._context, state, size, 0) != size or (
+            llama.llama_state_seq_set_data(self._context, state, size, 0) != size
+        ):
+            raise SprinterError(f"llama.cpp cannot copy a cache of {self.model.path.name}")
+        self._forget(0, length)
 
     def wipe(self, row: int) -> None:
         """Remove cells that an interrupted forward pass may have left. llama.cpp cannot zero single cells, so the whole
         memory is cleared as soon as all rows are empty."""
         self._check_rows([row])
         self._forget(row, self._lengths[row])
-        self._soiled = True
+        self.soiled = True
         self._empty()
 
     def _empty(self) -> None:
-        if self._soiled and not any(self._lengths):
+        if self.soiled and not any(self._lengths):
             self._llama.llama_memory_clear(self._memory, True)
-            self._soiled = False
+            self.soiled = False
 
     def _forget(self, row: int, length: int) -> None:
         if not self._llama.llama_memory_seq_rm(self._memory, row, length, -1):

@@ -36,15 +36,29 @@ class CropRunner(ModelRunner):
         self._cache = DynamicCache()
         self._positions = torch.arange(max_len, device=self.device)[None]
 
+    @property
+    def cache_bytes(self) -> int:
+        """Memory of the tensors that the cache holds, or of which it holds a slice."""
+        tensors = [x for layer in self._cache.layers for x in (layer.keys, layer.values)]  # type: ignore[attr-defined]
+        return sum(x.untyped_storage().nbytes() for x in tensors if x is not None)
+
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[0]`` tokens: every layer's tensors are sliced, not copied."""
         self._check_rewind(lengths)
         self._set_lengths(lengths)
         self._crop()
 
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Nothing to do: there is one row."""
-        self._check_rows([from_row, *to_rows])
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
+        """Nothing to copy: there is one row, whose other tokens are forgotten."""
+        self.rewind([self._check_copy(from_row, to_rows, length)])
+
+    def _adopt(self, other: CropRunner, length: int) -> None:
+        self._crop()  # an interrupted forward pass may have left tokens
+        with torch.inference_mode():
+            for number, layer in enumerate(other._cache.layers):
+                assert isinstance(layer, DynamicLayer)
+                assert layer.keys is not None and layer.values is not None
+                self._cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], number)
 
     def wipe(self, row: int) -> None:
         """Crop tokens that an interrupted forward pass may have left; rewound tokens are cropped already."""

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
-from sprinter.models.interface import ModelOutput
+from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.tree import RowTree
 
 __all__ = [
@@ -90,6 +90,7 @@ class BaseRunner(ABC):
 
     name: str
     branches = False
+    soiled = False
 
     def __init__(self, batch: int, max_len: int) -> None:
         if batch < 1 or max_len < 1:
@@ -102,6 +103,11 @@ class BaseRunner(ABC):
     def lengths(self) -> list[int]:
         """Number of tokens in each row."""
         return list(self._lengths)
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """Memory of the KV cache in bytes, as far as it is allocated."""
 
     def extend(
         self,
@@ -280,8 +286,25 @@ class BaseRunner(ABC):
         """Forget all but the first ``lengths[b]`` tokens of each row b."""
 
     @abstractmethod
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Copy the contents of ``from_row`` to each of ``to_rows``."""
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
+        """Copy the contents of ``from_row``, or its first ``length`` slots, to each of ``to_rows``."""
+
+    def adopt(self, other: Runner, length: int) -> bool:
+        """Copy the first slots of another runner's row 0, if it is of the same kind."""
+        if type(other) is not type(self):
+            return False
+        assert isinstance(other, BaseRunner) and self._lengths[0] == 0
+        if other._check_length(0, length):
+            self._adopt(other, length)
+            self._lengths[0] = length
+        return True
+
+    @abstractmethod
+    def _adopt(self, other: Any, length: int) -> None:
+        """``adopt`` from a runner of this class; does not change ``_lengths``."""
+
+    def renew(self, row: int) -> None:  # noqa: B027 - most runners have nothing to do
+        """Called when a text begins in a row."""
 
     @abstractmethod
     def wipe(self, row: int) -> None:
@@ -317,10 +340,22 @@ class BaseRunner(ABC):
             for row in list(self._trees):
                 self._set_tree(row, self._trees[row])
 
-    def _copy_length(self, from_row: int, to_rows: Sequence[int]) -> None:
-        """Give rows the length and the tree of another row."""
+    def _check_copy(self, from_row: int, to_rows: Sequence[int], length: int | None) -> int:
+        """The number of slots to copy."""
+        self._check_rows([from_row, *to_rows])
+        return self._lengths[from_row] if length is None else self._check_length(from_row, length)
+
+    def _check_length(self, row: int, length: int) -> int:
+        if not 0 <= length <= self._lengths[row]:
+            raise ValueError(
+                f"row {row} holds {self._lengths[row]} tokens, of which {length} cannot be copied"
+            )
+        return length
+
+    def _copy_length(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
+        """Give rows the length ``length`` and the tree of another row."""
         for row in to_rows:
-            self._lengths[row] = self._lengths[from_row]
+            self._lengths[row] = length
             self._set_tree(row, self._trees.get(from_row))
 
     def _check_rewind(self, lengths: Sequence[int]) -> None:

@@ -142,6 +142,16 @@ class _RowCache(Cache):
             made += [layer.keys, layer.values]
         return made
 
+    def make_like(self, other: _RowCache, batch: int, max_len: int) -> None:
+        """Allocate the buffers of all layers, of the type of another cache's."""
+        made: list[CacheLayerMixin] = []
+        for given in other.layers:
+            assert given.keys is not None and given.values is not None
+            layer = _RowLayer(self.span, max_len)
+            layer.lazy_initialization(*(x[:1].expand(batch, -1, -1, -1) for x in (given.keys, given.values)))
+            made.append(layer)
+        self.layers = made
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.span.start
 
@@ -175,19 +185,32 @@ class RowRunner(ModelRunner):
         self._positions = torch.arange(max_len, device=self.device)[None]
         self._made = False  # whether all layers have allocated their buffers
 
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the buffers; 0 before the first forward pass."""
+        return sum(buffer.nbytes for buffer in self._cache.buffers()) if self._made else 0
+
     def rewind(self, lengths: Sequence[int]) -> None:
         """Lower the lengths; keys and values beyond them are overwritten later."""
         self._check_rewind(lengths)
         self._set_lengths(lengths)
 
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Copy the keys and values of ``from_row``, its length and its tree."""
-        self._check_rows([from_row, *to_rows])
+        length = self._check_copy(from_row, to_rows, length)
         with torch.inference_mode():
             for layer in self._cache.layers:
                 assert isinstance(layer, _RowLayer)
-                layer.copy_rows(from_row, to_rows, self._lengths[from_row])
-        self._copy_length(from_row, to_rows)
+                layer.copy_rows(from_row, to_rows, length)
+        self._copy_length(from_row, to_rows, length)
+
+    def _adopt(self, other: RowRunner, length: int) -> None:
+        with torch.inference_mode():
+            if not self._made:
+                self._cache.make_like(other._cache, self.batch, self.max_len)
+                self._made = True
+            for own, given in zip(self._cache.buffers(), other._cache.buffers(), strict=True):
+                own[:1, :, :length] = given[:1, :, :length]
 
     def wipe(self, row: int) -> None:
         """Zero the keys and values beyond the row's length."""

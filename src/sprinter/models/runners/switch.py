@@ -85,18 +85,40 @@ class SwitchRunner(BaseRunner):
         self.vocab_size, self.hidden_size = far.vocab_size, far.hidden_size
         self._ids = torch.zeros(far.batch, far.max_len, dtype=torch.long, device=far.device)
 
+    @property
+    def cache_bytes(self) -> int:
+        """Size of both caches."""
+        return self._near.cache_bytes + self._far.cache_bytes
+
     def rewind(self, lengths: Sequence[int]) -> None:
         """Lower the lengths."""
         self._check_rewind(lengths)
         self._set_lengths(lengths)
         self._trim()
 
-    def copy(self, from_row: int, to_rows: Sequence[int]) -> None:
+    def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Copy tokens, keys and values."""
-        self._near.copy(from_row, to_rows)
-        self._far.copy(from_row, to_rows)
+        length = self._check_copy(from_row, to_rows, length)
+        for runner in (self._near, self._far):
+            runner.copy(from_row, to_rows, min(length, runner.lengths[from_row]))
         self._ids[list(to_rows)] = self._ids[from_row].clone()
-        self._copy_length(from_row, to_rows)
+        self._copy_length(from_row, to_rows, length)
+
+    def _adopt(self, other: SwitchRunner, length: int) -> None:
+        for own, given in ((self._near, other._near), (self._far, other._far)):
+            own.rewind([0, *own.lengths[1:]])
+            adopted = own.adopt(given, min(length, given.lengths[0]))
+            assert adopted, "runners of one model are of the same kinds"
+        self._ids[0, :length] = other._ids[0, :length]
+
+    def renew(self, row: int) -> None:
+        """The far cache forgets a row that ends before the switch: it will be read in the same chunks as any text."""
+        self._trim()
+        self._near.renew(row)
+        if self._lengths[row] <= self._switch:
+            lengths = self._far.lengths
+            lengths[row] = 0
+            self._far.rewind(lengths)
 
     def wipe(self, row: int) -> None:
         """Wipe both caches. The far one forgets the whole row: it reads the beginning again by itself."""

@@ -1,0 +1,307 @@
+"""Conversations as prompts: the messages are checked, and the tokenizer's chat template is applied once.
+
+The template is transformers' Jinja template, applied as ``apply_chat_template`` does: with the generation prompt, or,
+if the last message is the assistant's, open at its end; no BOS is added to those that the template writes. Special
+tokens are read in what the template writes; in what the messages say they are ordinary text, so that a user's
+"<|im_end|>" ends no turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from sprinter.engine.tokens import text_ids
+from sprinter.errors import UserError
+from sprinter.models.pair import LoadedPair
+
+__all__ = ["Message", "RenderedChat", "conversation", "render_chat"]
+
+Message = Mapping[str, Any]
+"""One message: "role", "content" (text, or a list of text parts), and what else the chat template reads."""
+
+_ROLES = ("system", "user", "assistant")
+_ASKED = ("user", "tool")  # the last message of a conversation that the model answers
+_OURS = {"messages", *signature(PreTrainedTokenizerBase.apply_chat_template).parameters} - {
+    "tools", "documents", "chat_template",
+}  # fmt: skip
+"""Arguments that are not the user's: what to render, and what to do with it."""
+_OPEN, _CLOSE = (
+    "\ue000",
+    "\ue001",
+)  # private use; they stand around the number of a special token that was said
+_SAID = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A conversation as a prompt.
+
+    Attributes:
+        messages: the messages, contents as text.
+        text: the conversation as the chat template writes it.
+        ids: its token ids.
+        end_of_turn: id of the special token that the template writes after an assistant's message; None: there is none.
+    """
+
+    messages: list[dict[str, Any]]
+    text: str
+    ids: list[int]
+    end_of_turn: int | None
+
+
+def conversation(prompt: str | Sequence[Message], system: str | None = None) -> list[Message]:
+    """A prompt as messages: a text is what the user says; ``system`` goes before.
+
+    Raises:
+        UserError: ``system`` for messages that have one.
+    """
+    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    if system is None:
+        return messages
+    if any(isinstance(message, Mapping) and message.get("role") == "system" for message in messages):
+        raise UserError("the messages have a system message already: leave the system text out")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def render_chat(
+    messages: Sequence[Message], pair: LoadedPair, template_kwargs: Mapping[str, Any] | None = None
+) -> RenderedChat:
+    """Apply the chat template of a pair's tokenizer to a conversation.
+
+    Args:
+        messages: the conversation. It ends with a message to answer, or with one of the assistant to continue.
+        pair: the loaded models.
+        template_kwargs: further arguments of the template, for example ``{"enable_thinking": False}``, ``tools``,
+            ``documents``, or the name or text of a ``chat_template``.
+
+    Raises:
+        UserError: a pair without tokenizer or chat template; messages that are malformed, that the template refuses, or
+            that it would leave out; arguments that it does not read; special tokens that cannot be encoded as text.
+    """
+    tokenizer = pair.tokenizer
+    if tokenizer is None:
+        raise UserError("the prompt is messages and this pair has no tokenizer: give token ids")
+    given = dict(template_kwargs or {})
+    template = _template(tokenizer, given)
+    talk = [_checked(message, number, template) for number, message in enumerate(messages)]
+    _check_end(talk)
+    chat = _Chat(tokenizer, given)
+    text, ids = chat.encode(talk, pair)
+    return RenderedChat(talk, text, ids, chat.end_of_turn(talk))
+
+
+def _template(tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> str:
+    """The template's text, if it reads every given argument."""
+    if tokenizer.chat_template is None and "chat_template" not in given:
+        raise UserError(
+            "the prompt is messages and the pair's tokenizer has no chat template: give text, or set "
+            "pair.tokenizer.chat_template"
+        )
+    try:
+        template = tokenizer.get_chat_template(given.get("chat_template"), given.get("tools"))
+    except Exception as error:
+        raise _failed(error) from None
+    for name in given:
+        if name in _OURS:
+            raise UserError(f"chat_template_kwargs has {name!r}, which is not the caller's: leave it out")
+        if name != "chat_template" and not _reads(template, name):
+            raise UserError(
+                f"chat_template_kwargs has {name!r}, which this chat template does not read: leave it out"
+            )
+    return template
+
+
+def _reads(template: str, name: str) -> bool:
+    """Whether a template mentions a variable, field or role."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
+    """A message with its content as text, without fields that are None or empty."""
+    where = f"message {number}"
+    if not isinstance(message, Mapping):
+        raise UserError(
+            f"{where} is of type {type(message).__name__}: give messages such as "
+            '{"role": "user", "content": "..."}'
+        )
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise UserError(
+            f"{where} has no role: give messages such as {{'role': 'user', 'content': '...'}}"
+            if role is None
+            else f"the role of {where} is {role!r}, which is no text: give 'user', 'assistant' or 'system'"
+        )
+    if role not in _ROLES and not re.search(rf"""["']{re.escape(role)}["']""", template):
+        raise UserError(
+            f"the role of {where} is {role!r}, which the chat template does not know: give 'user', 'assistant' or "
+            "'system'"
+        )
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    others = {name: value for name, value in others.items() if value not in (None, [], {}, "")}
+    if unread := next((name for name in others if not _reads(template, str(name))), None):
+        raise UserError(
+            f"{where} has a field {unread!r}, which the chat template does not read: leave it out"
+        )
+    if message.get("content") is None and "tool_calls" in others:
+        return {"role": role, **others}
+    return {"role": role, "content": _text(message.get("content"), where), **others}
+
+
+def _text(content: Any, where: str) -> str:
+    """The text of a content; several parts are joined by line breaks, as vLLM and llama.cpp do."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        raise UserError(f"{where} has no content: give its text as 'content'")
+    if not isinstance(content, list | tuple):
+        raise UserError(f"the content of {where} is of type {type(content).__name__}: give text")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            raise UserError(
+                f"{where} has a part of type {kind!r}, and the models read text alone: leave it out"
+            )
+        if not isinstance(part.get("text"), str):
+            raise UserError(f"{where} has a text part without text: give {{'type': 'text', 'text': '...'}}")
+        texts.append(part["text"])
+    if not texts:
+        raise UserError(f"the content of {where} is an empty list: give text")
+    return "\n".join(texts)
+
+
+def _check_end(talk: Sequence[Mapping[str, Any]]) -> None:
+    if not talk:
+        raise UserError("there are no messages: give at least one of the user")
+    last, role = talk[-1], talk[-1]["role"]
+    if role == "assistant" and not last.get("content"):
+        raise UserError(
+            "the last message is the assistant's and has no text to continue: leave it out for a whole answer"
+        )
+    if role == "system":
+        raise UserError("the last message has the role 'system': end with a message of the user")
+
+
+def _failed(error: Exception) -> UserError:
+    """Templates are code that comes with checkpoints: what they raise on purpose, and their faults."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if type(error) is TemplateError:  # its raise_exception
+        return UserError(f"the chat template refuses these messages: {first}")
+    return UserError(f"the chat template of the tokenizer fails ({first}): give another tokenizer")
+
+
+class _Chat:
+    """A chat template with its arguments.
+
+    Args:
+        tokenizer: has the template. given: further arguments of the template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, given: Mapping[str, Any]) -> None:
+        self._tokenizer, self._given = tokenizer, given
+        added = tokenizer.added_tokens_decoder
+        self._special = {str(token.content): id for id, token in added.items() if token.special}
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._pattern = "|".join(map(re.escape, longest_first)) or "(?!)"  # (?!) matches nothing
+
+    def _render(self, talk: Sequence[Mapping[str, Any]], *, asks: bool, goes_on: bool) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [dict(message) for message in talk], tokenize=False, add_generation_prompt=asks,
+                continue_final_message=goes_on, **self._given,
+            )  # fmt: skip
+        except Exception as error:
+            raise _failed(error) from None
+        return str(text)
+
+    def encode(self, talk: Sequence[dict[str, Any]], pair: LoadedPair) -> tuple[str, list[int]]:
+        """Text and token ids of a conversation."""
+        said: list[str] = []
+        marked = [_marked(message, re.compile(f"{self._pattern}|{_OPEN}"), said) for message in talk]
+        goes_on = talk[-1]["role"] == "assistant"
+        text = self._render(marked if said else talk, asks=not goes_on, goes_on=goes_on)
+        if not said:
+            return text, text_ids(text, pair, self._tokenizer, special=False)
+        whole = _SAID.sub(lambda match: said[int(match[1])], text)
+        text_ids(whole, pair, self._tokenizer, special=False)  # refuses what is far too long
+        return whole, self._ids_as_text(text, said)
+
+    def _ids_as_text(self, marked: str, said: Sequence[str]) -> list[int]:
+        """Token ids of a text whose marks stand for special tokens that are to be ordinary text.
+
+        The text is split at the template's own special tokens, as the tokenizer does. That the parts are encoded as in
+        the whole (some tokenizers add a space to each) is checked with a letter instead of each mark.
+        """
+
+        def split(letters: Sequence[str]) -> list[int]:
+            ids: list[int] = []
+            for part in re.split(f"({self._pattern})", marked):
+                if part in self._special:
+                    ids.append(self._special[part])
+                elif part:
+                    plain = _SAID.sub(lambda match: letters[int(match[1])], part)
+                    found = self._tokenizer(
+                        plain, add_special_tokens=False, split_special_tokens=True, verbose=False
+                    )["input_ids"]
+                    if not self._special.keys().isdisjoint(self._tokenizer.convert_ids_to_tokens(found)):
+                        raise refused
+                    ids += found
+            return ids
+
+        first = next(word for word in said if word != _OPEN)
+        refused = UserError(
+            f"a message holds the special token {first!r}, which this tokenizer cannot encode as text: take it out"
+        )
+        letters = ["x"] * len(said)
+        usual = self._tokenizer(_SAID.sub("x", marked), add_special_tokens=False, verbose=False)["input_ids"]
+        if split(letters) != list(usual):
+            raise refused
+        return split(said)
+
+    def end_of_turn(self, talk: Sequence[dict[str, Any]]) -> int | None:
+        """Id of the special token after an assistant's message; None: there is none.
+
+        Raises:
+            UserError: the template leaves out a message.
+        """
+        everything = "".join(str(message) for message in talk)
+        stem = next(word for n in range(10**6) if (word := f"mark{n}of") not in everything)
+        probe = [
+            {**message, "content": f"{message['content']}{stem}{number}x"}
+            if "content" in message
+            else message
+            for number, message in enumerate(talk)
+        ]
+        if talk[-1]["role"] != "assistant":
+            probe.append({"role": "assistant", "content": f"{stem}{len(talk)}x"})
+        text = self._render(probe, asks=False, goes_on=False)
+        for number, message in enumerate(talk):
+            if "content" in message and f"{stem}{number}x" not in text:
+                raise UserError(
+                    f"the chat template leaves out message {number} (role {message['role']!r}): leave it out too, or "
+                    "say it in another role"
+                )
+        _, _, rest = text.rpartition(f"{stem}{len(probe) - 1}x")
+        found = re.match(rf"\s*({self._pattern})", rest)
+        return None if found is None else self._special[found[1]]
+
+
+def _marked(value: Any, special: re.Pattern[str], said: list[str]) -> Any:
+    """A message with a mark for each special token in its strings; the tokens are appended to ``said``."""
+
+    def mark(match: re.Match[str]) -> str:
+        said.append(match[0])
+        return f"{_OPEN}{len(said) - 1}{_CLOSE}"
+
+    if isinstance(value, str):
+        return special.sub(mark, value)
+    if isinstance(value, Mapping):
+        return {name: _marked(one, special, said) for name, one in value.items()}
+    return [_marked(one, special, said) for one in value] if isinstance(value, list | tuple) else value

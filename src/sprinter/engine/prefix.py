@@ -1,0 +1,193 @@
+"""What the rows of a KV cache hold, and how much of it another text may reuse.
+
+Prefill is split at the multiples of ``BLOCK`` tokens, counted from the beginning of the text, whether anything is
+reused or not. So a block of a prompt is computed in the same shapes in every request, and its keys and values are the
+same to the last bit: reuse "exact" takes such blocks alone. Keys and values of generated tokens come from forward
+passes over few tokens, and differ from those of prefill in the last bits; reuse "all" takes them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from threading import RLock
+
+from torch import nn
+
+from sprinter.decode.checks import at_least
+from sprinter.errors import UserError
+from sprinter.models.capture.marks import Watch
+from sprinter.models.gguf.load import GgufModel
+
+__all__ = ["BLOCK", "DEFAULT", "OFF", "Changes", "HeldRows", "HeldText", "PrefixCache", "common_prefix"]
+
+BLOCK = 128
+"""Prefill is split at multiples of this number of tokens."""
+
+_KINDS = ("exact", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """How much of the texts that were read is kept for later ones.
+
+    Attributes:
+        max_bytes: maximum size of idle KV caches, of both models together; 0: nothing is reused.
+        reuse: "exact": whole blocks of prompts, with which every text is the same to the bit; "all": generated tokens
+            too, which changes last bits of floating-point numbers, and rarely a token.
+
+    Raises:
+        UserError: an invalid value.
+    """
+
+    max_bytes: int = 1 << 31
+    reuse: str = "exact"
+
+    def __post_init__(self) -> None:
+        at_least("prefix_cache_bytes", self.max_bytes, 0)
+        if self.reuse not in _KINDS:
+            raise UserError(f"prefix_reuse={self.reuse!r} is unknown: use {' or '.join(map(repr, _KINDS))}")
+
+
+OFF, DEFAULT = PrefixCache(0), PrefixCache()
+
+
+class HeldText:
+    """The tokens in one row, in the order of its slots.
+
+    Attributes:
+        tokens: token ids. A text that was interrupted may have more in its row than is recorded here, never less.
+        checked: number of leading tokens whose keys and values are known to be finite.
+        blocks: number of leading tokens that were read by prefill.
+        root: number of tokens before the tree at the end of the row; None: no tree.
+        obsolete: whether the model has changed since some of them were read.
+    """
+
+    __slots__ = ("blocks", "checked", "obsolete", "root", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.checked = self.blocks = 0
+        self.root: int | None = None
+        self.obsolete = False
+
+    def cut(self, length: int) -> None:
+        """Forget all but the first ``length`` slots."""
+        self.checked, self.blocks = min(self.checked, length), min(self.blocks, length)
+        if self.root is not None and length <= self.root:
+            self.root = None
+        if not length:
+            self.obsolete = False
+        del self.tokens[length:]
+
+    def add(self, start: int, tokens: Sequence[int], *, tree: bool = False, prefill: bool = False) -> None:
+        """Record a forward pass over ``tokens`` after the first ``start`` slots."""
+        self.cut(start)
+        if len(self.tokens) < start:
+            return  # the slots before were not recorded, after an interrupt
+        if tree and self.root is None:
+            self.root = start
+        self.tokens += tokens
+        if prefill and self.blocks == start:
+            self.blocks = len(self.tokens)
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Record that of the tree only the slots in ``path`` stay."""
+        root = len(self.tokens) if self.root is None else self.root
+        kept = [self.tokens[slot] for slot in path if slot < self.checked]
+        self.cut(root)
+        self.tokens += kept
+        self.checked = len(self.tokens) if self.checked == root else self.checked
+
+    def take(self, other: HeldText, length: int) -> None:
+        """Record a copy of the first tokens of another row."""
+        self.cut(0)
+        self.tokens = other.tokens[:length]
+        self.checked, self.blocks = min(other.checked, length), min(other.blocks, length)
+
+    def usable(self, reuse: str) -> int:
+        """Number of leading tokens that another text may reuse."""
+        if self.obsolete:
+            return 0
+        length = self.checked if self.root is None else min(self.checked, self.root)
+        return length if reuse == "all" else min(length, self.blocks) // BLOCK * BLOCK
+
+
+class Changes:
+    """Counts the changes of a model, after which keys and values that it computed before are worth nothing."""
+
+    def __init__(self, model: nn.Module | GgufModel) -> None:
+        self._model = model if isinstance(model, nn.Module) else None  # the weights of a file do not change
+        self._watch, self._lock, self._count = Watch(), RLock(), 0
+
+    def count(self) -> int:
+        """Number of changes up to now; called when a text begins."""
+        with self._lock:
+            if self._model is not None and self._watch.changed(self._model):
+                self._count += 1
+            return self._count
+
+
+class HeldRows:
+    """The texts in the rows of one runner.
+
+    Args:
+        rows: number of rows.
+        cache: what is kept and reused.
+        changes: of the runner's model; None if nothing is reused.
+    """
+
+    def __init__(self, rows: int, cache: PrefixCache = OFF, changes: Changes | None = None) -> None:
+        self.texts = [HeldText() for _ in range(rows)]
+        self.cache = cache
+        self._changes = changes
+        self._seen: int | None = None  # number of changes when the last text began
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is reused."""
+        return self.cache.max_bytes > 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether no row holds anything that may be reused."""
+        return not any(text.usable(self.cache.reuse) for text in self.texts)
+
+    def check_model(self) -> None:
+        """Mark all texts as obsolete if the model has changed since the last call; called when a text begins."""
+        seen, self._seen = self._seen, None if self._changes is None else self._changes.count()
+        if seen != self._seen:
+            for text in self.texts:
+                text.obsolete = True
+
+    def take(self, row: int, other: HeldRows, length: int) -> None:
+        """Record a copy of the first tokens in row 0 of another runner of the same model."""
+        self.texts[row].take(other.texts[0], length)
+        self._seen = other._seen
+
+    def shared(self, row: int, prefix: Sequence[int]) -> int:
+        """Number of tokens at the beginning of ``prefix`` that a row holds and that may be reused."""
+        text, reuse = self.texts[row], self.cache.reuse
+        length = common_prefix(text.tokens[: text.usable(reuse)], prefix) if self.on else 0
+        return length if reuse == "all" else length // BLOCK * BLOCK
+
+    def most_shared(self, prefix: Sequence[int], first: int = 0) -> tuple[int, int]:
+        """(tokens, row) of the row that shares most with ``prefix``; ``first`` if others do not share more."""
+        order = [first, *(row for row in range(len(self.texts)) if row != first)]
+        row = max(order, key=lambda row: self.shared(row, prefix))
+        return self.shared(row, prefix), row
+
+    def continues(self, row: int, prefix: Sequence[int]) -> bool:
+        """Whether ``prefix`` begins with all that a row holds for reuse, so that nothing is lost in that row."""
+        return self.shared(row, prefix) == self.texts[row].usable(self.cache.reuse)
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common prefix of two sequences of one type."""
+    limit = min(len(one), len(other))
+    n = 0
+    while n < limit and one[n : min(n + BLOCK, limit)] == other[n : min(n + BLOCK, limit)]:
+        n += BLOCK
+    while n < limit and one[n] == other[n]:
+        n += 1
+    return min(n, limit)
