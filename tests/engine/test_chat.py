@@ -14,7 +14,8 @@ import sprinter
 from sprinter.errors import UserError
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('not here\nor there') }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'tool' %}"
+    "{{ raise_exception('not here\nor there') }}{% endif %}"
     "{{ '<|turn|>' + m['role'] + '\n' + m['content'] | trim + '<|over|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% if quick %}{{ 'Quick: ' }}{% endif %}{% endif %}"
 )
@@ -112,7 +113,9 @@ def test_arguments_of_the_template(pair: sprinter.Pair) -> None:
     record = out.to_dict()
     assert record["chat_template_kwargs"] == {"quick": True}
     assert pair.generate(out.prompt_ids, **record["request"]).text == out.text
-    named = with_template(pair, {"default": TEMPLATE, "rag": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+    named = with_template(
+        pair, {"default": TEMPLATE, "rag": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    )
     assert named.render_chat(ASK, {"chat_template": "rag"}).text == ASK[0]["content"]
 
 
@@ -160,7 +163,9 @@ def test_a_special_token_that_cannot_be_text_is_refused(pair: sprinter.Pair, mon
         return whole(self, *args, **options)
 
     monkeypatch.setattr(type(pair.tokenizer), "__call__", call)
-    with pytest.raises(UserError, match="special token '<|endoftext|>', which this tokenizer cannot encode"):
+    with pytest.raises(
+        UserError, match=r"special token '<\|endoftext\|>', which this tokenizer cannot encode"
+    ):
         pair.render_chat([{"role": "user", "content": "a <|endoftext|> b"}])
 
 
@@ -168,7 +173,8 @@ def test_a_special_token_that_cannot_be_text_is_refused(pair: sprinter.Pair, mon
 
 USER = {"role": "user", "content": "x"}
 BAD: list[tuple[Any, str]] = [
-    ([USER, {"role": "tool", "content": "x"}], "the chat template refuses these messages: not here"),
+    ([USER, {"role": "tool", "content": "x"}],
+     "the chat template of the tokenizer fails on these messages (not here): change them"),
     ([{"role": "developer", "content": "x"}, USER], "'developer', which the chat template does not know"),
     ([{"role": "User", "content": "x"}], "the role of message 0 is 'User', which the chat template does not know"),
     ([{"role": 3, "content": "x"}], "the role of message 0 is 3, which is no text"),
@@ -215,14 +221,12 @@ def test_no_messages_are_an_empty_prompt(pair: sprinter.Pair) -> None:
         ("{{ 1 / 0 }}", "the chat template of the tokenizer fails (division by zero)"),
         ("{% for", "the chat template of the tokenizer fails ("),
         ({"other": "x"}, "the chat template of the tokenizer fails ("),
-        ("{{ raise_exception('Roles must alternate') }}", "refuses these messages: Roles must alternate"),
+        ("{{ raise_exception('Roles must alternate') }}", "fails on these messages (Roles must alternate)"),
         ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}",
          "leaves out message 0 (role 'system')"),
     ],
 )  # fmt: skip
-def test_templates_that_fail_or_leave_out(
-    builtin_pair: sprinter.Pair, template: Any, message: str
-) -> None:
+def test_templates_that_fail_or_leave_out(builtin_pair: sprinter.Pair, template: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
         with_template(builtin_pair, template).generate(TALK)
     assert message in str(error.value) and "\n" not in str(error.value)

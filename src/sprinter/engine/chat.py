@@ -193,7 +193,7 @@ def _failed(error: Exception) -> UserError:
     """Templates are code that comes with checkpoints: what they raise on purpose, and their faults."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if type(error) is TemplateError:  # its raise_exception
-        return UserError(f"the chat template refuses these messages: {first}")
+        return UserError(f"the chat template of the tokenizer fails on these messages ({first}): change them")
     return UserError(f"the chat template of the tokenizer fails ({first}): give another tokenizer")
 
 
