@@ -25,11 +25,11 @@ CODE = {
     "canonical_solution": "    return 2 * x\n",
 }
 TALK = [
-    {"role": "system", "content": "w9"},
-    {"role": "user", "content": "w1"},
-    {"role": "assistant", "content": "w2"},
-    {"role": "user", "content": "w3"},
-    {"role": "assistant", "content": "w4"},
+    {"role": "system", "content": "w29"},
+    {"role": "user", "content": "w21"},
+    {"role": "assistant", "content": "w22"},
+    {"role": "user", "content": "w23"},
+    {"role": "assistant", "content": "w24"},
 ]
 TEMPLATE = (
     "{% for m in messages %}{{ {'user': 'w50', 'assistant': 'w51', 'system': 'w52'}[m.role] }} {{ m.content }} "
@@ -64,16 +64,16 @@ def test_maths_and_code_are_asked_as_a_user_would(tmp_path: Path) -> None:
 def test_a_conversation_of_a_record_is_asked_turn_by_turn(tmp_path: Path) -> None:
     file = put_lines(tmp_path / "talks.jsonl", [{"messages": TALK}, {"messages": TALK[1:4]}])
     suite = load_suite(file, chat=True)
-    assert suite.samples[0] == Sample("1", "talks", ("w1", "w3"), ("w2", "w4"), system="w9")
-    assert suite.samples[1] == Sample("2", "talks", ("w1", "w3"))
+    assert suite.samples[0] == Sample("1", "talks", ("w21", "w23"), ("w22", "w24"), system="w29")
+    assert suite.samples[1] == Sample("2", "talks", ("w21", "w23"))
     pair = chatting()
     assert pair.tokenizer is not None
-    ids = turn_ids(pair, suite.samples[0], 1, ["w7 w8"])
-    assert pair.tokenizer.decode(ids) == "w52 w9 w50 w1 w51 w7 w8 w50 w3 w51"
-    with_system = load_suite(put_lines(tmp_path / "b.jsonl", [{"prompt": "w1"}]), chat=True, system="w8")
-    assert with_system.facts()["system"] == "w8"
+    ids = turn_ids(pair, suite.samples[0], 1, ["w27 w28"])
+    assert pair.tokenizer.decode(ids) == "w52 w29 w50 w21 w51 w27 w28 w50 w23 w51"
+    with_system = load_suite(put_lines(tmp_path / "b.jsonl", [{"prompt": "w21"}]), chat=True, system="w28")
+    assert with_system.facts()["system"] == "w28"
     ids = turn_ids(pair, with_system.samples[0], 0, [])
-    assert pair.tokenizer.decode(ids) == "w52 w8 w50 w1 w51"
+    assert pair.tokenizer.decode(ids) == "w52 w28 w50 w21 w51"
 
 
 def test_answers_of_records_are_references_and_checks(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_the_code_of_a_chat_answer_is_run_with_the_prompt_of_the_function(
     [
         ([{"text": "a b c"}], {"chat": True}, "is running text to be continued, which has no chat form"),
         ([MATHS], {"chat": True, "tokenizer": word_tokenizer()}, "has no chat template"),
-        ([{"messages": TALK}], {"system": "w1"}, "sample '1' .* has a system message of its own"),
-        ([{"messages": TALK[:2] + TALK[1:]}], {}, "have the role 'user' where 'assistant' is due"),
+        ([{"messages": TALK}], {"system": "w21"}, "sample '1' .* has a system message of its own"),
+        ([{"messages": [*TALK[:2], TALK[1]]}], {}, "have the role 'user' where 'assistant' is due"),
         ([{"messages": TALK[2:]}], {}, "have the role 'assistant' where 'user' is due"),
         ([{"messages": TALK[:1]}], {}, "have no text of the user"),
-        ([{"messages": ["w1"]}], {}, 'message 0 of line 1 .* is not {"role"'),
+        ([{"messages": ["w21"]}], {}, 'message 0 of line 1 .* is not {"role"'),
         ([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}], {}, "message 0 of line 1 "),
     ],
 )
@@ -141,7 +141,7 @@ def test_bad_chat_suites_are_one_line(
 def test_a_system_message_needs_chat_form(tmp_path: Path) -> None:
     put_lines(tmp_path / "gsm8k_test.jsonl", [MATHS])
     with pytest.raises(UserError, match="'gsm8k' is not asked in chat form: give --chat with --system"):
-        load_suite("gsm8k", tmp_path, system="w1")
+        load_suite("gsm8k", tmp_path, system="w21")
     put(tmp_path / "a.txt", "a b c\n")
     with pytest.raises(UserError, match="no chat form"):
         load_suite(tmp_path / "a.txt", chat=True)

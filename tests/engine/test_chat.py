@@ -26,7 +26,7 @@ TALK: list[dict[str, Any]] = [
     {"role": "assistant", "content": "Hello."},
     {"role": "user", "content": "Who?"},
 ]
-SHORT: dict[str, Any] = {"max_new_tokens": 12, "seed": 3}
+SHORT: dict[str, Any] = {"max_new_tokens": 6, "seed": 3}
 
 
 def with_template(
@@ -122,7 +122,7 @@ def test_arguments_of_the_template(pair: sprinter.Pair) -> None:
 def test_the_end_of_a_turn_ends_a_text_that_no_eos_ends(builtin_pair: sprinter.Pair) -> None:
     """A word that the target writes is made the special token that ends turns."""
     plain = with_template(builtin_pair)
-    written = plain.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=12).tokens
+    written = plain.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=8).tokens
     assert plain.tokenizer is not None
     word = plain.tokenizer.convert_ids_to_tokens(written[5].id)
     first = [token.id for token in written].index(written[5].id)
@@ -132,7 +132,7 @@ def test_the_end_of_a_turn_ends_a_text_that_no_eos_ends(builtin_pair: sprinter.P
     ids = plain.generate(ASK).prompt_ids
     end = pair.render_chat(TALK).end_of_turn
     assert end == written[5].id
-    talk = pair.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=12)
+    talk = pair.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=8)
     assert talk.request is not None and talk.request.stop_token_ids == (end,)
     if talk.prompt_ids == ids:
         assert (talk.finish_reason, len(talk.tokens)) == ("stop", first + 1)

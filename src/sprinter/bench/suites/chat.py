@@ -43,13 +43,13 @@ def turns_of(messages: Sequence[Any], where: str) -> tuple[str, tuple[str, ...],
             )
         said.append((role, content))
     system = said.pop(0)[1] if said and said[0][0] == "system" else ""
-    turns, answers = said[::2], said[1::2]
-    for each, role in ((turns, "user"), (answers, "assistant")):
-        if wrong := next((other for other, _ in each if other != role), None):
+    for number, (role, _) in enumerate(said):
+        if role != (due := ("user", "assistant")[number % 2]):
             raise UserError(
-                f"the messages of {where} have the role '{wrong}' where '{role}' is due: give a system message or "
-                "none, then user and assistant in turn"
+                f"the messages of {where} have the role '{role}' where '{due}' is due: give a system message or none, "
+                "then user and assistant in turn"
             )
+    turns, answers = said[::2], said[1::2]
     if not turns or any(not content.strip() for _, content in turns):
         raise UserError(f"the messages of {where} have no text of the user: fix the record")
     references = tuple(content for _, content in answers)
