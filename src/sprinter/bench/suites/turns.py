@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sprinter.bench.sample import Sample
-from sprinter.engine.chat import Message, conversation, render_chat
+from sprinter.engine.chat import ChatMessage, conversation, render_chat
 from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
@@ -44,8 +44,8 @@ def turn_ids(
     return encode(list(tokenizer(text, verbose=False)["input_ids"]), models)
 
 
-def _messages(sample: Sample, said: Sequence[tuple[str, str]], turn: int) -> list[Message]:
-    messages: list[Message] = []
+def _messages(sample: Sample, said: Sequence[tuple[str, str]], turn: int) -> list[ChatMessage]:
+    messages: list[ChatMessage] = []
     for question, answer in said:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": sample.turns[turn]})
