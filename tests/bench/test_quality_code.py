@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sprinter.bench.quality import sandbox
-from sprinter.bench.quality.code import cut_code, passes, program_of
+from sprinter.bench.quality.code import code_of, cut_code, passes, program_of
 from sprinter.bench.quality.sandbox import Outcome, SandboxLimits, network, run_code
 from sprinter.bench.sample import SampleCheck
 from sprinter.errors import UserError
@@ -230,3 +230,40 @@ def test_limits_that_cannot_be_set_are_an_error() -> None:
 def test_bad_limits(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="out of range"):
         SandboxLimits(**wrong)
+
+
+# --- answers in chat form ---------------------------------------------------------------------------------------------
+
+IMPORTING = f"from math import floor\n\n\n{PROMPT}"
+ASKED = SampleCheck(TEST.kind, TEST.answer, TEST.entry_point, code=IMPORTING)
+
+
+@pytest.mark.parametrize(
+    ("answer", "passed"),
+    [
+        ("Sure!\n\n```python\ndef double(x: int) -> int:\n    return floor(2 * x)\n```\nIt doubles x.", True),
+        ("```\ndef double(x):\n    return 2 * x\n```", True),
+        (
+            "Use a helper:\n```python\nprint('hi')\n```\nThen\n```py\ndef double(x):\n    return x + x\n```",
+            True,
+        ),
+        ("```python\n    y = 2 * x\n    return y\n```", True),
+        ("```python\ny = 2 * x\nreturn y\n```", True),
+        ("def double(x):\n    return 2 * x\n", True),
+        ("Here it is:\nfrom math import ceil\ndef double(x):\n    return ceil(2 * x)\n", True),
+        ("    return 2 * x\n", True),
+        ("```python\ndef double(x):\n    return 2 * x\n", True),  # the end of the text cut the block short
+        ("  ```python\n  def double(x):\n      return 2 * x\n  ```", True),
+        ("```python\ndef double(x):\n    return 4\n```", False),
+        ("I cannot help with that.", False),
+    ],
+)
+def test_the_code_of_a_chat_answer(answer: str, passed: bool) -> None:
+    assert passes("a message", answer, ASKED, SHORT).passed is passed
+
+
+def test_the_first_block_that_defines_the_function_is_the_answer() -> None:
+    text = "```python\ndef other(): ...\n```\n```python\ndef double(x): ...\n```\n```\ndef double(x): 1\n```"
+    assert code_of(text, "double") == "def double(x): ...\n"
+    assert code_of(text, "none") == "def other(): ...\n"
+    assert code_of("no block", "double") == "no block"

@@ -14,7 +14,8 @@ import sprinter
 from sprinter.errors import UserError
 
 TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('not here\nor there') }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'tool' %}"
+    "{{ raise_exception('not here\nor there') }}{% endif %}"
     "{{ '<|turn|>' + m['role'] + '\n' + m['content'] | trim + '<|over|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|turn|>assistant\n' }}{% if quick %}{{ 'Quick: ' }}{% endif %}{% endif %}"
 )
@@ -25,7 +26,7 @@ TALK: list[dict[str, Any]] = [
     {"role": "assistant", "content": "Hello."},
     {"role": "user", "content": "Who?"},
 ]
-SHORT: dict[str, Any] = {"max_new_tokens": 12, "seed": 3}
+SHORT: dict[str, Any] = {"max_new_tokens": 6, "seed": 3}
 
 
 def with_template(
@@ -112,14 +113,16 @@ def test_arguments_of_the_template(pair: sprinter.Pair) -> None:
     record = out.to_dict()
     assert record["chat_template_kwargs"] == {"quick": True}
     assert pair.generate(out.prompt_ids, **record["request"]).text == out.text
-    named = with_template(pair, {"default": TEMPLATE, "rag": "{% for m in messages %}{{ m.content }}{% endfor %}"})
+    named = with_template(
+        pair, {"default": TEMPLATE, "rag": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    )
     assert named.render_chat(ASK, {"chat_template": "rag"}).text == ASK[0]["content"]
 
 
 def test_the_end_of_a_turn_ends_a_text_that_no_eos_ends(builtin_pair: sprinter.Pair) -> None:
     """A word that the target writes is made the special token that ends turns."""
     plain = with_template(builtin_pair)
-    written = plain.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=12).tokens
+    written = plain.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=8).tokens
     assert plain.tokenizer is not None
     word = plain.tokenizer.convert_ids_to_tokens(written[5].id)
     first = [token.id for token in written].index(written[5].id)
@@ -129,7 +132,7 @@ def test_the_end_of_a_turn_ends_a_text_that_no_eos_ends(builtin_pair: sprinter.P
     ids = plain.generate(ASK).prompt_ids
     end = pair.render_chat(TALK).end_of_turn
     assert end == written[5].id
-    talk = pair.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=12)
+    talk = pair.generate(ASK, method="autoregressive", temperature=0, max_new_tokens=8)
     assert talk.request is not None and talk.request.stop_token_ids == (end,)
     if talk.prompt_ids == ids:
         assert (talk.finish_reason, len(talk.tokens)) == ("stop", first + 1)
@@ -160,7 +163,9 @@ def test_a_special_token_that_cannot_be_text_is_refused(pair: sprinter.Pair, mon
         return whole(self, *args, **options)
 
     monkeypatch.setattr(type(pair.tokenizer), "__call__", call)
-    with pytest.raises(UserError, match="special token '<|endoftext|>', which this tokenizer cannot encode"):
+    with pytest.raises(
+        UserError, match=r"special token '<\|endoftext\|>', which this tokenizer cannot encode"
+    ):
         pair.render_chat([{"role": "user", "content": "a <|endoftext|> b"}])
 
 
@@ -168,7 +173,8 @@ def test_a_special_token_that_cannot_be_text_is_refused(pair: sprinter.Pair, mon
 
 USER = {"role": "user", "content": "x"}
 BAD: list[tuple[Any, str]] = [
-    ([USER, {"role": "tool", "content": "x"}], "the chat template refuses these messages: not here"),
+    ([USER, {"role": "tool", "content": "x"}],
+     "the chat template of the tokenizer fails on these messages (not here): change them"),
     ([{"role": "developer", "content": "x"}, USER], "'developer', which the chat template does not know"),
     ([{"role": "User", "content": "x"}], "the role of message 0 is 'User', which the chat template does not know"),
     ([{"role": 3, "content": "x"}], "the role of message 0 is 3, which is no text"),
@@ -215,14 +221,12 @@ def test_no_messages_are_an_empty_prompt(pair: sprinter.Pair) -> None:
         ("{{ 1 / 0 }}", "the chat template of the tokenizer fails (division by zero)"),
         ("{% for", "the chat template of the tokenizer fails ("),
         ({"other": "x"}, "the chat template of the tokenizer fails ("),
-        ("{{ raise_exception('Roles must alternate') }}", "refuses these messages: Roles must alternate"),
+        ("{{ raise_exception('Roles must alternate') }}", "fails on these messages (Roles must alternate)"),
         ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}",
          "leaves out message 0 (role 'system')"),
     ],
 )  # fmt: skip
-def test_templates_that_fail_or_leave_out(
-    builtin_pair: sprinter.Pair, template: Any, message: str
-) -> None:
+def test_templates_that_fail_or_leave_out(builtin_pair: sprinter.Pair, template: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
         with_template(builtin_pair, template).generate(TALK)
     assert message in str(error.value) and "\n" not in str(error.value)

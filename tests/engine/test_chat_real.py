@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA
+from tests.real import real_file
 
 import sprinter
 from sprinter.models.gguf.load import GgufModel
@@ -19,14 +18,12 @@ pytestmark = pytest.mark.real
 pytest.importorskip("gguf", reason=NO_GGUF)
 llama = pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 
-PLACE = Path(os.environ.get("SPRINTER_MODELS", "~/.cache/sprinter-models")).expanduser()
-MODELS = {
-    "HuggingFaceTB/SmolLM2-135M-Instruct": "SmolLM2-135M-Instruct.Q4_1.gguf",
-    "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf",
-}
 TALKS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Write a haiku about rain."}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Zwölf  Wörter?\n\n\tde l'été 漢字 🙂\n"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " Zwölf  Wörter?\n\n\tde l'été 漢字 🙂\n"},
+    ],
     [
         {"role": "user", "content": "def f(x):\n    return x"},
         {"role": "assistant", "content": "It returns x."},
@@ -35,12 +32,9 @@ TALKS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["smollm2", "qwen-draft"])
 def pair(request: pytest.FixtureRequest) -> Iterator[sprinter.Pair]:
-    file = PLACE / MODELS[request.param]
-    if not file.is_file():
-        pytest.skip(f"{file.name} is not in {PLACE} (SPRINTER_MODELS)")
-    yield sprinter.load_pair(file)
+    yield sprinter.load_pair(real_file(request.param))
     gc.collect()
 
 

@@ -16,7 +16,7 @@ from sprinter.errors import UserError
 
 __all__ = ["Change", "compare", "differences"]
 
-_SUITE = ("sources", "rule", "chat", "new_tokens")
+_SUITE = ("sources", "rule", "chat", "system", "new_tokens")
 _SAMPLING = ("new_tokens", "top_k", "top_p", "min_p", "meter")
 
 

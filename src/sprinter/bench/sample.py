@@ -19,11 +19,13 @@ class SampleCheck:
             text is ``answer`` (MMLU, CommonsenseQA). "code": prompt + text + ``answer`` (a test) runs (HumanEval).
         answer: the right number or letter, or the test's source code.
         entry_point: for "code", the function that the test calls.
+        code: for "code" in chat form, the beginning of the function; "": the prompt is that.
     """
 
     kind: CheckKind
     answer: str
     entry_point: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Sample:
         turns: the user's messages, in order, at least one. Each after the first follows the answer to the one before.
         references: reference answers, one per turn, or none.
         check: how the last answer is checked; None: it is not.
+        system: system message before the turns in chat form; "": none.
     """
 
     id: str
@@ -43,6 +46,7 @@ class Sample:
     turns: tuple[str, ...]
     references: tuple[str, ...] = ()
     check: SampleCheck | None = None
+    system: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Suite:
         skipped: number of texts that gave no sample, by reason ("too_short", "empty", ...).
         rule: short description of how a text becomes a prompt.
         chat: whether the pair's chat template is applied to the turns; otherwise they are text to be continued.
+        system: system message of the user's choice; None: none, or those of the samples.
     """
 
     name: str
@@ -66,9 +71,11 @@ class Suite:
     skipped: dict[str, int] = field(default_factory=dict)
     rule: str = ""
     chat: bool = False
+    system: str | None = None
 
     def facts(self) -> dict[str, Any]:
         """The suite's entry in a results file."""
+        chosen = {} if self.system is None else {"system": self.system}
         return {
             "name": self.name,
             "samples": len(self.samples),
@@ -77,4 +84,5 @@ class Suite:
             "skipped": dict(self.skipped),
             "rule": self.rule,
             "chat": self.chat,
+            **chosen,
         }

@@ -70,6 +70,15 @@ def run(
         str | None,
         typer.Option(help="Field of a file's records that holds the text.", show_default="the first known"),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Ask in chat form: gsm8k, humaneval, ... through the pair's chat template."
+        ),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System message of prompts in chat form.", show_default=False)
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for results.")] = Path("bench-results"),
     loading: Loading = Loading(),
     temperature: Annotated[
@@ -151,10 +160,9 @@ def run(
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))
     extras = Extras(measures, judging, analysis, shlex.join(["sprinter", *sys.argv[1:]]))
     pair = load(loading)
-    suites = [
-        load_suite(name, data, limit=limit, rule=rule, field=field, tokenizer=pair.tokenizer)
-        for name, limit in map(_limited, suite)
-    ]
+    shape: dict[str, Any] = {"rule": rule, "field": field, "tokenizer": pair.tokenizer}
+    shape |= {"chat": chat, "system": system}
+    suites = [load_suite(name, data, limit=limit, **shape) for name, limit in map(_limited, suite)]
     with BenchProgressBar() as meter:
         results = run_bench(pair, arms, suites, settings, out, extras, restart=restart, progress=meter)
     if json:

@@ -26,7 +26,7 @@ def command(
         list[str],
         typer.Option(
             help="Texts: .txt (one per line, see --split), .jsonl (both also .gz), .parquet, or a data set's name; "
-            "may be repeated.",
+            "records also with messages, or with a prompt or question and its answer; may be repeated.",
             show_default=False,
         ),
     ],
@@ -47,17 +47,37 @@ def command(
         Literal["lines", "blank-lines", "file"],
         typer.Option(help="What one text of a .txt file is: a line, a block between blank lines, the file."),
     ] = "lines",
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat", help="Every text is a prompt of a user; prompts go through the chat template."
+        ),
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System message before all prompts, with --chat.", show_default=False)
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefix classes to label: original, draft, target, interleaved. target,draft: only answers that the "
+            "models write themselves.",
+            show_default="all four",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Maximum number of texts.", show_default="all")] = None,
-    prompt_share: Annotated[float, typer.Option(help="Share of a text's words used as prompt.")] = 0.3,
+    prompt_share: Annotated[
+        float, typer.Option(help="Share of a running text's words used as prompt.")
+    ] = 0.3,
     prompt_tokens: Annotated[
         int,
         typer.Option(
-            help="Maximum prompt length; longer ones are truncated. 0: none, too long ones are skipped."
+            help="Maximum prompt length of running text; longer ones are truncated. 0: none, too long ones are "
+            "skipped."
         ),
     ] = 128,
     new_tokens: Annotated[int, typer.Option(help="Labelled positions per text.")] = 20,
     classes_per_prompt: Annotated[
-        int, typer.Option(help="Prefix classes per prompt: 1: the next one of the four; 4: all of them.")
+        int, typer.Option(help="Prefix classes per prompt: 1: the next one of them; 4: all of them.")
     ] = 1,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="Of the completions; labels have their own.")
@@ -89,6 +109,9 @@ def command(
         limit,
         field,
         split,
+        chat,
+        system,
+        tuple(name.strip() for name in classes.split(",")) if classes else None,
     )
     if engine == "ray" and (given := loading.given().keys() & {"trust_remote_code", "device_map"}):
         option = sorted(given)[0].replace("_", "-")

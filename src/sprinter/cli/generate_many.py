@@ -31,7 +31,7 @@ ROWS = 8
 _FIX = "give another --out, or --restart to start again"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # a key by identity: messages cannot be hashed
 class PromptLine:
     """A prompt of a file.
 

@@ -21,9 +21,9 @@ from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["Message", "RenderedChat", "conversation", "render_chat"]
+__all__ = ["ChatMessage", "RenderedChat", "conversation", "render_chat"]
 
-Message = Mapping[str, Any]
+ChatMessage = Mapping[str, Any]
 """One message: "role", "content" (text, or a list of text parts), and what else the chat template reads."""
 
 _ROLES = ("system", "user", "assistant")
@@ -56,13 +56,15 @@ class RenderedChat:
     end_of_turn: int | None
 
 
-def conversation(prompt: str | Sequence[Message], system: str | None = None) -> list[Message]:
+def conversation(prompt: str | Sequence[ChatMessage], system: str | None = None) -> list[ChatMessage]:
     """A prompt as messages: a text is what the user says; ``system`` goes before.
 
     Raises:
         UserError: ``system`` for messages that have one.
     """
-    messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    messages: list[ChatMessage] = (
+        [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    )
     if system is None:
         return messages
     if any(isinstance(message, Mapping) and message.get("role") == "system" for message in messages):
@@ -71,7 +73,7 @@ def conversation(prompt: str | Sequence[Message], system: str | None = None) -> 
 
 
 def render_chat(
-    messages: Sequence[Message], pair: LoadedPair, template_kwargs: Mapping[str, Any] | None = None
+    messages: Sequence[ChatMessage], pair: LoadedPair, template_kwargs: Mapping[str, Any] | None = None
 ) -> RenderedChat:
     """Apply the chat template of a pair's tokenizer to a conversation.
 
@@ -193,7 +195,7 @@ def _failed(error: Exception) -> UserError:
     """Templates are code that comes with checkpoints: what they raise on purpose, and their faults."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if type(error) is TemplateError:  # its raise_exception
-        return UserError(f"the chat template refuses these messages: {first}")
+        return UserError(f"the chat template of the tokenizer fails on these messages ({first}): change them")
     return UserError(f"the chat template of the tokenizer fails ({first}): give another tokenizer")
 
 

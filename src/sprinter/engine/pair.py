@@ -9,7 +9,7 @@ from typing import Any, Unpack, cast, overload
 from transformers import PreTrainedModel
 
 from sprinter.engine.batch import generate_all, options_of_each
-from sprinter.engine.chat import Message, RenderedChat, render_chat
+from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.policy import Policy
@@ -185,7 +185,7 @@ class Pair:
             return stream.finish()
 
     def render_chat(
-        self, messages: Sequence[Message], chat_template_kwargs: Mapping[str, Any] | None = None
+        self, messages: Sequence[ChatMessage], chat_template_kwargs: Mapping[str, Any] | None = None
     ) -> RenderedChat:
         """Apply the chat template to messages, as ``generate`` does: text, token ids, and the end of a turn.
 

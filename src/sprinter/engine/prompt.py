@@ -9,14 +9,14 @@ from typing import Any
 
 from transformers import BatchEncoding
 
-from sprinter.engine.chat import Message, render_chat
+from sprinter.engine.chat import ChatMessage, render_chat
 from sprinter.engine.tokens import text_ids
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["EncodedPrompt", "PromptInput", "PromptInputs", "encode", "encode_prompt", "is_several"]
 
-PromptInput = str | Sequence[int] | Sequence[Message] | BatchEncoding
+PromptInput = str | Sequence[int] | Sequence[ChatMessage] | BatchEncoding
 """One prompt: text, token ids, chat messages, or what a tokenizer returns."""
 PromptInputs = (
     list[str]
@@ -25,7 +25,7 @@ PromptInputs = (
     | list[Sequence[int]]
     | list[list[dict[str, str]]]
     | list[list[dict[str, Any]]]
-    | list[Sequence[Message]]
+    | list[Sequence[ChatMessage]]
     | list[PromptInput]
     | tuple[PromptInput, ...]
 )

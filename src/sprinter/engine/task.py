@@ -268,7 +268,8 @@ class Task:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""
         models, given = self._parts.models, options.stop_token_ids
         known = {*models.target.eos_ids, *given}
-        return (*given, *(id for id in self._prompt.ends if id not in known and id < models.vocab_size))
+        more = tuple(id for id in self._prompt.ends if id not in known and id < models.vocab_size)
+        return given + more if more else given
 
     def _room(self, longest: int | None) -> int:
         """Number of new tokens up to the end of a row; at least one, which a later check rejects if it does not fit."""

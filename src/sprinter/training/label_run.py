@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedPair
+from sprinter.training.examples import Example, ExampleEncoder, read_examples
 from sprinter.training.label_step import LabelEngine, Labeller, LabelSettings, LabelStep, steps
 from sprinter.training.prompts import (
     SPLITS,
@@ -26,15 +28,15 @@ from sprinter.training.prompts import (
     PromptSplitter,
     is_plain,
     is_record,
-    read_texts,
     survey,
 )
 from sprinter.training.ray_engine import RayEngine
-from sprinter.training.records import FEW, LabelInfo, dataset_hash
+from sprinter.training.records import FEW, KINDS, LabelInfo, dataset_hash
 from sprinter.training.shards import ShardStore
 
 __all__ = ["LabelProgress", "LabelReport", "LabelSettings", "label"]
 
+_LATER = {"split": "lines", "chat": False, "system": None, "classes": None}
 _FORMAT = 1  # version of the records' format; part of the settings hash
 
 
@@ -111,7 +113,8 @@ def label(
     began = time.perf_counter()
     sources = [str(source) for source in data]
     _check(pair, sources, settings)
-    info = _describe(pair.models, survey(sources, settings.field, settings.limit, settings.split), settings)
+    found = survey(sources, settings.field, settings.limit, settings.split, _reader(settings))
+    info = _describe(pair.models, found, settings)
     run = _engine(engine, pair, settings, info, workers, ray_address)
     shelf = ShardStore(Path(out), info, restart=restart)
     resumed, tokens_before = len(shelf), shelf.total("tokens")
@@ -142,7 +145,8 @@ class _Missing:
         self, pair: Pair, sources: Sequence[str], settings: LabelSettings, shelf: ShardStore, texts: int
     ) -> None:
         self.splitter, self.steps = _splitter(pair, settings), 0
-        self._texts = islice(read_texts(sources, settings.field, settings.split), settings.limit)
+        found = _reader(settings)(sources, settings.field, settings.split)
+        self._texts = islice(found, settings.limit)
         self._settings, self._shelf, self._total, self._all_seen = settings, shelf, texts, False
 
     def __iter__(self) -> Iterator[LabelStep]:
@@ -186,7 +190,8 @@ def _describe(models: LoadedPair, data: list[dict[str, object]], settings: Label
         draft.id, draft.revision, weights_fingerprint(draft.model), draft.hidden_size,
         models.vocab_size, target.weights, tuple(data), asdict(settings), "",
     )  # fmt: skip
-    sources = [(source["sha256"], source["texts"]) for source in data]
+    names = ("sha256", "texts", "examples")
+    sources = [[source[name] for name in names if name in source] for source in data]
     hashed = [
         _FORMAT,
         info.target_fingerprint,
@@ -194,8 +199,8 @@ def _describe(models: LoadedPair, data: list[dict[str, object]], settings: Label
         info.vocab_size,
         info.dtype,
         sources,
-        # the default split is not hashed: data sets older than the setting keep their hash
-        {key: value for key, value in info.settings.items() if (key, value) != ("split", "lines")},
+        # the defaults of later settings are not hashed: data sets older than these keep their hash
+        {key: value for key, value in info.settings.items() if (key, value) not in _LATER.items()},
     ]
     digest = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()
     return replace(info, settings_hash=digest)
@@ -222,10 +227,16 @@ def _engine(
     return RayEngine(pair, settings, info, workers, ray_address)
 
 
+def _reader(settings: LabelSettings) -> Callable[[Sequence[str], str | None, str], Iterator[str | Example]]:
+    return partial(read_examples, chat=settings.chat, system=settings.system)
+
+
 def _splitter(pair: Pair, settings: LabelSettings) -> PromptSplitter:
     assert pair.tokenizer is not None
     rule = PromptRule(settings.prompt_share, settings.prompt_tokens, settings.new_tokens, pair.models.context)
-    return PromptSplitter(rule, pair.tokenizer, pair.models.vocab_size)
+    original = settings.kinds == (KINDS.index("original"),)
+    examples = ExampleEncoder(pair.models, settings.new_tokens, original=original)
+    return PromptSplitter(rule, pair.tokenizer, pair.models.vocab_size, examples)
 
 
 def _notes(info: LabelInfo, plain: bool) -> tuple[str, ...]:

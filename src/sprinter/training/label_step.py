@@ -5,7 +5,7 @@ Every engine (local or Ray) runs the same labeller.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil
@@ -15,7 +15,7 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
-from sprinter.training.prefixes import PrefixRow, PrefixWriter
+from sprinter.training.prefixes import ORIGINAL, PrefixRow, PrefixWriter
 from sprinter.training.prompts import SPLITS, Prompt
 from sprinter.training.records import KINDS
 from sprinter.training.scoring import make_records
@@ -35,11 +35,15 @@ class LabelSettings:
         prompt_tokens: maximum prompt length; longer prompts are truncated. 0: no truncation, and prompts beyond the
             context are skipped.
         new_tokens: labelled positions per text (the paper: 20).
-        classes_per_prompt: 1: each prompt gets the next of the four prefix classes; 4: all of them.
+        classes_per_prompt: 1: each prompt gets the next of the prefix classes; 4: all of them.
         batch_size: texts per step, which is one shard; memory grows with batch_size * new_tokens * vocabulary.
         limit: maximum number of texts to read; None: all.
         field: field of a record (JSON lines, Parquet, data sets) that holds its text; None: the first known one.
         split: unit that is one text in a plain text file: "lines", "blank-lines" (paragraphs) or "file".
+        chat: every text is a whole prompt, what a user says; prompts go through the chat template.
+        system: system message before all prompts, in chat form.
+        classes: the prefix classes to label, for example ("target", "draft"): answers that the models write
+            themselves; None: all. A prompt without an answer has no text of class "original".
     """
 
     seed: int = 0
@@ -52,6 +56,9 @@ class LabelSettings:
     limit: int | None = None
     field: str | None = None
     split: str = "lines"
+    chat: bool = False
+    system: str | None = None
+    classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         whole("seed", self.seed)
@@ -63,10 +70,29 @@ class LabelSettings:
             raise UserError(
                 f"classes_per_prompt={self.classes_per_prompt} is out of range: give 1 (in turn) or {len(KINDS)} (all)"
             )
+        if self.system is not None and not self.chat:
+            raise UserError("system goes with chat: give chat=True too, or leave system out")
+        if self.classes is not None:
+            self._set_classes(self.classes)
         if self.limit is not None:
             at_least("limit", self.limit, 1)
         if self.split not in SPLITS:
             raise did_you_mean("split", str(self.split), list(SPLITS))
+
+    def _set_classes(self, classes: Sequence[str]) -> None:
+        if isinstance(classes, str) or not classes or len(set(classes)) < len(classes):
+            raise UserError(
+                f"classes={classes!r} is no list of different classes: give some of {', '.join(KINDS)}"
+            )
+        for name in classes:
+            if name not in KINDS:
+                raise did_you_mean("prefix class", str(name), list(KINDS))
+        object.__setattr__(self, "classes", tuple(classes))
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The prefix classes to label, as indices into ``KINDS``."""
+        return tuple(KINDS.index(name) for name in self.classes or KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +129,16 @@ LabelEngine = Callable[[Iterable[LabelStep]], Iterator[tuple[int, bytes]]]
 
 
 def steps(prompts: Iterator[Prompt], settings: LabelSettings) -> Iterator[LabelStep]:
-    """Group prompts into steps: step i holds prompts [i·B, (i+1)·B), B = batch_size / classes_per_prompt."""
-    kinds, number, used = settings.classes_per_prompt, 0, 0
-    while part := list(islice(prompts, ceil(settings.batch_size / kinds))):
+    """Group prompts into steps: step i holds prompts [i·B, (i+1)·B), B = batch_size / classes of a prompt."""
+    every = len(settings.kinds) if settings.classes_per_prompt > 1 else 1
+    number, used = 0, 0
+    while part := list(islice(prompts, ceil(settings.batch_size / every))):
         rows = []
         for prompt in part:
-            classes = range(len(KINDS)) if kinds > 1 else (used % len(KINDS),)
-            rows += [PrefixRow(prompt.index, kind, prompt.ids, prompt.original) for kind in classes]
+            kinds = [kind for kind in settings.kinds if prompt.original or kind != ORIGINAL]
+            kinds = kinds if settings.classes_per_prompt > 1 else [kinds[used % len(kinds)]]
+            original = prompt.original or (0,) * settings.new_tokens  # replaced by what the models write
+            rows += [PrefixRow(prompt.index, kind, prompt.ids, original) for kind in kinds]
             used += 1
         yield LabelStep(number, tuple(rows))
         number += 1

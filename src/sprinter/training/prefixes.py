@@ -19,7 +19,7 @@ from sprinter.random import AddressedDraws, Purpose
 from sprinter.training.batches import Batches
 from sprinter.training.records import KINDS
 
-__all__ = ["PrefixRow", "PrefixWriter", "Readings"]
+__all__ = ["ORIGINAL", "PrefixRow", "PrefixWriter", "Readings"]
 
 ORIGINAL, DRAFT, TARGET, INTERLEAVED = range(len(KINDS))
 _AT_ONCE = 16  # rows per forward pass when rows are only scored: sorted by length, so that little is padding

@@ -10,6 +10,7 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.training.examples import Example, ExampleEncoder
 from sprinter.training.sources import FIELDS, SPLITS, is_plain, is_record, read_texts, survey
 
 __all__ = [
@@ -34,7 +35,7 @@ class Prompt:
     Attributes:
         index: number of the text in the input.
         ids: token ids of the prompt, at least one.
-        original: the ``new_tokens`` token ids that follow in the text.
+        original: the ``new_tokens`` token ids that follow in the text; (): an example without an answer.
     """
 
     index: int
@@ -62,22 +63,34 @@ class PromptRule:
 class PromptSplitter:
     """Turn texts into prompts, and count the texts that are skipped.
 
+    Args:
+        rule: splits running text.
+        tokenizer, vocab_size: of the pair.
+        examples: encodes examples, whose prompts the rule does not touch; None: there are none.
+
     Attributes:
         skipped: number of texts without a prompt, by reason: "too_long" (beyond the context), "too_short" (fewer than
             ``new_tokens`` tokens after the prompt), "empty" (a record without text).
         texts: number of texts seen.
     """
 
-    def __init__(self, rule: PromptRule, tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    def __init__(
+        self,
+        rule: PromptRule,
+        tokenizer: PreTrainedTokenizerBase,
+        vocab_size: int,
+        examples: ExampleEncoder | None = None,
+    ) -> None:
         self._rule, self._tokenizer, self._vocab = rule, tokenizer, vocab_size
+        self._examples = examples
         self.skipped = {"too_long": 0, "too_short": 0, "empty": 0}
         self.texts = 0
 
-    def __call__(self, texts: Iterable[str]) -> Iterator[Prompt]:
+    def __call__(self, texts: Iterable[str | Example]) -> Iterator[Prompt]:
         """Yield the prompts of the usable texts, in order.
 
         Raises:
-            UserError: a token id outside the pair's common vocabulary.
+            UserError: a token id outside the pair's common vocabulary; an example that cannot be encoded.
         """
         for index, text in enumerate(texts):
             self.texts = index + 1
@@ -88,8 +101,13 @@ class PromptSplitter:
                 original = ids[length : length + self._rule.new_tokens]
                 yield Prompt(index, tuple(ids[:length]), tuple(original))
 
-    def _split(self, text: str) -> tuple[str, list[int], int]:
+    def _split(self, text: str | Example) -> tuple[str, list[int], int]:
         """Reason to skip the text ("": none), its first token ids, and the number of them that are the prompt."""
+        if isinstance(text, Example):
+            assert self._examples is not None, "examples need an encoder"
+            reason, ids, length = self._examples(text)
+            self._check(ids)
+            return reason, ids, length
         rule = self._rule
         words = len(text.split())
         if not words:
@@ -106,12 +124,15 @@ class PromptSplitter:
             return "too_long", ids, length
         if length < 1 or len(ids) < length + rule.new_tokens:
             return "too_short", ids, length
-        if max(ids) >= self._vocab:
+        self._check(ids)
+        return "", ids, length
+
+    def _check(self, ids: list[int]) -> None:
+        if ids and max(ids) >= self._vocab:
             raise UserError(
                 f"the tokenizer gives token id {max(ids)}, the pair's common vocabulary has {self._vocab} tokens: "
                 "give the tokenizer that both models were trained with"
             )
-        return "", ids, length
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer(text, verbose=False)["input_ids"])

@@ -60,7 +60,11 @@ _BLOCK = "<doc "
 
 
 def survey(
-    sources: Sequence[str], field: str | None = None, limit: int | None = None, split: str = "lines"
+    sources: Sequence[str],
+    field: str | None = None,
+    limit: int | None = None,
+    split: str = "lines",
+    read: Callable[[Sequence[str], str | None, str], Iterator[Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Read all sources once, so that errors show before labelling begins.
 
@@ -69,26 +73,30 @@ def survey(
         field: field that holds the text of a record, see ``read_texts``.
         limit: maximum number of texts to count over all sources; a source beyond it counts 0 texts.
         split: unit of plain text files, see ``read_texts``.
+        read: what yields the texts of sources; None: ``read_texts``.
 
     Returns:
-        {"name", "sha256", "texts"} of each source, "texts" being the number of texts.
+        {"name", "sha256", "texts"} of each source, "texts" being the number of texts; "examples" where ``read`` yields
+        some that are not text.
 
     Raises:
         UserError: a source is missing, empty, unreadable or not UTF-8.
     """
     found, left = [], limit
     for source in sources:
-        digest, count = hashlib.sha256(), 0
-        for text in islice(read_texts([source], field, split), left):
+        digest, count, examples = hashlib.sha256(), 0, 0
+        for text in islice((read or read_texts)([source], field, split), left):
             count += 1
+            examples += not isinstance(text, str)
             if not Path(source).is_file():
-                digest.update(text.encode() + b"\0")
+                digest.update(str(text).encode() + b"\0")
         if count == 0 and left != 0:
             raise UserError(f"'{source}' holds no text: give a file with at least one")
         if Path(source).is_file():
             with open(source, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256")
-        found.append({"name": source, "sha256": digest.hexdigest(), "texts": count})
+        facts = {"name": source, "sha256": digest.hexdigest(), "texts": count}
+        found.append(facts | ({"examples": examples} if examples else {}))
         left = None if left is None else left - count
     return found
 

@@ -8,11 +8,12 @@ from decimal import Decimal
 from sprinter.bench.sample import SampleCheck
 from sprinter.errors import UserError
 
-__all__ = ["check_answer", "first_choice", "last_number", "right"]
+__all__ = ["check_answer", "final_number", "first_choice", "last_number", "right"]
 
 _NUMBER = re.compile(
     r"(?:(?<![\w.)\]])-)?\$?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?:(?<![\w.)\]])-)?(?<![\w.])\.\d+"
 )
+_MARKED = re.compile(r"####[ \t]*([^\n]*)")
 _CHOICE = re.compile(r"(?<![\w'’])[A-H](?![\w'’])")
 _LETTERS = "ABCDEFGH"
 
@@ -25,6 +26,17 @@ def last_number(text: str) -> Decimal | None:
     """
     found = _NUMBER.findall(text.replace("−", "-"))
     return Decimal(found[-1].replace("$", "").replace(",", "")) if found else None
+
+
+def final_number(text: str) -> Decimal | None:
+    """Number of the first line "#### NUMBER" (GSM8K's form of an answer), else the last number of a text.
+
+    >>> final_number("2 + 3 = 5\\n#### 5\\nThese are 2 numbers."), final_number("It is 7.")
+    (Decimal('5'), Decimal('7'))
+    """
+    marked = _MARKED.search(text)
+    found = None if marked is None else last_number(marked[1])
+    return last_number(text) if found is None else found
 
 
 def first_choice(text: str) -> str | None:
@@ -49,7 +61,7 @@ def right(text: str, check: SampleCheck) -> bool:
     """
     check_answer(check)
     if check.kind == "number":
-        return last_number(text) == last_number(check.answer)
+        return final_number(text) == last_number(check.answer)
     return first_choice(text) == check.answer.strip()
 
 

@@ -146,6 +146,7 @@ class Making:
         rule: rule for running text.
         tokenizer: the pair's tokenizer, for rules that count tokens.
         text_field: field of the records that holds the text, if the user named it.
+        chat: whether prompts are asked in chat form.
         skipped: number of texts that gave no sample, by reason.
     """
 
@@ -153,6 +154,7 @@ class Making:
     rule: TextRule
     tokenizer: PreTrainedTokenizerBase | None = None
     text_field: str | None = None
+    chat: bool = False
     skipped: Counter[str] = field(default_factory=Counter)
 
 
@@ -169,6 +171,7 @@ class Entry:
         grouped: whether samples of all groups are asked in turn, so that the first N are spread evenly.
         group: function from a category to its group.
         chat: whether prompts are messages of a user, not text to be continued.
+        chat_rule: for prompts that are others in chat form, how they are made there.
     """
 
     about: str
@@ -179,3 +182,4 @@ class Entry:
     grouped: bool = False
     group: Callable[[str], str] = str
     chat: bool = False
+    chat_rule: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -13,17 +13,21 @@ from transformers import PreTrainedTokenizerBase
 
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import makers
+from sprinter.bench.suites.chat import CODE_RULE
 from sprinter.bench.suites.entry import Entry, Files, Hub, Making, Reading, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.bench.suites.table import PAPER_TOKENS, SUITES, TURN_TOKENS
 from sprinter.decode.checks import at_least
 from sprinter.errors import SprinterError, UserError
-from sprinter.training.sources import FIELDS, is_source, read_records
+from sprinter.training.sources import FIELDS, MESSAGES, is_source, read_records
 
 __all__ = ["load_suite", "suite_names"]
 
-_PROMPTS = ("prompt", "question", "turns")
+_PROMPTS = (MESSAGES, "prompt", "question", "turns")
 """Fields that hold prompts; the other fields of ``FIELDS`` hold running text."""
+
+_CODE = {"prompt", "test", "entry_point", "canonical_solution", "task_id"}
+"""Fields of HumanEval's records."""
 
 
 def suite_names() -> dict[str, str]:
@@ -40,13 +44,15 @@ def load_suite(
     new_tokens: int | None = None,
     field: str | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    chat: bool = False,
+    system: str | None = None,
 ) -> Suite:
     """Load a suite.
 
     Args:
         name: name of a suite, a file (.txt, .txt.gz, .jsonl, .jsonl.gz, .parquet), or a data set on the hub (with a
-            slash). Fields "turns", "prompt" and "question" of a record are whole prompts; any other field, like the
-            lines of a text file, is running text.
+            slash). Fields "messages", "turns", "prompt" and "question" of a record are whole prompts (with "answer" or
+            "reference" as reference); any other field, like the lines of a text file, is running text.
         data: directory with the files of the named suites. None: they are loaded from the hub, through ``datasets``.
         limit: maximum number of samples, spread evenly over the suite's groups; the first N are the same for every
             limit >= N.
@@ -54,9 +60,12 @@ def load_suite(
         new_tokens: maximum number of new tokens per turn instead of the suite's own; 0: up to the context limit.
         field: field of a file's records that holds the text; dots lead into nested objects.
         tokenizer: the pair's tokenizer, for rules that count tokens.
+        chat: ask in chat form, through the chat template; suites of conversations do so where there is a template.
+        system: system message of all samples, in chat form.
 
     Raises:
-        UserError: unknown suite, a file that is missing, damaged, empty or not UTF-8, a record without the field, ...
+        UserError: unknown suite, a file that is missing, damaged, empty or not UTF-8, a record without the field,
+            ``chat`` for running text or without a chat template, ``system`` without chat form, ...
     """
     if limit is not None:
         at_least("limit", limit, 1)
@@ -64,13 +73,16 @@ def load_suite(
         at_least("new_tokens", new_tokens, 0)
     place = _find(str(name), data, field, rule is not None)
     chosen = _rule(place, rule)
-    making = Making(place.name, chosen or TextRule(), tokenizer, field)
+    _check_chat(place, chat, system, chosen is not None, tokenizer)
+    making = Making(place.name, chosen or TextRule(), tokenizer, field, chat)
     readings = [Reading(source, place.data) for source in place.entry.sources]
     made = place.entry.make([reading.rows() for reading in readings], making)
     samples = _evenly(made, place.entry.group) if place.entry.grouped else made
     kept = _different(place.name, islice(samples, limit))
     if not kept:
         raise _empty(place.name, making.skipped)
+    if system is not None:
+        kept = [_with_system(place.name, sample, system) for sample in kept]
     usual = 0 if chosen and chosen.is_long_form else place.entry.new_tokens
     return Suite(
         name=place.name,
@@ -78,8 +90,9 @@ def load_suite(
         new_tokens=usual if new_tokens is None else new_tokens,
         sources=tuple(fact for reading in readings for fact in reading.facts()),
         skipped={reason: count for reason, count in making.skipped.items() if count},
-        rule=str(chosen or place.entry.rule),
-        chat=place.entry.chat,
+        rule=str(chosen or (chat and place.entry.chat_rule) or place.entry.rule),
+        chat=chat or place.entry.chat,
+        system=system,
     )
 
 
@@ -90,6 +103,27 @@ class _Place:
     name: str
     entry: Entry
     data: Path | None
+
+
+def _check_chat(
+    place: _Place, chat: bool, system: str | None, running: bool, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    if chat and running:
+        raise UserError(
+            f"the suite '{place.name}' is running text to be continued, which has no chat form: leave --chat away"
+        )
+    if (chat or system is not None) and tokenizer is not None and tokenizer.chat_template is None:
+        raise UserError("the pair's tokenizer has no chat template: leave --chat and --system away")
+    if system is not None and not (chat or place.entry.chat):
+        raise UserError(f"the suite '{place.name}' is not asked in chat form: give --chat with --system")
+
+
+def _with_system(name: str, sample: Sample, system: str) -> Sample:
+    if sample.system:
+        raise UserError(
+            f"sample '{sample.id}' of the suite '{name}' has a system message of its own: leave --system away"
+        )
+    return replace(sample, system=system)
 
 
 def _entry(name: str) -> Entry:
@@ -138,7 +172,11 @@ def _of_records(source: SuiteSource, name: str, field: str | None, running: bool
     """Entry for a file or data set of the user; its first record shows what it holds."""
     first = next((record for _, record in read_records(name)), {})
     fields = first if isinstance(first, dict) else {}
-    known = field or next((field for field in FIELDS if field in fields), "")
+    if field is None and fields.keys() >= _CODE:
+        return Entry(
+            f"functions of {name}", (source,), makers.code, 256, "prompts as they are", chat_rule=CODE_RULE
+        )
+    known = field or next((field for field in (MESSAGES, *FIELDS) if field in fields), "")
     grouped = "category" in fields
     about = f"records of {name}"
     if running or known.rpartition(".")[2] not in _PROMPTS:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
 from sprinter.bench.sample import Sample, SampleCheck
+from sprinter.bench.suites.chat import ask_for_code, ask_for_number, turns_of
 from sprinter.bench.suites.entry import Making, SuiteRows
 from sprinter.errors import UserError
-from sprinter.training.sources import SourceRecord, text_of
+from sprinter.training.sources import MESSAGES, SourceRecord, text_of
 
 __all__ = [
     "code", "group_of_spec_bench", "judged_talks", "maths", "multiple_choice", "running_text", "shots",
@@ -37,6 +39,9 @@ def running_text(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 def talks(sources: list[SuiteRows], making: Making, field: str = "turns") -> Iterator[Sample]:
     """Prompts and conversations of several turns, as in Spec-Bench, MT-bench and Vicuna-bench."""
     for n, (where, record) in enumerate(sources[0], 1):
+        if field == MESSAGES:
+            yield conversation(record, where, _id(record, n), making.name)
+            continue
         turns = text_of(record, field, where) if "." in field else _get(record, field, where)
         yield talk({**record, "turns": turns}, where, _id(record, n), making.name)
 
@@ -51,12 +56,15 @@ def judged_talks(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 
 
 def talk(record: SourceRecord, where: str, id: str, category: str) -> Sample:
-    """Make a sample of a record with "turns" (a text, or a list of texts) and optional "category" and "reference"."""
+    """Make a sample of a record with "turns" (a text, or a list of texts).
+
+    "category" and "reference" (or "answer") are optional.
+    """
     turns = _get(record, "turns", where)
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         raise UserError(f"the prompt of {where} must be a text, or a list of texts: fix the record")
-    references = _references(record.get("reference"), len(turns))
+    references = _references(record.get("reference", record.get("answer")), len(turns))
     answer = _number(references[0]) if len(references) == 1 else None
     return Sample(
         id=id,
@@ -67,6 +75,14 @@ def talk(record: SourceRecord, where: str, id: str, category: str) -> Sample:
     )
 
 
+def conversation(record: SourceRecord, where: str, id: str, category: str) -> Sample:
+    """Make a sample of a record with "messages": the user's are the turns, the assistant's the references."""
+    messages = _get(record, MESSAGES, where)
+    system, turns, references = turns_of(messages if isinstance(messages, list) else [messages], where)
+    made = talk({**record, "turns": [*turns], "reference": [*references]}, where, id, category)
+    return replace(made, system=system)
+
+
 def maths(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
     """GSM8K: "question", "answer" that ends in "#### N"."""
     for n, (where, record) in enumerate(sources[0]):
@@ -74,7 +90,8 @@ def maths(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
         answer = _number(solution)
         if answer is None:
             raise UserError(f"'answer' of {where} does not end in '#### NUMBER': fix the record")
-        prompt = f"Question: {text_of(record, 'question', where).strip()}\nAnswer:"
+        question = text_of(record, "question", where).strip()
+        prompt = ask_for_number(question) if making.chat else f"Question: {question}\nAnswer:"
         reference = _CALCULATOR.sub("", solution).strip()
         yield Sample(str(n), making.name, (prompt,), (reference,), SampleCheck("number", answer))
 
@@ -86,7 +103,8 @@ def code(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
             text_of(record, name, where)
             for name in ("prompt", "test", "entry_point", "canonical_solution", "task_id")
         )
-        yield Sample(id, making.name, (prompt,), (solution,), SampleCheck("code", test, entry))
+        check = SampleCheck("code", test, entry, prompt if making.chat else "")
+        yield Sample(id, making.name, (ask_for_code(prompt) if making.chat else prompt,), (solution,), check)
 
 
 def multiple_choice(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:

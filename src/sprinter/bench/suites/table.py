@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sprinter.bench.suites import heldout, makers
+from sprinter.bench.suites.chat import CODE_RULE, MATHS_RULE
 from sprinter.bench.suites.entry import Entry, Files, Hub, SuiteRows, SuiteSource
 from sprinter.bench.suites.rule import TextRule
 from sprinter.decode.registry import Registry
@@ -136,6 +137,7 @@ _NAMED: dict[str, Callable[[], Entry]] = {
         makers.maths,
         256,
         "Question: ... Answer:",
+        chat_rule=MATHS_RULE,
     ),
     "humaneval": lambda: Entry(
         "Python functions to write, with tests",
@@ -143,6 +145,7 @@ _NAMED: dict[str, Callable[[], Entry]] = {
         makers.code,
         256,
         "prompts as they are",
+        chat_rule=CODE_RULE,
     ),
     "commonsenseqa": lambda: Entry(
         "questions of common sense with five choices",

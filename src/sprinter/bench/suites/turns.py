@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import PreTrainedTokenizerBase
-
 from sprinter.bench.sample import Sample
+from sprinter.engine.chat import ChatMessage, conversation, render_chat
 from sprinter.engine.pair import Pair
 from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
@@ -20,7 +19,7 @@ def turn_ids(
 ) -> list[int]:
     """Token ids of one turn with the conversation before it; they may exceed the context.
 
-    A chat template is applied to the user's and assistant's messages, with the generation prompt. Without one, turns
+    A chat template is applied to the system's, user's and assistant's messages, see ``render_chat``. Without one, turns
     and answers are joined as text, separated by blank lines.
 
     Args:
@@ -40,23 +39,14 @@ def turn_ids(
         raise UserError("suites are text and this pair has no tokenizer: give one with --tokenizer")
     said = list(zip(sample.turns[:turn], answers, strict=True))
     if chat and tokenizer.chat_template:
-        return encode(_from_template(tokenizer, said, sample.turns[turn]), models)
+        return render_chat(_messages(sample, said, turn), models).ids
     text = "\n\n".join([*(part for pair_of_texts in said for part in pair_of_texts), sample.turns[turn]])
     return encode(list(tokenizer(text, verbose=False)["input_ids"]), models)
 
 
-def _from_template(tokenizer: PreTrainedTokenizerBase, said: list[tuple[str, str]], asked: str) -> list[int]:
-    messages = []
+def _messages(sample: Sample, said: Sequence[tuple[str, str]], turn: int) -> list[ChatMessage]:
+    messages: list[ChatMessage] = []
     for question, answer in said:
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    messages.append({"role": "user", "content": asked})
-    try:
-        ids = tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    except Exception as error:  # templates are code that comes with checkpoints
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"the chat template of the tokenizer fails ({first}): give another tokenizer"
-        ) from None
-    return list(ids)
+    messages.append({"role": "user", "content": sample.turns[turn]})
+    return conversation(messages, sample.system or None)
