@@ -92,7 +92,7 @@ def _identity(module: nn.Module, rotary: bool) -> tuple[list[Hashable], list[Ten
             for own in (part._parameters, part._buffers):
                 if own:
                     tensors += [x for x in own.values() if x is not None]
-            waiting += part._modules.values()
+        waiting += part._modules.values()
     config = getattr(module, "config", None)
     return [*held, _settings(config), *_hooks_of_all()], tensors
 
