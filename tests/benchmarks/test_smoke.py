@@ -30,6 +30,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "engine/batch": {"speeds", "policies", "parted"},
     "engine/decoding": {"builtin", "gpt2", "runs"},
     "engine/passes": {"passes", "steps", "equality", "context", "meter", "ahead"},
+    "engine/prefix": {"turns", "batch", "split", "parted"},
     "engine/revisions": {"commits", "revisions"},
     "gate/labelling": {"speed", "memory"},
     "gate/oracle": {"trusted_share"},

@@ -19,7 +19,17 @@ from sprinter.errors import UserError
 from sprinter.models.capture.marks import Watch
 from sprinter.models.gguf.load import GgufModel
 
-__all__ = ["BLOCK", "DEFAULT", "OFF", "Changes", "HeldRows", "HeldText", "PrefixCache", "common_prefix"]
+__all__ = [
+    "BLOCK",
+    "DEFAULT",
+    "OFF",
+    "Changes",
+    "HeldRows",
+    "HeldText",
+    "PrefixCache",
+    "common_prefix",
+    "up_to_boundary",
+]
 
 BLOCK = 128
 """Prefill is split at multiples of this number of tokens."""
@@ -118,7 +128,7 @@ class Changes:
 
     def __init__(self, model: nn.Module | GgufModel) -> None:
         self._model = model if isinstance(model, nn.Module) else None  # the weights of a file do not change
-        self._watch, self._lock, self._count = Watch(), RLock(), 0
+        self._watch, self._lock, self._count = Watch(rotary=False), RLock(), 0
 
     def count(self) -> int:
         """Number of changes up to now; called when a text begins."""
@@ -180,6 +190,11 @@ class HeldRows:
     def continues(self, row: int, prefix: Sequence[int]) -> bool:
         """Whether ``prefix`` begins with all that a row holds for reuse, so that nothing is lost in that row."""
         return self.shared(row, prefix) == self.texts[row].usable(self.cache.reuse)
+
+
+def up_to_boundary(start: int) -> int:
+    """Number of tokens from a position to the next multiple of ``BLOCK``."""
+    return BLOCK - start % BLOCK
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:

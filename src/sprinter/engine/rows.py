@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.engine.prefix import BLOCK, HeldRows
+from sprinter.engine.prefix import HeldRows, up_to_boundary
 from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
@@ -267,8 +267,8 @@ class CacheRows:
 
 
 def _first_block(feed: Feed) -> Feed:
-    """The beginning of a feed, up to the next multiple of ``BLOCK``."""
-    room = BLOCK - feed.start % BLOCK
+    """The beginning of a feed, up to the next boundary of prefill."""
+    room = up_to_boundary(feed.start)
     return feed if len(feed.tokens) <= room else feed._replace(tokens=feed.tokens[:room])
 
 

@@ -96,7 +96,10 @@ class Parts:
         """
         target = self.targets.take(max_len, rows, spare, prompt) if needs_target else None
         draft = self.drafts.take(max_len, rows, spare, prompt) if self.drafts and needs_draft else None
-        held = target and self.targets.held(target), draft and self.drafts and self.drafts.held(draft)
+        held = (
+            None if target is None else self.targets.held(target),
+            None if draft is None or self.drafts is None else self.drafts.held(draft),
+        )
         return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses, held)
 
     def check_memory(

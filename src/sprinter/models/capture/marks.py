@@ -55,10 +55,12 @@ class Watch:
 
     Args:
         contents: True: detect changes of weights, for compiled code; False: only of their addresses, for CUDA graphs.
+        rotary: whether to read rotary embeddings. Some models change theirs with the length of the text; the
+            configuration, which they follow from, is always read.
     """
 
-    def __init__(self, contents: bool = True) -> None:
-        self._contents = contents
+    def __init__(self, contents: bool = True, rotary: bool = True) -> None:
+        self._contents, self._rotary = contents, rotary
         self._places: Hashable = None
         self._written: Hashable = None
         self._samples: list[np.ndarray] = []
@@ -66,7 +68,7 @@ class Watch:
     def changed(self, module: nn.Module) -> bool:
         """Whether the module has changed since the last call; True at the first."""
         before = self._places, self._written
-        held, tensors = _identity(module)
+        held, tensors = _identity(module, self._rotary)
         self._places = (*held, *[(x.data_ptr(), x.shape, x.stride()) for x in tensors])
         if self._contents:
             if self._places != before[0]:
@@ -76,19 +78,21 @@ class Watch:
         return before != (self._places, self._written)
 
 
-def _identity(module: nn.Module) -> tuple[list[Hashable], list[Tensor]]:
+def _identity(module: nn.Module, rotary: bool) -> tuple[list[Hashable], list[Tensor]]:
     """Classes and object ids of all submodules and their attributes, and their tensors."""
     held: list[Hashable] = []
     tensors: list[Tensor] = []
     waiting: list[nn.Module | None] = [module]
     while waiting:
         part = waiting.pop()
-        if part is not None:
+        if part is None:
+            continue
+        if rotary or part._parameters or not hasattr(part, "inv_freq"):
             held += (id(type(part)), *map(id, vars(part).values()), *_hooks(part))
             for own in (part._parameters, part._buffers):
                 if own:
                     tensors += [x for x in own.values() if x is not None]
-            waiting += part._modules.values()
+        waiting += part._modules.values()
     config = getattr(module, "config", None)
     return [*held, _settings(config), *_hooks_of_all()], tensors
 

@@ -5,7 +5,7 @@ It is the fallback for models that build their masks themselves (GPT-Neo's local
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -39,8 +39,7 @@ class CropRunner(ModelRunner):
     @property
     def cache_bytes(self) -> int:
         """Memory of the tensors that the cache holds, or of which it holds a slice."""
-        tensors = [x for layer in self._cache.layers for x in (layer.keys, layer.values)]  # type: ignore[attr-defined]
-        return sum(x.untyped_storage().nbytes() for x in tensors if x is not None)
+        return sum(x.untyped_storage().nbytes() for pair in self._keys_values() for x in pair)
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Forget all but the first ``lengths[0]`` tokens: every layer's tensors are sliced, not copied."""
@@ -55,10 +54,15 @@ class CropRunner(ModelRunner):
     def _adopt(self, other: CropRunner, length: int) -> None:
         self._crop()  # an interrupted forward pass may have left tokens
         with torch.inference_mode():
-            for number, layer in enumerate(other._cache.layers):
-                assert isinstance(layer, DynamicLayer)
-                assert layer.keys is not None and layer.values is not None
-                self._cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], number)
+            for number, (keys, values) in enumerate(other._keys_values()):
+                self._cache.update(keys[:, :, :length], values[:, :, :length], number)
+
+    def _keys_values(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Keys and values of each layer that has any."""
+        for layer in self._cache.layers:
+            assert isinstance(layer, DynamicLayer)
+            if layer.keys is not None and layer.values is not None:
+                yield layer.keys, layer.values
 
     def wipe(self, row: int) -> None:
         """Crop tokens that an interrupted forward pass may have left; rewound tokens are cropped already."""

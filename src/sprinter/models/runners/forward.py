@@ -291,9 +291,9 @@ class BaseRunner(ABC):
 
     def adopt(self, other: Runner, length: int) -> bool:
         """Copy the first slots of another runner's row 0, if it is of the same kind."""
-        if type(other) is not type(self):
+        if not isinstance(other, BaseRunner) or type(other) is not type(self):
             return False
-        assert isinstance(other, BaseRunner) and self._lengths[0] == 0
+        assert self._lengths[0] == 0
         if other._check_length(0, length):
             self._adopt(other, length)
             self._lengths[0] = length

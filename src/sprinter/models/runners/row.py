@@ -144,13 +144,11 @@ class _RowCache(Cache):
 
     def make_like(self, other: _RowCache, batch: int, max_len: int) -> None:
         """Allocate the buffers of all layers, of the type of another cache's."""
-        made: list[CacheLayerMixin] = []
-        for given in other.layers:
-            assert given.keys is not None and given.values is not None
+        buffers = [x[:1].expand(batch, -1, -1, -1) for x in other.buffers()]
+        for keys, values in zip(buffers[::2], buffers[1::2], strict=True):
             layer = _RowLayer(self.span, max_len)
-            layer.lazy_initialization(*(x[:1].expand(batch, -1, -1, -1) for x in (given.keys, given.values)))
-            made.append(layer)
-        self.layers = made
+            layer.lazy_initialization(keys, values)
+            self.layers.append(layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.span.start

@@ -1,0 +1,353 @@
+"""The prefix cache: what two texts share is read once, and no text changes by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.conftest import VOCAB, double_pair, tiny_llama
+from tests.engine.disturbed import runner_maker
+from tests.engine.test_failures import hooked, nan_at
+from tests.engine.test_target_states import Watcher
+from tests.models.tiny import tiny, word_tokenizer
+
+import sprinter
+from sprinter.decode import Fixed, Method
+from sprinter.engine import pool, prefix
+from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache, common_prefix
+from sprinter.errors import BatchError, SprinterError, UserError
+from sprinter.models.pair import LoadedPair
+
+BLOCK = 4
+METHODS = (
+    "autoregressive", "draft-only", "speculative(gamma=3)", "sprinter(tau=0.5)", "svip(h=0.4)", "lookup(n=2, gamma=4)",
+    "drafter=lookup(least=1,otherwise=model),stop=fixed(gamma=2)", "specdec++", "disco", "batch(drafts=2, gamma=3)",
+    "specinfer(drafts=3, gamma=2)", "typical(gamma=3)",
+)  # fmt: skip
+SYSTEM = [5, 3, 8, 1, 9, 4, 2, 7, 7, 6, 11]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "BLOCK", BLOCK)
+
+
+def pair_of(cache: PrefixCache, models: LoadedPair | None = None) -> sprinter.Pair:
+    """A pair with caches of its own; by default in float64 with all heads."""
+    pair = double_pair()
+    if models is not None:
+        return sprinter.Pair(models, prefix_cache=cache)
+    return sprinter.Pair(pair.models, None, list(pair.heads.values()), cache)
+
+
+def single() -> LoadedPair:
+    return LoadedPair(tiny_llama(1, layers=2), tiny_llama(2), None)
+
+
+def facts(out: sprinter.Generation) -> tuple[Any, ...]:
+    """Tokens, and drifts to the last bit, which show every bit of both models' laws."""
+    tokens = [(token.id, token.origin, token.round, token.drift) for token in out.tokens]
+    stats = out.stats
+    return tokens, stats.target_calls, stats.draft_steps, stats.target_tokens, stats.flops_tokens
+
+
+def chat(pair: sprinter.Pair, method: str, turns: int = 4, **options: Any) -> Iterator[sprinter.Generation]:
+    """A conversation: each prompt is the text so far and three more tokens."""
+    text = list(SYSTEM)
+    for turn in range(turns):
+        settings = {"method": method, "max_new_tokens": 6, "seed": turn, "meter": "complete"} | options
+        out = pair.generate(text, **settings)
+        yield out
+        text += [*(token.id for token in out.tokens), 3 + turn, 10 + turn, 2]
+
+
+@pytest.mark.parametrize("kind", ["row", "captured", "crop"])
+def test_no_text_of_a_conversation_changes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "make_runner", runner_maker(kind))
+    here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    for method in METHODS[:9] if kind == "crop" else METHODS:
+        made = list(chat(here, method))
+        assert list(map(facts, made)) == list(map(facts, chat(fresh, method))), method
+        lengths = [out.prompt_tokens for out in made]
+        reused = [out.stats.cached_tokens for out in made[1:]]
+        assert reused == [(length - 1) // BLOCK * BLOCK for length in lengths[:-1]], method
+        here.clear_prefix_cache()
+
+
+def test_laws_are_the_same_to_the_bit_in_float32() -> None:
+    here, fresh = pair_of(DEFAULT, single()), pair_of(OFF, single())
+    for seed in range(6):
+        options = {"seed": seed, "max_new_tokens": 5 + seed}
+        made = list(chat(here, "speculative(gamma=3)", **options))
+        assert list(map(facts, made)) == list(map(facts, chat(fresh, "speculative(gamma=3)", **options)))
+        assert sum(out.stats.cached_tokens for out in made) > sum(len(out.tokens) for out in made)
+
+
+def test_all_reuses_what_was_generated() -> None:
+    here, fresh = pair_of(PrefixCache(reuse="all")), pair_of(OFF)
+    for method in METHODS:
+        made = list(chat(here, method))
+        tokens = [[token.id for token in out.tokens] for out in made]
+        assert tokens == [[token.id for token in out.tokens] for out in chat(fresh, method)], method
+        for before, out in pairwise(made):
+            # all but what a last round wrote and nobody read
+            assert out.stats.cached_tokens >= before.prompt_tokens, method
+        here.clear_prefix_cache()
+    made = list(chat(here, "autoregressive"))
+    assert [out.stats.cached_tokens for out in made[1:]] == [out.prompt_tokens + 5 for out in made[:-1]]
+
+
+def test_one_row_grows_with_its_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every turn needs longer rows than the one before: what they hold moves along."""
+    monkeypatch.setattr(pool, "_GRAIN", 8)
+    for kind in ("row", "crop"):
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "make_runner", runner_maker(kind))
+            here, fresh = pair_of(DEFAULT), pair_of(OFF)
+            made = list(chat(here, "speculative(gamma=3)"))
+            assert list(map(facts, made)) == list(map(facts, chat(fresh, "speculative(gamma=3)")))
+            assert all(out.stats.cached_tokens and out.stats.draft_cached_tokens for out in made[1:])
+            assert len(here._parts.targets._free) == 1, "the shorter ones are superseded"
+
+
+def test_conversations_with_one_beginning_keep_their_own_rows() -> None:
+    here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    prompts = [[*SYSTEM, *([end] * 6)] for end in (12, 13, 14)]
+    for turn in range(3):
+        for prompt in prompts:
+            out = here.generate(prompt, max_new_tokens=3)
+            assert facts(out) == facts(fresh.generate(prompt, max_new_tokens=3))
+            first = turn == 0 and prompt[-1] == 12
+            before = len(prompt) - 5 if turn else 0 if first else len(SYSTEM)
+            assert out.stats.cached_tokens == before // BLOCK * BLOCK
+            prompt += [2, turn, 9, 1]
+
+
+def test_the_text_that_was_idle_longest_is_forgotten_first() -> None:
+    probe = pair_of(DEFAULT, single())
+    probe.generate([1] * 20, max_new_tokens=2)
+    each = probe._parts.targets._idle.total_bytes
+    here = pair_of(PrefixCache(2 * each + 1), single())
+    texts = {name: [number] * 20 for name, number in {"a": 1, "b": 2, "c": 3}.items()}
+
+    def cached(name: str) -> int:
+        out = here.generate(texts[name], max_new_tokens=2)
+        assert 0 < here._parts.targets._idle.total_bytes <= 2 * each + 1
+        return out.stats.cached_tokens
+
+    assert [cached(name) for name in "abbaca"] == [0, 0, 16, 16, 0, 16]
+    assert cached("b") == 0, "c took its rows"
+    assert cached("a") == 16 and cached("c") == 0
+    here.clear_prefix_cache()
+    assert cached("a") == 0
+    small = pair_of(PrefixCache(each // 4), single())
+    assert [small.generate([1] * 20, max_new_tokens=2).stats.cached_tokens for _ in range(2)] == [0, 0]
+    assert small._parts.targets._idle.total_bytes == 0
+
+
+def test_nothing_is_reused_without_a_cache() -> None:
+    fresh = pair_of(OFF)
+    assert not any(
+        out.stats.cached_tokens or out.stats.draft_cached_tokens for out in chat(fresh, "speculative")
+    )
+    outs = fresh.generate_batch([SYSTEM, SYSTEM], max_new_tokens=4)
+    assert not any(out.stats.cached_tokens for out in outs)
+
+
+def test_streams_at_the_same_time_have_rows_of_their_own() -> None:
+    here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    wanted = [facts(fresh.generate(SYSTEM, max_new_tokens=9, seed=seed)) for seed in range(4)]
+    here.generate(SYSTEM, max_new_tokens=2)
+    with (
+        here.stream(SYSTEM, max_new_tokens=9, seed=0) as one,
+        here.stream(SYSTEM, max_new_tokens=9, seed=1) as two,
+    ):
+        for _ in range(4):
+            next(one), next(two)
+        assert [facts(one.finish()), facts(two.finish())] == wanted[:2]
+    made: dict[int, tuple[Any, ...]] = {}
+
+    def work(seed: int) -> None:
+        for _ in range(3):
+            made[seed] = facts(here.generate(SYSTEM, max_new_tokens=9, seed=seed))
+
+    threads = [Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [made[seed] for seed in range(4)] == wanted
+
+
+@pytest.mark.parametrize("reuse", ["exact", "all"])
+@pytest.mark.parametrize("which", ["target", "draft"])
+def test_what_a_failed_request_wrote_is_not_reused(which: str, reuse: str) -> None:
+    here, wanted = pair_of(PrefixCache(reuse=reuse)), facts(pair_of(OFF).generate(SYSTEM, max_new_tokens=9))
+    layer = getattr(here.models, which).model.model.layers[-1].self_attn
+    failed = 0
+    for module in (layer.k_proj, layer.v_proj):
+        for call in range(1, 7):
+            with hooked(module, nan_at(call, 0)):
+                try:
+                    here.generate(SYSTEM, max_new_tokens=9)
+                except SprinterError:
+                    failed += 1
+            assert facts(here.generate(SYSTEM, max_new_tokens=9)) == wanted
+    assert failed > 5
+
+
+def broken_at(call: int) -> Callable[..., None]:
+    """An interrupt of the n-th call from now on."""
+    calls = [0]
+
+    def hook(*_: object) -> None:
+        calls[0] += 1
+        if calls[0] == call:
+            raise KeyboardInterrupt
+
+    return hook
+
+
+def test_what_an_interrupted_request_wrote_is_not_reused() -> None:
+    here, wanted = pair_of(DEFAULT), facts(pair_of(OFF).generate(SYSTEM, max_new_tokens=9))
+    for call in range(1, 9):
+        model: Any = here.models.target.model
+        with (
+            hooked(model.model.layers[0].self_attn.k_proj, broken_at(call)),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            here.generate([*SYSTEM, *SYSTEM], max_new_tokens=30, method="autoregressive", seed=call)
+        assert facts(here.generate(SYSTEM, max_new_tokens=9)) == wanted
+
+
+def test_cached_keys_of_other_weights_are_not_reused() -> None:
+    here = pair_of(DEFAULT)
+    list(chat(here, "speculative(gamma=3)"))
+    model: Any = here.models.target.model
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(1.5)
+    fresh = sprinter.Pair(here.models, None, list(here.heads.values()), OFF)
+    out = here.generate(SYSTEM, max_new_tokens=9)
+    assert facts(out) == facts(fresh.generate(SYSTEM, max_new_tokens=9))
+    assert (out.stats.cached_tokens, out.stats.draft_cached_tokens) == (0, len(SYSTEM) // BLOCK * BLOCK)
+    assert here.generate(SYSTEM, max_new_tokens=9).stats.cached_tokens == len(SYSTEM) // BLOCK * BLOCK
+
+
+def test_a_drafter_that_reads_hidden_states_sees_the_whole_prompt() -> None:
+    pair = sprinter.load_pair(tiny("llama"), tokenizer=word_tokenizer(), compile=False)
+    drafter = Watcher()
+    method = Method(drafter=drafter, stop=Fixed(2))
+    outs = [pair.generate(SYSTEM, method=method, max_new_tokens=6) for _ in range(2)]
+    assert [out.stats.cached_tokens for out in outs] == [0, 0]
+    assert all(len(states[0]) == len(text) - 1 for text, states in drafter.seen)
+    assert pair.generate(SYSTEM, max_new_tokens=2).stats.cached_tokens == len(SYSTEM) // BLOCK * BLOCK
+
+
+def test_both_sides_of_a_switch_of_embeddings() -> None:
+    def fresh(cache: PrefixCache) -> sprinter.Pair:
+        return sprinter.load_pair(
+            tiny("phi3"),
+            draft=tiny("llama-longrope"),
+            tokenizer=word_tokenizer(),
+            prefix_cache_bytes=cache.max_bytes,
+        )
+
+    here, without = fresh(DEFAULT), fresh(OFF)
+    for _ in range(2):  # the second time over rows that were beyond the switch
+        made = list(chat(here, "speculative(gamma=3)", temperature=0.8))
+        assert list(map(facts, made)) == list(
+            map(facts, chat(without, "speculative(gamma=3)", temperature=0.8))
+        )
+        assert all(out.stats.cached_tokens for out in made[1:])
+
+
+def test_a_batch_reads_a_common_prefix_once() -> None:
+    here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    prompts = [[*SYSTEM, *SYSTEM, end] for end in range(8)]
+    for method in ("speculative(gamma=3)", "sprinter(tau=0.5)", "batch(drafts=2, gamma=3)"):
+        options: dict[str, Any] = {"method": method, "max_new_tokens": 8, "seed": list(range(8))}
+        wanted = [[t.id for t in out.tokens] for out in fresh.generate_batch(prompts, **options)]
+        for order in (list(range(8)), [5, 2, 7, 0, 1, 6, 3, 4]):
+            here.clear_prefix_cache()
+            options["seed"] = order
+            outs = here.generate_batch([prompts[i] for i in order], **options)
+            assert [[t.id for t in out.tokens] for out in outs] == [wanted[i] for i in order]
+            for name in ("cached_tokens", "draft_cached_tokens"):
+                reused = sorted(getattr(out.stats, name) for out in outs)
+                assert reused[0] == 0 and reused[1] >= 20, (method, name)
+        again = here.generate_batch([prompts[i] for i in order], **options)
+        assert all(out.stats.cached_tokens >= 20 for out in again), "the rows were kept for the next batch"
+
+
+def test_rows_of_an_engine_are_continued() -> None:
+    here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    texts = [[*SYSTEM, end, end] for end in (12, 13, 14)]
+    with sprinter.Engine(here, rows=3, max_len=90) as engine:
+        for turn in range(3):
+            numbers = [engine.add(text, max_new_tokens=5, seed=turn) for text in reversed(texts)][::-1]
+            done = engine.finish()
+            for text, number in zip(texts, numbers, strict=True):
+                wanted = fresh.generate(text, max_new_tokens=5, seed=turn)
+                assert [t.id for t in done[number].tokens] == [t.id for t in wanted.tokens]
+                if turn:
+                    before = len(text) - 8
+                    assert done[number].stats.cached_tokens >= (before - 1) // BLOCK * BLOCK
+                text += [*(t.id for t in wanted.tokens), 9, 1, turn]
+
+
+def test_a_row_that_failed_gives_nothing_to_the_next_request() -> None:
+    here, fresh = pair_of(DEFAULT), pair_of(OFF)
+    wanted = [t.id for t in fresh.generate(SYSTEM, max_new_tokens=9).tokens]
+    model: Any = here.models.target.model
+    failed = 0
+    with sprinter.Engine(here, rows=2, max_len=40) as engine:
+        for call in range(1, 6):
+            with hooked(model.model.layers[0].self_attn.v_proj, nan_at(call, call)):
+                for _ in range(2):
+                    engine.add(SYSTEM, max_new_tokens=9)
+                try:
+                    engine.finish()
+                except BatchError:
+                    failed += 1
+            numbers = [engine.add(SYSTEM, max_new_tokens=9) for _ in range(2)]
+            done = engine.finish()
+            assert [[t.id for t in done[number].tokens] for number in numbers] == [wanted, wanted]
+    assert failed >= 3
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(UserError, match=r"prefix_cache_bytes=-1 is out of range: give a whole number >= 0"):
+        sprinter.load_pair(prefix_cache_bytes=-1)
+    with pytest.raises(UserError, match=r"prefix_reuse='some' is unknown: use 'exact' or 'all'"):
+        sprinter.load_pair(prefix_reuse="some")
+
+
+def test_json_names_the_tokens_that_were_reused() -> None:
+    here = pair_of(DEFAULT)
+    here.generate(SYSTEM, max_new_tokens=2)
+    stats = here.generate(SYSTEM, max_new_tokens=2).to_dict()["stats"]
+    assert stats["cached_tokens"] == stats["draft_cached_tokens"] == 8
+
+
+def test_the_record_of_a_row() -> None:
+    text = HeldText()
+    text.add(0, [1, 2, 3, 4, 5, 6], prefill=True)
+    assert text.usable("all") == 0, "not checked yet"
+    text.add(6, [7])
+    text.checked = 7
+    assert (text.usable("exact"), text.usable("all")) == (BLOCK, 7)
+    text.add(7, [8, 9, 8], tree=True)
+    text.checked = 10
+    assert text.usable("all") == 7, "a tree is no text"
+    text.keep([7, 9])
+    assert text.tokens[6:] == [7, 8, 8] and text.usable("all") == 9
+    text.add(12, [5])
+    assert len(text.tokens) == 9, "slots before it were never recorded"
+    text.cut(3)
+    assert (text.usable("exact"), text.usable("all"), text.tokens) == (0, 3, [1, 2, 3])
+    assert common_prefix([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 0]) == 5
+    assert common_prefix([], [VOCAB]) == 0
