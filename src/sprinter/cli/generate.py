@@ -85,6 +85,8 @@ def generate(
         raise UserError("a prompt and --prompts exclude each other: give one of them")
     if prompts is not None and out is None and (json or restart):
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
+    if options["logprobs"] is not None and prompts is None and not json:
+        raise UserError("--logprobs goes with --json or --prompts, whose objects hold them: give one of them")
     text = "" if prompt is None else read_prompt(prompt)
     wanted = read_prompts(prompts, field) if prompts is not None else []
     request = _checked(options)
@@ -114,13 +116,15 @@ def generate(
 
 def _checked(options: GenerationKeywords) -> GenerationOptions:
     """The options, checked before any model is loaded."""
-    for word in options["stop"] or ():
-        if not word:
-            raise UserError("a stop string is empty: give --stop some text, or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UserError("a stop string is not valid UTF-8: give --stop UTF-8 text") from None
+    texts = (("a stop string", "--stop", options["stop"]), ("a bad word", "--bad-word", options["bad_words"]))
+    for what, flag, words in texts:
+        for word in words or ():
+            if not word:
+                raise UserError(f"{what} is empty: give {flag} some text, or leave it out")
+            try:
+                str(word).encode()
+            except UnicodeEncodeError:
+                raise UserError(f"{what} is not valid UTF-8: give {flag} UTF-8 text") from None
     return GenerationOptions(**options)
 
 

@@ -14,6 +14,7 @@ import typer
 from sprinter.cli.completion import complete_method
 from sprinter.cli.signature import Result, in_place_of, option
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.errors import UserError
 
 __all__ = ["AT_DEFAULTS", "FLAGS", "generates"]
 
@@ -26,11 +27,15 @@ _FLAGS = {
     "max_new_tokens": ("--max-new-tokens", "-n"),
     "temperature": ("--temperature", "-t"),
     "stop_token_ids": ("--stop-token-id",),
+    "bad_words": ("--bad-word",),
 }
 _TYPES: dict[str, Any] = {
     "method": str | None,
     "stop": list[str] | None,
     "stop_token_ids": list[int] | None,
+    "logit_bias": list[str] | None,
+    "bad_words": list[str] | None,
+    "logprobs": int | None,
 }
 _SHOWN: dict[str, dict[str, Any]] = {
     "method": {
@@ -39,6 +44,8 @@ _SHOWN: dict[str, dict[str, Any]] = {
     },
     "stop": {"show_default": False},
     "stop_token_ids": {"show_default": False},
+    "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},
+    "bad_words": {"show_default": False},
 }
 
 FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0] for one in _OFFERED}
@@ -58,12 +65,25 @@ def generates(
 
     def keywords(given: dict[str, Any]) -> GenerationKeywords:
         values = {name: tuple(value or ()) if name in lists else value for name, value in given.items()}
+        if values.get("logit_bias"):
+            values["logit_bias"] = tuple(_bias(one) for one in values["logit_bias"])
         return cast(GenerationKeywords, values)
 
     shown = [
         option(one.name, _annotation(one), None if one.name in lists else one.default) for one in offered
     ]
     return in_place_of("options", shown, keywords)
+
+
+def _bias(given: str) -> tuple[int, float]:
+    """(token id, number) of an option such as 15=-100."""
+    id, _, number = given.partition("=")
+    try:
+        return int(id), float(number)
+    except ValueError:
+        raise UserError(
+            f"--logit-bias {given} is no ID=NUMBER: give a token id and a number, 15=-100"
+        ) from None
 
 
 def _annotation(one: Field[Any]) -> Any:
