@@ -272,14 +272,14 @@ class CapturedTargetPasses:
         return scored
 
 
-_Row = TypeVar("_Row", DraftRow, TargetRow)
-_Result = TypeVar("_Result")
-_Way = Callable[[Sequence[_Row]], list[_Result]]
+_Asked = TypeVar("_Asked", DraftRow, TargetRow)
+_Made = TypeVar("_Made")
+_Way = Callable[[Sequence[_Asked]], list[_Made]]
 
 
-def _apart(rows: Sequence[_Row], way: _Way[_Row, _Result], eager: _Way[_Row, _Result]) -> list[_Result]:
+def _apart(rows: Sequence[_Asked], way: _Way[_Asked, _Made], eager: _Way[_Asked, _Made]) -> list[_Made]:
     """Results in the order of the rows, eager for rows that adjust their logits."""
-    done: dict[int, _Result] = {}
+    done: dict[int, _Made] = {}
     for adjusts, run in ((False, way), (True, eager)):
         group = [i for i, row in enumerate(rows) if (row.adjust is not None) == adjusts]
         if group:
