@@ -57,10 +57,10 @@ def options_of_each(
     return found
 
 
-_Item = Callable[[Any], bool] | None
+_IsItem = Callable[[Any], bool] | None
 
 
-def _column(name: str, value: Any, count: int, item: _Item = None) -> list[Any]:
+def _column(name: str, value: Any, count: int, item: _IsItem = None) -> list[Any]:
     """One value for each prompt."""
     if not _is_column(value, item):
         if item is None and _is_sequence(value):
@@ -75,7 +75,7 @@ def _column(name: str, value: Any, count: int, item: _Item = None) -> list[Any]:
     return list(value)
 
 
-def _is_column(value: Any, item: _Item = None) -> bool:
+def _is_column(value: Any, item: _IsItem = None) -> bool:
     """Whether the value of an option is a list with one for each prompt. ``item``: as ``item_of``."""
     if not isinstance(value, list | tuple):
         return False

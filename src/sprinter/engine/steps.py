@@ -318,15 +318,15 @@ def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tenso
     """Laws ``[own n, V]`` of each row of ``logits [rows, n, V]``, and raw laws for rows that ask for them."""
     if len(rows) == 1:
         row, only = rows[0], logits[0]
-        law = process(only if row.adjust is None else row.adjust(only), row.sampling)
-        return [law], [raw_law(only) if row.raw else None]
+        adjusted = only if row.adjust is None else row.adjust(only)
+        return [process(adjusted, row.sampling)], [raw_law(only) if row.raw else None]
     laws: list[Tensor] = [logits] * len(rows)
     raws: list[Tensor | None] = [None] * len(rows)
     for group in _alike(rows, lambda row: (row.sampling, row.raw)):
         first, counts = rows[group[0]], [len(rows[i].feed.tokens) for i in group]
         each = [logits[i, :n] for i, n in zip(group, counts, strict=True)]
-        own, adjusted = torch.cat(each), _adjusted(each, [rows[i] for i in group])
-        law = torch.split(process(own if adjusted is None else adjusted, first.sampling), counts)
+        own, others = torch.cat(each), _adjusted(each, [rows[i] for i in group])
+        law = torch.split(process(own if others is None else others, first.sampling), counts)
         raw = torch.split(raw_law(own), counts) if first.raw else [None] * len(group)
         for at, i in enumerate(group):
             laws[i], raws[i] = law[at], raw[at]
