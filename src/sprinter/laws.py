@@ -35,7 +35,8 @@ __all__ = [
 class Sampling:
     """Sampling parameters: how logits become the law that tokens are drawn from, for target and draft alike.
 
-    Order, as in transformers: temperature, top-k, top-p, min-p, then renormalise.
+    Order, as in transformers: temperature, top-k, top-p, min-p, then renormalise. What depends on the text (penalties,
+    forbidden tokens) comes before: ``sprinter.decode.adjust``.
 
     Ties: tokens are ranked by falling logit, equal logits (+0 and −0 are equal) by rising id, and top-k and top-p keep
     the first tokens of this ranking. A set reaches ``top_p`` if its probability does up to a rounding error of 1e-6
@@ -94,7 +95,7 @@ class Sampling:
 
 
 def raw_law(logits: Tensor) -> Tensor:
-    """Softmax at temperature 1: the law that the rules' signals are computed from. ``[..., V]`` -> ``[..., V]``.
+    """Softmax at temperature 1 of the model's own logits: rules' signals are computed from it. ``[..., V]`` -> same.
 
     Half-precision logits are converted to float32 first: a law in half precision does not sum to one.
     """

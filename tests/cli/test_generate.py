@@ -181,6 +181,26 @@ def test_stop_tokens_are_given_by_option(run: Run, places: Places) -> None:
     assert status == 2 and "stop token id 999 is out of range" in err
 
 
+def test_logits_processors_and_log_probabilities_are_options(run: Run, places: Places) -> None:
+    plain = generated(run, "ab", *places.pair, "-n", "12")
+    assert plain["logprobs"] is None
+    first = plain["token_ids"][0]
+    for given, key, value in (
+        (
+            ["--logit-bias", f"{first}=-100", "--logit-bias", "1=1.5"],
+            "logit_bias",
+            sorted([[first, -100.0], [1, 1.5]]),
+        ),
+        (["--repetition-penalty", "9", "--presence-penalty", "2"], "repetition_penalty", 9.0),
+        (["--frequency-penalty", "2", "--logprobs", "2"], "logprobs", 2),
+        (["--bad-word", plain["text"][0], "--bad-word", "ab"], "bad_words", [plain["text"][0], "ab"]),
+    ):
+        found = generated(run, "ab", *places.pair, "-n", "12", *given)
+        assert found["request"][key] == value and found["token_ids"] != plain["token_ids"]
+        if key == "logprobs":
+            assert [len(one["top"]) for one in found["logprobs"]] == [2] * 12
+
+
 def test_statistics_fit_a_line_of_a_terminal() -> None:
     stats = Stats(
         lossless=True, new_tokens=900, target_calls=414, mean_drift=0.0, drift_coverage=1.0, wall_s=9.0

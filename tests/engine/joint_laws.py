@@ -68,14 +68,23 @@ class LawsOfModels(ABC):
 
 
 def law_of_texts(
-    models: Models, heads: dict[str, Head], method: Method, length: int, ahead: int, draws: EnumeratedDraws
+    models: Models,
+    heads: dict[str, Head],
+    method: Method,
+    length: int,
+    ahead: int,
+    draws: EnumeratedDraws,
+    **options: Any,
 ) -> dict[Text, float]:
-    """The law of the new tokens: the engine's driver on the rows of ``models``, once for each path of draws."""
+    """The law of the new tokens: the engine's driver on the rows of ``models``, once for each path of draws.
+
+    ``options``: of the driver.
+    """
     law: defaultdict[Text, float] = defaultdict(float)
     while True:
         record = Record()
         driver = RowDriver(
-            models, 0, heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead
+            models, 0, heads, PROMPT, method, Sampling(), draws, record.stats, ahead=ahead, **options
         )  # fmt: skip
         loop = decode(PROMPT, method, Limits(length), draws, record)
         question = next(loop, None)

@@ -74,7 +74,7 @@ def pairs() -> Any:
 
 
 def law_through(
-    kind: str, pair: Pair, method: Method, length: int, ahead: int, patch: pytest.MonkeyPatch
+    kind: str, pair: Pair, method: Method, length: int, ahead: int, patch: pytest.MonkeyPatch, **options: Any
 ) -> dict[Text, float]:
     draws, make = Draws(), runner_maker(kind)
     patch.setattr(captured, "race", draws.race)
@@ -85,7 +85,7 @@ def law_through(
     assert {runner.name for runner in runners} == {kind}
     models = Models(runners[0], runners[1], pair.vocab, CapturedDraftSteps, CapturedTargetPasses)
     heads: dict[str, Head] = pair.heads
-    return law_of_texts(models, heads, method, length, ahead, draws)
+    return law_of_texts(models, heads, method, length, ahead, draws, **options)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.names()))

@@ -111,6 +111,8 @@ def generate(
         )
     if prompts is not None and out is None and (json or restart):
         raise UserError("--json and --restart go with --out: without it the lines of --prompts are printed")
+    if options["logprobs"] is not None and prompts is None and not json:
+        raise UserError("--logprobs goes with --json or --prompts, whose objects hold them: give one of them")
     given: str | list[Any] = ""
     if messages is not None:
         given = read_messages(messages)

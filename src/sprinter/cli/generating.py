@@ -28,11 +28,15 @@ _FLAGS = {
     "max_new_tokens": ("--max-new-tokens", "-n"),
     "temperature": ("--temperature", "-t"),
     "stop_token_ids": ("--stop-token-id",),
+    "bad_words": ("--bad-word",),
 }
 _TYPES: dict[str, Any] = {
     "method": str | None,
     "stop": list[str] | None,
     "stop_token_ids": list[int] | None,
+    "logit_bias": list[str] | None,
+    "bad_words": list[str] | None,
+    "logprobs": int | None,
 }
 _SHOWN: dict[str, dict[str, Any]] = {
     "method": {
@@ -41,6 +45,8 @@ _SHOWN: dict[str, dict[str, Any]] = {
     },
     "stop": {"show_default": False},
     "stop_token_ids": {"show_default": False},
+    "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},
+    "bad_words": {"show_default": False},
 }
 
 FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0] for one in _OFFERED}
@@ -61,6 +67,8 @@ def generates(
 
     def keywords(given: dict[str, Any]) -> GenerationKeywords:
         values = {name: tuple(value or ()) if name in lists else value for name, value in given.items()}
+        if values.get("logit_bias"):
+            values["logit_bias"] = tuple(_bias(one) for one in values["logit_bias"])
         return cast(GenerationKeywords, values)
 
     shown = [
@@ -78,16 +86,29 @@ def checked_options(options: GenerationKeywords) -> GenerationOptions:
     """The options of a command, checked before any model is loaded.
 
     Raises:
-        UserError: an invalid value; a stop string that is empty or not UTF-8.
+        UserError: an invalid value; a stop string or a bad word that is empty or not UTF-8.
     """
-    for word in options["stop"] or ():
-        if not word:
-            raise UserError("a stop string is empty: give --stop some text, or leave it out")
-        try:
-            word.encode()
-        except UnicodeEncodeError:
-            raise UserError("a stop string is not valid UTF-8: give --stop UTF-8 text") from None
+    texts = (("a stop string", "--stop", options["stop"]), ("a bad word", "--bad-word", options["bad_words"]))
+    for what, flag, words in texts:
+        for word in words or ():
+            if not word:
+                raise UserError(f"{what} is empty: give {flag} some text, or leave it out")
+            try:
+                str(word).encode()
+            except UnicodeEncodeError:
+                raise UserError(f"{what} is not valid UTF-8: give {flag} UTF-8 text") from None
     return GenerationOptions(**options)
+
+
+def _bias(given: str) -> tuple[int, float]:
+    """(token id, number) of an option such as 15=-100."""
+    id, _, number = given.partition("=")
+    try:
+        return int(id), float(number)
+    except ValueError:
+        raise UserError(
+            f"--logit-bias {given} is no ID=NUMBER: give a token id and a number, 15=-100"
+        ) from None
 
 
 def _annotation(one: Field[Any]) -> Any:

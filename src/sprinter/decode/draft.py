@@ -34,6 +34,7 @@ __all__ = [
     "Scores",
     "Stats",
     "Token",
+    "TopToken",
     "Verdict",
     "merge",
 ]
@@ -156,11 +157,24 @@ class Origin(StrEnum):
     TARGET = "target"  # drawn from p when nothing was drafted
 
 
+class TopToken(NamedTuple):
+    """A token and its log-probability under the target's raw law, in nats."""
+
+    id: int
+    logprob: float
+
+
 @dataclass(slots=True)
 class Token:
-    """One token of the output. ``drift`` is TV(π, p) at its position, None until the target has scored it.
+    """One token of the output.
 
-    ``text`` is the text that this token completes: the tokens' texts join to the text of the generation.
+    Attributes:
+        drift: TV(π, p) at its position, None until the target has scored it.
+        text: the text that this token completes: the tokens' texts join to the text of the generation.
+        logprob: ln p(x) of the target's raw law (temperature 1, logits as the model gives them), if log-probabilities
+            were asked for; None until the target has scored its position. At least -87.3 (float32's smallest number).
+        draft_logprob: as ``logprob``, of the draft model; None where it drafted nothing.
+        top_logprobs: the most probable tokens of the target's raw law, most probable first; None as ``logprob``.
     """
 
     id: int
@@ -168,6 +182,9 @@ class Token:
     round: int
     drift: float | None = None
     text: str = ""
+    logprob: float | None = None
+    draft_logprob: float | None = None
+    top_logprobs: list[TopToken] | None = None
 
 
 @dataclass(slots=True)

@@ -85,6 +85,10 @@ class TreeBuilder:
         """``branches`` as ``Draft`` holds them."""
         return tuple(tuple(branch) for branch in self.branches)
 
+    def texts(self) -> list[tuple[int, ...]]:
+        """The tokens of each draft so far."""
+        return [tuple(self.tokens[node] for node in branch) for branch in self.branches]
+
     def add(self, draft: int, token: int) -> int | None:
         """Append a token to a draft; returns the new node, or None if another draft has added the same node."""
         branch = self.branches[draft]

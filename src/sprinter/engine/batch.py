@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sprinter.engine.generation import Generation
-from sprinter.engine.options import GenerationOptions, default_of
+from sprinter.engine.options import GenerationOptions, item_of
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scheduler import Event, Scheduler
@@ -30,21 +30,21 @@ def options_of_each(
     Args:
         options: one for all prompts, or a list with one for each prompt.
         keywords: a value for all prompts, or a list with one for each prompt. For an option that is itself a list, a
-            flat list is for all prompts, and a list of lists has one for each prompt.
+            list of its items is for all prompts, and a list of lists has one for each prompt.
         count: number of prompts.
 
     Raises:
         UserError: a list of the wrong length, or an invalid value; the message starts with "prompt 3: " if it concerns
             one prompt.
     """
-    are_lists = {name: isinstance(default_of(name), tuple) for name in keywords}
+    items = {name: item_of(name) for name in keywords}
     wholes = _column("options", options, count)
-    columns = {name: _column(name, value, count, are_lists[name]) for name, value in keywords.items()}
+    columns = {name: _column(name, value, count, items[name]) for name, value in keywords.items()}
     if not count:  # nothing to generate; values for all prompts are checked nevertheless
         shared: Any = None if _is_column(options) else options
         GenerationOptions.of(
             shared,
-            {name: value for name, value in keywords.items() if not _is_column(value, are_lists[name])},
+            {name: value for name, value in keywords.items() if not _is_column(value, items[name])},
         )
         return []
     if all(value is column[0] for column in (wholes, *columns.values()) for value in column):
@@ -57,10 +57,13 @@ def options_of_each(
     return found
 
 
-def _column(name: str, value: Any, count: int, is_list: bool = False) -> list[Any]:
+_IsItem = Callable[[Any], bool] | None
+
+
+def _column(name: str, value: Any, count: int, item: _IsItem = None) -> list[Any]:
     """One value for each prompt."""
-    if not _is_column(value, is_list):
-        if not is_list and _is_sequence(value):
+    if not _is_column(value, item):
+        if item is None and _is_sequence(value):
             raise UserError(
                 f"{name} is of type {type(value).__name__}: give one value, or a list with one per prompt"
             )
@@ -72,11 +75,11 @@ def _column(name: str, value: Any, count: int, is_list: bool = False) -> list[An
     return list(value)
 
 
-def _is_column(value: Any, is_list: bool = False) -> bool:
-    """Whether the value of an option is a list with one for each prompt. ``is_list``: one value is itself a list."""
+def _is_column(value: Any, item: _IsItem = None) -> bool:
+    """Whether the value of an option is a list with one for each prompt. ``item``: as ``item_of``."""
     if not isinstance(value, list | tuple):
         return False
-    return not is_list or any(isinstance(each, list | tuple | None) for each in value)
+    return item is None or not all(item(each) for each in value)
 
 
 def _is_sequence(value: Any) -> bool:

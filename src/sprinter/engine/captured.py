@@ -3,14 +3,14 @@
 Draws are addressed, so that captured and eager steps give the same tokens. Several steps run without host
 synchronisation: a step reads the tokens of the previous one on the device, and all results are copied to the host at
 the end. What a runner cannot capture (a long feed, a head that reads the state at x, code that is not compiled) runs
-eagerly.
+eagerly, as do rows whose logits are adjusted to their text.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -154,6 +154,8 @@ class CapturedDraftSteps:
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
         """See ``DraftSteps``."""
+        if any(row.adjust for row in rows):
+            return _apart(rows, self, self._eager)
         runner = self._rows.runner
         heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
         if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
@@ -239,6 +241,8 @@ class CapturedTargetPasses:
 
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
+        if any(row.adjust for row in rows):
+            return _apart(rows, self, self._eager)
         runner, feeds = self._rows.runner, [row.feed for row in rows]
         plain = all(row.feed.parents is None and not row.layers for row in rows)
         if (
@@ -267,6 +271,21 @@ class CapturedTargetPasses:
                 self._rows.end(feed, peaks[i][:n], feed.start) or own
             )  # values at padding are undefined
         return scored
+
+
+_Asked = TypeVar("_Asked", DraftRow, TargetRow)
+_Made = TypeVar("_Made")
+_Way = Callable[[Sequence[_Asked]], list[_Made]]
+
+
+def _apart(rows: Sequence[_Asked], way: _Way[_Asked, _Made], eager: _Way[_Asked, _Made]) -> list[_Made]:
+    """Results in the order of the rows, eager for rows that adjust their logits."""
+    done: dict[int, _Made] = {}
+    for adjusts, run in ((False, way), (True, eager)):
+        group = [i for i, row in enumerate(rows) if (row.adjust is not None) == adjusts]
+        if group:
+            done |= zip(group, run([rows[i] for i in group]), strict=True)
+    return [done[i] for i in range(len(rows))]
 
 
 def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sprinter.decode.adjust import Adjuster, Adjustments
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.row import Answer
@@ -21,6 +22,7 @@ from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.decode.tree import TreeBuilder
 from sprinter.engine.ahead import Ahead
+from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.prefix import HeldRows, common_prefix
 from sprinter.engine.rows import FINAL, CacheRows, Feed, RequestRow
 from sprinter.engine.steps import (
@@ -213,6 +215,9 @@ class _GrowingDraft:
         return Draft(tuple(self.tokens), laws, values, raw, parents, branches)
 
 
+_UNADJUSTED = Adjustments()
+
+
 class RowDriver:
     """The driver of one request: holds its text in both models' rows, and yields jobs to answer the loop.
 
@@ -225,6 +230,8 @@ class RowDriver:
             The text does not depend on it.
         prefill_chunk: maximum size of a prefill chunk in tokens; None: the whole prompt in one chunk.
         stats: counts and times are added here.
+        adjustments: of both models' logits to the text.
+        logprobs: is told the raw laws of all drafts and scores.
     """
 
     def __init__(
@@ -240,6 +247,8 @@ class RowDriver:
         costs: Costs = Costs(),
         ahead: int | None = 1,
         prefill_chunk: int | None = None,
+        adjustments: Adjustments = _UNADJUSTED,
+        logprobs: LogProbs | None = None,
     ) -> None:
         if missing := sorted(method.needs & set(KINDS) - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
@@ -251,11 +260,18 @@ class RowDriver:
         self._proposals = Proposals.of(drafter)
         self._sampling, self._draws = sampling, draws
         self._needs, self._needs_raw = method.needs, method.accept.needs_raw
+        self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
+
+        def adjuster(settings: Adjustments, rows: CacheRows | None) -> Adjuster | None:
+            return Adjuster(settings, prompt, rows.vocab, rows.runner.device) if settings and rows else None
+
+        self._adjust_p, self._adjust_q = (adjuster(adjustments, one) for one in (models.target, models.draft))
+        self._allow = Adjuster(adjustments, prompt, models.vocab) if adjustments.forbids else None
         self._plan = DraftPlan(
             _GREEDY if drafter.greedy else sampling,
             tuple(name for name in method.needs if name in SIGNALS),
             {name: heads[name] for name in sorted(method.needs & heads.keys())},
-            self._needs_raw,
+            self._raw,
         )
         # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
         self._whole = method.length is not None and method.trust.never
@@ -280,6 +296,9 @@ class RowDriver:
 
     def _ask_proposer(self, proposals: Proposals, request: AskDraft) -> Generator[Job, Any, Draft]:
         self._text[request.start :] = request.tokens
+        if self._allow is not None:
+            self._allow.rewind(request.start)
+            self._allow.read(self._text)
         states: dict[int, Tensor] = {}
         if self._target is not None and self._drafter.target_states:
             yield from self._prefill(self._target)
@@ -305,6 +324,8 @@ class RowDriver:
             same = min(common_prefix(self._draft.text, self._text), len(self._text) - 1)
             ask = AskDraft(same, tuple(self._text[same:]), request.round, request.at_most)
             draft = yield from self._draft_chain(ask)
+        elif self._allow is not None:
+            draft = self._allow.allow(draft)
         self._text += draft.tokens
         return draft
 
@@ -312,8 +333,10 @@ class RowDriver:
         row = self._draft
         assert row is not None, "the method drafts, and no draft model was given"
         row.goto(request.start, request.tokens, request.path)
+        if self._adjust_q is not None:
+            self._adjust_q.rewind(request.start)
         yield from self._prefill(row)
-        growing = _GrowingDraft()
+        growing, start = _GrowingDraft(), len(row.text)
         signals: dict[str, list[float]] = {name: [] for name in (*self._plan.signals, *self._plan.heads)}
         wanted = request.at_most if self._whole else min(self._ahead.next(), request.at_most)
         spent = 0.0
@@ -329,14 +352,25 @@ class RowDriver:
             self._count_drafts(request.round, drafted)
             spent += sum(one.draft_s + one.gate_s for one in drafted)
         self._ahead.synchronised(len(growing.tokens), spent)
-        return growing.finish(signals, self._models)
+        return self._drafted(start, growing.finish(signals, self._models))
+
+    def _drafted(self, start: int, draft: Draft) -> Draft:
+        """Note the raw laws of a draft after ``start`` tokens of text, and leave out those that no rule reads."""
+        if self._logprobs is None:
+            return draft
+        self._logprobs.drafted(start, draft)
+        return draft if self._needs_raw else replace(draft, raw=None)
 
     def _draft_row(self, row: RequestRow, round: int, count: int) -> DraftRow:
         feed = row.unread()
         place = self._place[1] + 1 if self._place[0] == round else 1
+        adjust = None
+        if self._adjust_q is not None:
+            self._adjust_q.read(row.text)
+            adjust, count = self._adjust_q.after([()]), 1  # the next token's logits depend on this token
         return DraftRow(
             feed.row, feed.tokens, len(row.text), round, self._draws, self._plan, 0, place, count,
-            None if feed.tokens else row.after,
+            None if feed.tokens else row.after, adjust,
         )  # fmt: skip
 
     def _count_drafts(self, round: int, drafted: list[Drafted]) -> None:
@@ -362,6 +396,9 @@ class RowDriver:
         row, stats, costs = self._draft, self._stats, self._costs
         assert row is not None, "the method drafts, and no draft model was given"
         row.goto(request.start, request.tokens, request.path)
+        if self._adjust_q is not None:
+            self._adjust_q.rewind(request.start)
+            self._adjust_q.read(row.text)
         yield from self._prefill(row)
         builder, growing = TreeBuilder(request.width), _GrowingDraft()
         # first node of the last level; position of the first drafted token
@@ -370,6 +407,10 @@ class RowDriver:
             feed = row.unread()
             last = len(feed.tokens) - 1  # index of the text's last token, which all drafts follow
             ends = [branch[-1] - first if branch else last for branch in builder.branches]
+            adjust = None
+            if self._adjust_q is not None:
+                paths = dict(zip(ends, builder.texts(), strict=True))
+                adjust = self._adjust_q.after([paths[end] for end in sorted(paths)])
             step: TreeDrafted = yield TreeJob(
                 TreeRow(
                     feed,
@@ -378,7 +419,8 @@ class RowDriver:
                     request.round,
                     self._draws,
                     self._plan.sampling,
-                    self._needs_raw,
+                    self._raw,
+                    adjust,
                 )
             )
             row.was_read(feed)
@@ -394,20 +436,28 @@ class RowDriver:
             stats.flops_passes += costs.draft
             stats.flops_tokens += len(feed.tokens) * costs.draft
             stats.draft_s += step.draft_s
-        return growing.finish({}, self._models, tuple(builder.parents), builder.whole)
+        draft = growing.finish({}, self._models, tuple(builder.parents), builder.whole)
+        return self._drafted(position, draft)
 
     def _score(self, request: AskScore) -> Generator[Job, Any, Scores]:
         row, stats = self._target, self._stats
         assert row is not None, "the method calls the target, and no target was given"
         linear = len(request.tokens) - len(request.parents)
         row.goto(request.start, request.tokens[:linear], request.path)
+        if self._adjust_p is not None:
+            self._adjust_p.rewind(request.start)
         yield from self._prefill(row, request.closing)
         row.grow(request.tokens[linear:], request.parents)
-        feed = row.unread()
-        scored: Scored = yield TargetJob(TargetRow(feed, self._sampling, self._needs_raw, row.layers))
+        feed, adjust = row.unread(), None
+        if self._adjust_p is not None:
+            adjust = self._adjust_p.along(row.text, feed.start, feed.tokens, feed.parents)
+        scored: Scored = yield TargetJob(TargetRow(feed, self._sampling, self._raw, row.layers, adjust))
         row.was_read(feed, scored.states)
         gather = self._models.gather
-        answer = Scores(gather(scored.laws), None if scored.raw is None else gather(scored.raw))
+        raw = None if scored.raw is None else gather(scored.raw)
+        if self._logprobs is not None and raw is not None:
+            self._logprobs.scored(request, raw)
+        answer = Scores(gather(scored.laws), raw if self._needs_raw else None)
         if request.closing:
             stats.closing_s += scored.target_s
             return answer

@@ -61,6 +61,19 @@ class Generation:
         """For notebooks: each token in the colour of its origin, with a legend and the costs."""
         return to_html(self.prompt, self.tokens, self.stats, f"{self.method}, {self.finish_reason}")
 
+    def _logprobs(self) -> list[dict[str, Any]] | None:
+        """Log-probabilities of each token; None if they were not asked for."""
+        if self.request is None or self.request.logprobs is None:
+            return None
+        return [
+            {
+                "logprob": token.logprob,
+                "draft_logprob": token.draft_logprob,
+                "top": None if token.top_logprobs is None else [one._asdict() for one in token.top_logprobs],
+            }
+            for token in self.tokens
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``.
 
@@ -74,6 +87,7 @@ class Generation:
             "origins": [token.origin.value for token in self.tokens],
             "rounds": [token.round for token in self.tokens],
             "drifts": [token.drift for token in self.tokens],
+            "logprobs": self._logprobs(),
             "method": self.method,
             "lossless": stats.lossless,
             "finish_reason": self.finish_reason,

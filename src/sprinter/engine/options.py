@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from sprinter.decode.checks import at_least, whole
+from sprinter.decode.checks import at_least, between, whole
 from sprinter.decode.registry import did_you_mean
 from sprinter.engine.ahead import AUTO
 from sprinter.errors import OptionError, UserError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # the command line reads this list before it imports torch
     from sprinter.decode.state import RuleState
     from sprinter.laws import Sampling
 
-__all__ = ["GenerationKeywords", "GenerationOptions", "default_of"]
+__all__ = ["GenerationKeywords", "GenerationOptions", "default_of", "item_of"]
 
 _BYTES = (bytes, bytearray, memoryview)
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -40,9 +41,16 @@ class GenerationKeywords(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None
+    bad_words: str | Sequence[str | Sequence[int]] | None
+    min_new_tokens: int
     seed: int
     stop: str | Sequence[str] | None
     stop_token_ids: int | Sequence[int] | None
+    logprobs: int | None
     meter: Literal["running", "complete"]
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
@@ -125,6 +133,62 @@ def _mapping(name: str, value: Any) -> dict[str, Any] | None:
     return deepcopy(dict(value)) if value else None
 
 
+def _penalty(name: str, value: Any) -> float:
+    between(name, value, -2.0, 2.0)
+    return float(value)
+
+
+def _factor(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < float(value) < float("inf"):
+        raise UserError(f"{name}={value!r} is out of range: give a number above 0 (1 changes nothing)")
+    return float(value)
+
+
+def _natural(name: str, value: Any) -> int:
+    number = whole(name, value)
+    at_least(name, number, 0)
+    return number
+
+
+def _count(name: str, value: Any) -> int | None:
+    return None if value is None else _natural(name, value)
+
+
+def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Pairs in the order of their ids. JSON's keys are texts, so an id may be one."""
+    try:
+        pairs = dict(() if value is None else value)
+    except (TypeError, ValueError):
+        raise UserError(f"{name}={value!r} is no mapping: give {name}={{token id: bias}}") from None
+    found: dict[int, float] = {}
+    for id, bias in pairs.items():
+        number = _id(f"a token id of {name}", int(id) if isinstance(id, str) and id.isdecimal() else id)
+        between(f"{name} of token {number}", bias, -100.0, 100.0)
+        found[number] = float(bias)
+    return tuple(sorted(found.items()))
+
+
+def _words(name: str, value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Texts, and sequences of token ids."""
+    words = (value,) if isinstance(value, str) else () if value is None else value
+    if isinstance(words, _BYTES) or not _is_several(words):
+        raise UserError(
+            f"{name}={value!r} is no list: give texts and lists of token ids, {name}=['...', [5, 6]]"
+        )
+    found = tuple(word if isinstance(word, str) else _word(name, word) for word in words)
+    if not all(found):
+        raise UserError(f"one of {name} is empty: give texts and lists of token ids that are not")
+    return found
+
+
+def _word(name: str, value: Any) -> tuple[int, ...]:
+    if isinstance(value, _BYTES) or not _is_several(value):
+        raise UserError(
+            f"{value!r} in {name} is neither text nor a list of token ids: give {name}=['...', [5, 6]]"
+        )
+    return _ids(name, value)
+
+
 def _as_given(name: str, value: Any) -> Any:
     """No check here: ``Sampling`` checks the sampling options."""
     return value
@@ -138,6 +202,7 @@ def _option(
     help: str | None = None,
     choices: tuple[str, ...] = (),
     hash: bool | None = None,
+    item: Callable[[Any], bool] | None = None,
 ) -> Any:
     """A field of ``GenerationOptions``.
 
@@ -147,9 +212,26 @@ def _option(
         help: short description for the command line; None: not an option of the command line.
         choices: the valid values, if there are few.
         hash: False: the value may be unhashable, and is left out of the options' hash.
+        item: for an option that is a list, whether a value can be an item of it; see ``item_of``.
     """
-    metadata = {"check": check, "about": about, "help": help, "choices": choices}
+    metadata = {"check": check, "about": about, "help": help, "choices": choices, "item": item}
     return field(default=default, hash=hash, metadata=metadata)
+
+
+def _is_single(value: Any) -> bool:
+    return not isinstance(value, list | tuple | None)
+
+
+def _is_word(value: Any) -> bool:
+    return _is_single(value) or (value is not None and all(isinstance(id, Integral) for id in value))
+
+
+def _is_bias(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, str | Real)
 
 
 _METERS = ("running", "complete")
@@ -199,16 +281,45 @@ class GenerationOptions:
         0.0, _as_given, "drop tokens below this share of the largest probability; 0 keeps all.",
         help="Drop tokens below this share of the likeliest; 0 keeps all.",
     )  # fmt: skip
+    repetition_penalty: float = _option(
+        1.0, _factor, "divides the positive logits of tokens in prompt and text, and multiplies the negative ones; 1 "
+        "changes nothing.", help="Above 1: tokens in prompt and text are less likely; 1 changes nothing.",
+    )  # fmt: skip
+    presence_penalty: float = _option(
+        0.0, _penalty, "subtracted from the logits of tokens in the text (not the prompt); -2 to 2.",
+        help="Above 0: tokens in the text are less likely; -2 to 2.",
+    )  # fmt: skip
+    frequency_penalty: float = _option(
+        0.0, _penalty, "subtracted from logits once per occurrence of the token in the text (not the prompt); -2 to 2.",
+        help="Above 0: tokens are less likely with each occurrence in the text; -2 to 2.",
+    )  # fmt: skip
+    logit_bias: tuple[tuple[int, float], ...] = _option(
+        (), _biases, "added to logits: {token id: number in [-100, 100]}; kept as pairs.",
+        help="ID=NUMBER: add the number, -100 to 100, to the logit of this token; may be repeated.", item=_is_bias,
+    )  # fmt: skip
+    bad_words: tuple[str | tuple[int, ...], ...] = _option(
+        (), _words, "texts, or sequences of token ids, that are not written; see docs/sampling.md for texts.",
+        help="A text that is not written, in the tokenizer's spelling; may be repeated.", item=_is_word,
+    )  # fmt: skip
+    min_new_tokens: int = _option(
+        0, _natural, "EOS and stop tokens are forbidden before this number of new tokens.",
+        help="No EOS or stop token before this number of tokens.",
+    )  # fmt: skip
     seed: int = _option(
         0, whole, "the same seed gives the same text.", help="The same seed gives the same text."
     )
     stop: tuple[str, ...] = _option(
         (), _texts, 'stop strings: the text ends before the first; also written special tokens ("<|im_end|>").',
-        help="End the text before this string; may be repeated.",
+        help="End the text before this string; may be repeated.", item=_is_single,
     )  # fmt: skip
     stop_token_ids: tuple[int, ...] = _option(
         (), _ids, "stop tokens, which end the text like EOS: they are among the tokens, without text.",
-        help="End the text at this token, as at EOS; may be repeated.",
+        help="End the text at this token, as at EOS; may be repeated.", item=_is_single,
+    )  # fmt: skip
+    logprobs: int | None = _option(
+        None, _count, "number of most probable tokens to name for each token, with the log-probabilities of it and "
+        "them under the models' raw laws; 0: of it alone; None: no log-probabilities.",
+        help="With --json: log-probabilities of each token, and of this number of likeliest ones.",
     )  # fmt: skip
     meter: Literal["running", "complete"] = _option(
         "running", partial(_one_of, _METERS), '"complete": closing forward passes score every trusted token.',
@@ -290,6 +401,17 @@ def default_of(name: str) -> Any:
     return _DEFAULTS[name]
 
 
+def item_of(name: str) -> Callable[[Any], bool] | None:
+    """Whether a value can be an item of an option that is a list; None for other options.
+
+    Raises:
+        OptionError: as ``default_of``.
+    """
+    default_of(name)
+    found: dict[str, Any] = {one.name: one.metadata["item"] for one in fields(GenerationOptions)}
+    return found.get(name)
+
+
 def _expanded(keywords: Mapping[str, Any] | GenerationKeywords) -> dict[str, Any]:
     """Check the names, and expand ``sampling`` into the four options that it replaces."""
     given: dict[str, Any] = dict(keywords)
@@ -321,4 +443,4 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if isinstance(value, Mapping):
         return deepcopy(dict(value))
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from sprinter.decode.adjust import Adjust
 from sprinter.decode.signals import SIGNALS
 from sprinter.engine.rows import FINAL, After, CacheRows, Feed
 from sprinter.errors import SprinterError
@@ -81,6 +82,7 @@ class DraftRow:
         place: position of that token in its draft run, from 1; heads read it.
         count: number of tokens to draft.
         after: the model's output after the text, if ``tokens`` is ().
+        adjust: adjusts the logits to the text; only with a ``count`` of 1.
     """
 
     row: int
@@ -93,6 +95,7 @@ class DraftRow:
     place: int = 1
     count: int = 1
     after: After | None = None
+    adjust: Adjust | None = None
 
     @property
     def feed(self) -> Feed:
@@ -127,13 +130,14 @@ class Drafted:
 class TargetRow:
     """One row of a target forward pass: ``feed`` holds its unread tokens. ``raw``: whether to return raw laws too.
 
-    ``layers``: decoder layers whose hidden states to return, or ``FINAL``.
+    ``layers``: decoder layers whose hidden states to return, or ``FINAL``. ``adjust``: adjusts the logits of the feed.
     """
 
     feed: Feed
     sampling: Sampling
     raw: bool = False
     layers: tuple[int, ...] = ()
+    adjust: Adjust | None = None
 
 
 @dataclass(slots=True)
@@ -203,7 +207,8 @@ class EagerDraftSteps:
         self, rows: Sequence[DraftRow], logits: Tensor, hidden: Tensor, began: float
     ) -> list[Drafted | SprinterError]:
         """Laws, draws, signals and scores, from logits ``[rows, V]`` and states ``[rows, d]`` after each text."""
-        laws = _processed(logits, [row.plan.sampling for row in rows])
+        adjusted = _adjusted(logits[:, None].unbind(), rows)
+        laws = _processed(logits if adjusted is None else adjusted, [row.plan.sampling for row in rows])
         raws = raw_law(logits) if any(row.plan.needs_raw for row in rows) else None
         drafted = []
         for i, row in enumerate(rows):
@@ -312,13 +317,16 @@ class EagerTargetPasses:
 def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
     """Laws ``[own n, V]`` of each row of ``logits [rows, n, V]``, and raw laws for rows that ask for them."""
     if len(rows) == 1:
-        return [process(logits[0], rows[0].sampling)], [raw_law(logits[0]) if rows[0].raw else None]
+        row, only = rows[0], logits[0]
+        adjusted = only if row.adjust is None else row.adjust(only)
+        return [process(adjusted, row.sampling)], [raw_law(only) if row.raw else None]
     laws: list[Tensor] = [logits] * len(rows)
     raws: list[Tensor | None] = [None] * len(rows)
     for group in _alike(rows, lambda row: (row.sampling, row.raw)):
         first, counts = rows[group[0]], [len(rows[i].feed.tokens) for i in group]
-        own = torch.cat([logits[i, :n] for i, n in zip(group, counts, strict=True)])
-        law = torch.split(process(own, first.sampling), counts)
+        each = [logits[i, :n] for i, n in zip(group, counts, strict=True)]
+        own, others = torch.cat(each), _adjusted(each, [rows[i] for i in group])
+        law = torch.split(process(own if others is None else others, first.sampling), counts)
         raw = torch.split(raw_law(own), counts) if first.raw else [None] * len(group)
         for at, i in enumerate(group):
             laws[i], raws[i] = law[at], raw[at]
@@ -360,6 +368,14 @@ def _alike(rows: Sequence[_Line], key: Callable[[_Line], Hashable]) -> list[list
     for i, row in enumerate(rows):
         groups.setdefault(key(row), []).append(i)
     return list(groups.values())
+
+
+def _adjusted(logits: Sequence[Tensor], rows: Sequence[DraftRow] | Sequence[TargetRow]) -> Tensor | None:
+    """The rows' logits ``[own n, V]``, each adjusted to its text, joined; None if no row adjusts any."""
+    ways = [row.adjust for row in rows]
+    if not any(ways):
+        return None
+    return torch.cat([one if way is None else way(one) for one, way in zip(logits, ways, strict=True)])
 
 
 def _processed(logits: Tensor, samplings: Sequence[Sampling]) -> Sequence[Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from sprinter.decode.adjust import Adjustments
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
@@ -17,6 +18,7 @@ from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
 from sprinter.engine.generation import Generation
+from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
@@ -191,6 +193,7 @@ class Task:
         self._check(new)
         ends = (*parts.models.target.eos_ids, *stops)
         self._spelling = _spelling(parts, options.stop, ends)
+        self._adjustments = _adjustments(self.request, parts, ends)
         self.record = self._new_record()
 
     @property
@@ -230,9 +233,10 @@ class Task:
         record = self.record = self._new_record()
         method, complete = self.method, request.meter == "complete"
         ahead = request.ahead if isinstance(request.ahead, int) else None
+        logprobs = None if request.logprobs is None else LogProbs(len(self._ids), request.logprobs)
         driver = RowDriver(
             models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
-            self._parts.costs, ahead, prefill_chunk,
+            self._parts.costs, ahead, prefill_chunk, self._adjustments, logprobs,
         )  # fmt: skip
         loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules)
         question = next(loop, None)
@@ -242,6 +246,8 @@ class Task:
                 question = loop.send(answer)
             except StopIteration:
                 question = None
+            if logprobs is not None:
+                logprobs.settle(record.tokens)
 
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""
@@ -305,6 +311,20 @@ class Task:
                     f"{limit - self.spare} tokens (beyond {limit} its rotary embedding is another): give drafts=1"
                 )
 
+    def _check_laws(self, vocab: int, new: int) -> None:
+        """Refuse token ids out of range, and limits that contradict each other."""
+        request = self.request
+        if request.min_new_tokens > new:
+            raise UserError(
+                f"min_new_tokens={request.min_new_tokens} is more than max_new_tokens={new}: give at most {new}"
+            )
+        if request.logprobs is not None and request.logprobs > vocab:
+            raise UserError(f"logprobs={request.logprobs} is out of range: the vocabulary has {vocab} tokens")
+        words = [("bad_words", id) for word in request.bad_words if not isinstance(word, str) for id in word]
+        for name, id in [("logit_bias", id) for id, _ in request.logit_bias] + words:
+            if id >= vocab:
+                raise UserError(f"token id {id} in {name} is out of range: the vocabulary has {vocab} tokens")
+
     def _check(self, new: int) -> None:
         parts, method = self._parts, self.method
         if method.drafter.uses_model and parts.models.draft is None:
@@ -325,7 +345,28 @@ class Task:
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
+        self._check_laws(vocab, new)
         check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
+
+
+def _adjustments(request: GenerationOptions, parts: Parts, ends: Sequence[int]) -> Adjustments:
+    """The adjustments of a request; ``ends``: EOS and stop tokens."""
+    words = [word for one in request.bad_words for word in _spelled(one, parts)]
+    return Adjustments(
+        request.repetition_penalty, request.presence_penalty, request.frequency_penalty, request.logit_bias,
+        request.min_new_tokens, tuple(ends), tuple(dict.fromkeys(words)),
+    )  # fmt: skip
+
+
+def _spelled(word: str | tuple[int, ...], parts: Parts) -> list[tuple[int, ...]]:
+    """The token ids of a bad word; those of a text are its own and, as in vLLM, those with a space before it."""
+    if not isinstance(word, str):
+        return [word]
+    tokenizer = parts.models.tokenizer
+    if tokenizer is None:
+        raise UserError("bad_words has a text and this pair has no tokenizer: give token ids")
+    texts = dict.fromkeys((word, f" {word.lstrip()}"))
+    return [tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) for text in texts]
 
 
 def _check_states(method: Method, target: LoadedModel) -> None:

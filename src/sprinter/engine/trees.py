@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sprinter.decode.adjust import Adjust
 from sprinter.engine.rows import CacheRows, Feed
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling, process, raw_law
@@ -26,6 +27,7 @@ class TreeRow:
         ends: for each draft, the index in the feed of its last token.
         position: position in the text of the tokens to draw; ``round`` and the draft's index complete the address.
         raw: whether to return raw laws.
+        adjust: adjusts the logits after the tokens in ``ends``, in the order of the feed, each once.
     """
 
     feed: Feed
@@ -35,6 +37,7 @@ class TreeRow:
     draws: Draws
     sampling: Sampling
     raw: bool = False
+    adjust: Adjust | None = None
 
 
 @dataclass(slots=True)
@@ -75,8 +78,9 @@ def _draw(row: TreeRow, logits: Tensor) -> TreeDrafted:
     """Draw one token per draft; drafts with the same last token share its law. ``logits [n, V]``."""
     places = sorted(set(row.ends))
     index = {place: i for i, place in enumerate(places)}
-    laws = process(logits[places], row.sampling)
-    raws = raw_law(logits[places]) if row.raw else None
+    logits = logits[places]
+    laws = process(logits if row.adjust is None else row.adjust(logits), row.sampling)
+    raws = raw_law(logits) if row.raw else None
     own = [index[end] for end in row.ends]
     tokens = [
         row.draws.token(laws[at], row.round, row.position, Purpose.DRAFT, n) for n, at in enumerate(own)
