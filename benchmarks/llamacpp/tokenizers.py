@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import gzip
 import io
-import os
 import random
 import sys
 import tarfile
@@ -38,6 +37,7 @@ from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.library import loading
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
 from sprinter.models.pair import builtin_paths
+from sprinter.models.source import models_folder
 
 NAME = "llamacpp/tokenizers"
 EDGE_SHARE = 0.25
@@ -207,8 +207,7 @@ def real_files() -> list[Path]:
     """The GGUF files of ``SPRINTER_MODELS``; with ``--smoke`` a file of the built-in draft."""
     if SMOKE:
         return [convert_gguf(builtin_paths()["draft"], scratch("models") / "draft.gguf", "f16")]
-    folder = Path(os.environ.get("SPRINTER_MODELS") or "~/.cache/sprinter-models").expanduser()
-    return sorted(folder.glob("*.gguf"))
+    return sorted(models_folder().glob("*.gguf"))
 
 
 def main() -> None:

@@ -427,7 +427,7 @@ def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
 
 def _own_vocabulary(origin: Provenance, trust: bool) -> Vocabulary | None:
     if origin.gguf is not None:
-        return gguf_tokens(origin.gguf)
+        return gguf_tokens(origin.gguf) or None
     own = _own_tokenizer(origin, trust)
     return None if own is None else own.get_vocab()
 
