@@ -301,7 +301,7 @@ def test_how_text_is_cut_is_named_or_refused(files: Path) -> None:
     def pre(cut: object) -> str:
         tokenizer = byte_tokenizer()
         tokenizer.backend_tokenizer.pre_tokenizer = cut
-        return gguf_vocabulary.vocabulary(tokenizer, model).pre
+        return gguf_vocabulary.vocabulary(tokenizer, model.id, model.vocab_size).pre
 
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
