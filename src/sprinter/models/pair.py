@@ -281,11 +281,7 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
 
 
 def _load(
-    origin: Provenance,
-    which: str,
-    options: _Options,
-    speaker: PreTrainedTokenizerBase,
-    words: Vocabulary,
+    origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase, words: Vocabulary
 ) -> LoadedModel:
     if origin.gguf is not None:
         return _load_gguf(origin, origin.gguf, which, options, words)

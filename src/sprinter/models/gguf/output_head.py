@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,10 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 """Type of a metadata value → its code in ``struct``."""
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+_LONG = 1000
+_long_arrays: deque[tuple[str, bytes, list[str]]] = deque(maxlen=2)
+"""Byte order, bytes and strings of the last arrays of at least ``_LONG`` strings: tokens and merges, which the files of
+a pair share as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ def check_whole(path: Path, parts: int) -> None:
 def forget_heads() -> None:
     """Free the headers that ``gguf_head`` keeps, some 30 MB for a vocabulary of 150,000."""
     _read.cache_clear()
+    _long_arrays.clear()
 
 
 @lru_cache(maxsize=2)
@@ -129,6 +135,10 @@ class _GgufReader:
     def _strings(self, count: int) -> list[str]:
         """``_string``, for hundreds of thousands of strings."""
         data, at, end, length = self._data, self._at, len(self._data), self._length
+        for order, raw, strings in _long_arrays:
+            if (order, len(strings)) == (self._order, count) and data[at : at + len(raw)] == raw:
+                self._at += len(raw)
+                return strings
         found = []
         for _ in range(count):
             begin = at + 8
@@ -136,8 +146,11 @@ class _GgufReader:
             if at > end:
                 raise ValueError("a string goes beyond the end")
             found.append(data[begin:at])
-        self._at = at
-        return [string.decode() for string in found]
+        begin, self._at = self._at, at
+        strings = [string.decode() for string in found]
+        if count >= _LONG:
+            _long_arrays.append((self._order, data[begin:at], strings))
+        return strings
 
     def _string(self) -> str:
         (length,) = self._length(self._data, self._at)
