@@ -47,7 +47,7 @@ TRACED = frozenset(
     str(_SRC / path)
     for path in (
         "engine/scheduler.py", "engine/captured.py", "engine/driver.py", "engine/engine.py", "engine/rows.py",
-        "engine/task.py", "engine/steps.py", "engine/stream.py", "engine/work.py", "decode/loop.py", "decode/row.py",
+        "engine/prefix.py", "engine/task.py", "engine/steps.py", "engine/stream.py", "engine/work.py", "decode/loop.py", "decode/row.py",
         "decode/accept/base.py", "models/capture/runner.py", "models/runners/crop.py", "models/runners/row.py",
     )
 )  # fmt: skip
@@ -316,7 +316,9 @@ class Trial:
             while not self._finish(engine, ended):
                 pass
             for side in (engine._batch._models.target, engine._batch._models.draft):
-                assert side is not None and not any(side.runner.lengths)
+                assert side is not None
+                reusable = [text.usable("exact") for text in side.held.texts]  # 0 for prompts below a block
+                assert side.runner.lengths == reusable
         for number, generation in whole.items():
             if number not in unheard:
                 _check_reported(tokens[number], generation)

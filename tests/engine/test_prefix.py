@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine import disturbed
 from tests.engine.conftest import VOCAB, double_pair, tiny_llama
 from tests.engine.disturbed import runner_maker
+from tests.engine.test_disturbed import disturb
 from tests.engine.test_failures import hooked, nan_at
 from tests.engine.test_target_states import Watcher
 from tests.models.tiny import tiny, word_tokenizer
@@ -19,6 +21,7 @@ import sprinter
 from sprinter.decode import Fixed, Method
 from sprinter.engine import pool, prefix
 from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache, common_prefix
+from sprinter.engine.rows import CacheRows
 from sprinter.errors import BatchError, SprinterError, UserError
 from sprinter.models.pair import LoadedPair
 
@@ -317,6 +320,29 @@ def test_a_row_that_failed_gives_nothing_to_the_next_request() -> None:
             done = engine.finish()
             assert [[t.id for t in done[number].tokens] for number in numbers] == [wanted, wanted]
     assert failed >= 3
+
+
+def test_disturbed_requests_with_common_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN, interrupts at any line and cancelled requests, while rows reuse what others read."""
+    whole = [(5 * i * i + 3 * i) % 24 for i in range(30)]
+    drawn = disturbed.random_request
+
+    def alike(*args: Any) -> dict[str, Any]:
+        one = drawn(*args)
+        return one | {"prompt": whole[: max(9, len(one["prompt"]))]}
+
+    monkeypatch.setattr(disturbed, "random_request", alike)
+    reused = []
+    begin = CacheRows.begin_text
+
+    def noting(rows: CacheRows, row: int, tokens: list[int]) -> int:
+        reused.append(begin(rows, row, tokens))
+        return reused[-1]
+
+    monkeypatch.setattr(CacheRows, "begin_text", noting)
+    counts = disturb(60, 5, 8, often=3.0)
+    assert counts["survived"] >= 25 and counts["failed"] >= 3 and counts["KeyboardInterrupt"] >= 8
+    assert sum(map(bool, reused)) > len(reused) / 3
 
 
 def test_bad_settings() -> None:

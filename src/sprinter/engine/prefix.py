@@ -133,8 +133,9 @@ class Changes:
     def count(self) -> int:
         """Number of changes up to now; called when a text begins."""
         with self._lock:
-            if self._model is not None and self._watch.changed(self._model):
-                self._count += 1
+            before, self._count = self._count, self._count + 1  # stays so if the check is interrupted
+            if self._model is None or not self._watch.changed(self._model):
+                self._count = before
             return self._count
 
 
@@ -165,10 +166,11 @@ class HeldRows:
 
     def check_model(self) -> None:
         """Mark all texts as obsolete if the model has changed since the last call; called when a text begins."""
-        seen, self._seen = self._seen, None if self._changes is None else self._changes.count()
-        if seen != self._seen:
+        count = None if self._changes is None else self._changes.count()
+        if count != self._seen:
             for text in self.texts:
                 text.obsolete = True
+            self._seen = count
 
     def take(self, row: int, other: HeldRows, length: int) -> None:
         """Record a copy of the first tokens in row 0 of another runner of the same model."""
