@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,19 +93,16 @@ class Online(TrustRule):
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """One Newton step a verdict on the log-loss with forgetting and a standard normal prior."""
-        weights, precision, seen = state
-        forgotten, prior = 1 / self.memory, self.start()[1]
-        for feature, overlap in zip(self._features(signals), overlaps.double(), strict=True):
-            expected = torch.sigmoid(weights @ feature)
-            curvature = (expected * (1 - expected)).clamp(min=_CURVED)
-            precision = (
-                (1 - forgotten) * precision
-                + forgotten * prior
-                + curvature * feature[:, None] * feature[None, :]
-            )
-            slope = (overlap - expected) * feature - forgotten * (prior @ weights)
-            weights = weights + torch.linalg.solve(precision, slope)
-        return weights, precision, seen + len(overlaps)
+        weights, precision = (part.numpy() for part in state[:2])
+        forgotten, prior = 1 / self.memory, np.eye(len(weights))
+        for feature, overlap in zip(self._features(signals).numpy(), overlaps.tolist(), strict=True):
+            expected = (1 + np.tanh(weights @ feature / 2)) / 2
+            curvature = max(expected * (1 - expected), _CURVED)
+            seen = curvature * np.outer(feature, feature)
+            precision = (1 - forgotten) * precision + forgotten * prior + seen
+            slope = (overlap - expected) * feature - forgotten * weights
+            weights = weights + np.linalg.solve(precision, slope)
+        return torch.from_numpy(weights), torch.from_numpy(precision), state[2] + len(overlaps)
 
     def _features(self, signals: Mapping[str, Tensor]) -> Tensor:
         """``[..., k + 1]`` float64, the last one 1."""
