@@ -196,8 +196,8 @@ def _online() -> Figure:
     left.plot(margin(q), overlap(p, q), ".", color=GREY, ms=3)
     line = torch.linspace(0, 6, 60, dtype=torch.float64)
     for new, color in ((40, PURPLE), (200, BLUE), (1000, GREEN)):
-        state = follow(parse_method("online(tau=0.7)"), new).record.rules.trust_state
-        rule = Online(tau=0.7)
+        state = follow(parse_method("online(signal=margin, tau=0.7)"), new).record.rules.trust_state
+        rule = Online("margin", tau=0.7)
         left.plot(
             line, rule.predict({"margin": line}, state), color=color, label=f"after {int(state[2])} verdicts"
         )

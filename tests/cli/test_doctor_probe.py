@@ -41,6 +41,9 @@ def test_the_report_of_a_pair(probed: dict) -> None:  # type: ignore[type-arg]
     assert set(probed["auc"]) == {"entropy", "max_prob", "margin"}
     assert all(0 <= area <= 1 for areas in probed["auc"].values() for area in areas.values())
     assert list(probed["seconds"]["target_pass"]) == [str(n) for n in range(1, 10)]
+    shares = [row["trusted"] for row in probed["certain"] if row["signal"] == "entropy"]
+    assert shares == sorted(shares)
+    assert all(0 <= row["drift"] <= row["trusted"] <= 1 for row in probed["certain"])
     methods = {row["method"].partition("(")[0]: row for row in probed["methods"]}
     assert {"autoregressive", "speculative", "svip", "lookup"} <= set(methods)
     assert methods["autoregressive"]["speed_up"] == pytest.approx(1.0)

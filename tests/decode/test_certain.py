@@ -34,8 +34,8 @@ def test_the_same_positions_are_trusted_whichever_signal_ranks_them(signal: str)
     first = torch.linspace(0.5, 1.0, 21, dtype=torch.float64)
     laws = torch.stack([first, 1 - first], -1)
     at = 0.8 + 1e-3
-    edge = SIGNALS[signal](torch.tensor([at, 1 - at], dtype=torch.float64), None)
-    edge = SIGNALS[signal](None, torch.tensor([at, 1 - at], dtype=torch.float64)) if edge is None else edge
+    law = torch.tensor([at, 1 - at], dtype=torch.float64)
+    edge = SIGNALS[signal](law, law)
     decision, _ = Certain(signal, float(edge)).trust({signal: SIGNALS[signal](laws, laws)}, ())
     assert decision.tolist() == (first >= at).tolist()
 
@@ -73,7 +73,7 @@ def test_trusted_positions_have_the_drafts_law_and_others_the_targets() -> None:
 
 def test_the_default_threshold_is_a_number_in_results() -> None:
     method = parse_method("certain").settle({})
-    assert method.name == "certain(signal=entropy, threshold=0.5, cap=20, tail=0)"
+    assert method.name == "certain(signal=entropy, threshold=2.0, cap=20, tail=0)"
     assert method.trust == Certain("entropy", CERTAINTY["entropy"].measured)
     composed = parse_method("trust=certain(signal=margin),stop=untrusted").settle({})
     assert f"threshold={CERTAINTY['margin'].measured:g}" in composed.name

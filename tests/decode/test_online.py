@@ -57,7 +57,7 @@ def logistic(count: int, bias: float, slope: float, seed: int = 0) -> tuple[torc
 
 # --- what it learns ---------------------------------------------------------------------------------------------------
 def test_it_finds_the_law_that_the_verdicts_follow() -> None:
-    rule = Online(memory=10_000)
+    rule = Online("margin", memory=10_000)
     margins, overlaps = logistic(3000, -1.0, 0.8)
     state = rule.learn({"margin": margins}, overlaps, rule.start())
     shown = torch.tensor([0.5, 2.0, 5.0], dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_it_follows_a_text_that_changes() -> None:
     margins = logistic(500, 0, 1)[0]
     predicted = {}
     for memory in (50, 5000):
-        rule = Online(memory=memory)
+        rule = Online("margin", memory=memory)
         state = rule.learn({"margin": margins}, torch.ones(500), rule.start())
         state = rule.learn({"margin": margins[:250]}, torch.zeros(250), state)
         predicted[memory] = float(rule.predict({"margin": torch.tensor(3.0)}, state))
@@ -93,7 +93,7 @@ def test_verdicts_of_one_kind_leave_finite_weights(overlaps) -> None:  # type: i
 
 
 def test_nobody_is_trusted_before_the_verdicts_are_in() -> None:
-    rule = Online(after=10, tau=0.0)
+    rule = Online("margin", after=10, tau=0.0)
     state = rule.start()
     assert not bool(rule.trust({"margin": torch.tensor(80.0)}, state)[0])
     state = rule.learn({"margin": torch.ones(9)}, torch.ones(9), state)
@@ -104,7 +104,7 @@ def test_nobody_is_trusted_before_the_verdicts_are_in() -> None:
 
 # --- when, and from which positions -----------------------------------------------------------------------------------
 def test_each_drafted_token_is_judged_once_and_with_its_own_laws() -> None:
-    rule = Notes(after=4, tau=0.5)
+    rule = Notes("margin", after=4, tau=0.5)
     record = text(rule, tail=1)
     margins = torch.cat([margin for margin, _ in rule.taught])
     overlaps = torch.cat([beta for _, beta in rule.taught])
@@ -184,7 +184,7 @@ def test_where_the_models_agree_the_law_is_theirs(tail: int) -> None:
 
 def test_the_law_follows_the_decisions_that_the_verdicts_lead_to() -> None:
     """By hand, three tokens: the first is checked; then q where the weights it left predict tau or more, else p."""
-    pair, rule = MarkovPair(2, seed=4), Online(after=1, tau=0.55)
+    pair, rule = MarkovPair(2, seed=4), Online("margin", after=1, tau=0.55)
 
     def signals(prefix: tuple[int, ...]) -> dict[str, torch.Tensor]:
         first, second = pair.q(prefix).topk(2).values

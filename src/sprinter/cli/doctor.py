@@ -52,7 +52,7 @@ def doctor(
     max_drift: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="With --probe: maximum drift of lossy methods.")
     ] = 0.1,
-    probe_tokens: Annotated[int, typer.Option(min=1, help="With --probe: number of tokens to probe.")] = 1000,
+    probe_tokens: Annotated[int, typer.Option(min=1, help="With --probe: number of tokens to probe.")] = 800,
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="With --probe: 0 is greedy.")
     ] = 1.0,

@@ -29,12 +29,15 @@ PAYS = 1.05
 CLOSE = 0.9
 """Overlap of a position at which the draft is said to write what the target would."""
 _SIGNALS = {"entropy": -1.0, "max_prob": 1.0, "margin": 1.0}  # sign: the larger, the more certain
+_THRESHOLDS = {
+    "entropy": (0.3, 1.0, 1.5, 2.0, 2.5), "max_prob": (0.9, 0.7, 0.45), "margin": (3.0, 2.0, 1.0),
+}  # fmt: skip
 _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
     "lookup": ("lookup", (0.0,)),
     "sprinter": ("sprinter(tau={:g})", (0.6, 0.7, 0.8, 0.9)),
-    "certain": ("certain(threshold={:g})", (0.1, 0.2, 0.4, 0.6, 0.9, 1.3, 2.0)),
-    "online": ("online(tau={:g})", (0.7, 0.8, 0.9)),
+    "certain": ("certain(threshold={:g})", (0.3, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0)),
+    "online": ("online(tau={:g})", (0.5, 0.6, 0.7, 0.8)),
 }
 _GAMMAS = range(1, 13)
 
@@ -86,6 +89,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         "temperature": asked.temperature,
         **_sizes(asked.file, texts),
         **_agreement(recording),
+        "certain": _certain(recording),
         "seconds": {
             "target_pass": {str(n): seconds for n, seconds in times.target_s.items()},
             "draft_step": times.draft_s,
@@ -125,6 +129,20 @@ def _agreement(recording: Recording) -> dict[str, Any]:
             for name, score in scores.items()
         },
     }
+
+
+def _certain(recording: Recording) -> list[dict[str, Any]]:
+    """By threshold, the share of positions that ``certain`` trusts, and the sum of TV(q, p) there over all positions."""
+    from sprinter.decode.trust import Certain
+    from sprinter.laws import tv_distance
+
+    drift, rows = tv_distance(recording.p, recording.q).double(), []
+    for signal, thresholds in _THRESHOLDS.items():
+        for threshold in thresholds:
+            trusted = Certain(signal, threshold).trust(recording.signals, ())[0].double()
+            shares = {"trusted": float(trusted.mean()), "drift": float((drift * trusted).mean())}
+            rows.append({"signal": signal, "threshold": threshold, **shares})
+    return rows
 
 
 def _number(value: float) -> float | None:
@@ -199,6 +217,7 @@ def show_probe(found: Mapping[str, Any]) -> None:
         f"temperature {found['temperature']:g}\ntarget {found['target']}\ndraft  {found['draft']}\n"
     )
     page.print(_agreement_table(found))
+    page.print(_certain_table(found["certain"]))
     page.print(_cost_table(found["seconds"]))
     page.print(_method_table(found["methods"], found["max_drift"]))
     page.print(
@@ -227,6 +246,14 @@ def _agreement_table(found: Mapping[str, Any]) -> Table:
         for what, area in areas.items():
             shown = "-" if area is None else f"{area:.3f}"
             table.add_row(f"AUC of {name} for {what.replace('_', ' ')}", shown, "")
+    return table
+
+
+def _certain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("Positions that certain would trust", ("signal", "threshold", "trusted", "drift"))
+    for row in rows:
+        shown = f"{'<=' if _SIGNALS[row['signal']] < 0 else '>='} {row['threshold']:g}"
+        table.add_row(row["signal"], shown, f"{row['trusted']:.0%}", f"{row['drift']:.3f}")
     return table
 
 

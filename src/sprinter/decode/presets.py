@@ -100,7 +100,7 @@ def certain(
 
 @preset("online", "of this project; logistic regression, updated by the target's verdicts")
 def online(
-    *, signal: str = "margin", tau: float = 0.8, after: int = 32, cap: int = 20, tail: int = 0
+    *, signal: str = "entropy", tau: float = 0.6, after: int = 16, cap: int = 20, tail: int = 0
 ) -> Method:
     """SPRINTER with a gate that is fitted while decoding, to the target's verdicts."""
     return Method(trust=Online(signal, tau, after), stop=Untrusted(tail), cap=cap)

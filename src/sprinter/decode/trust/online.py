@@ -19,6 +19,7 @@ __all__ = ["Online"]
 
 _TINY = 1e-6  # of a probability or an entropy; float32 does not resolve smaller ones
 _SCALE = 8.0  # nats: features are about 0 to 2
+_PRIOR = 0.1  # precision of the weights before the first verdict
 _CURVED = 0.05  # least curvature of a verdict: a surprise at a certain position must not overshoot
 
 _FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -46,9 +47,9 @@ class Online(TrustRule):
         memory: number of verdicts after which one has lost most of its weight; text changes.
     """
 
-    signal: str = "margin"
-    tau: float = 0.8
-    after: int = 32
+    signal: str = "entropy"
+    tau: float = 0.6
+    after: int = 16
     memory: int = 500
     learns: ClassVar[bool] = True
 
@@ -73,9 +74,14 @@ class Online(TrustRule):
         return frozenset(self.names)
 
     def start(self) -> State:
-        """(weights ``[k + 1]``, bias last; their precision ``[k + 1, k + 1]``; number of verdicts)."""
-        size = len(self.names) + 1
-        return torch.zeros(size, dtype=torch.float64), torch.eye(size, dtype=torch.float64), torch.tensor(0)
+        """(weights ``[k + 1]``, bias last; their precision ``[k + 1, k + 1]``; number of verdicts).
+
+        The log-odds of β start as the (mean) certainty itself: of max q, for example, the expected overlap is max q.
+        """
+        count = len(self.names)
+        weights = torch.full((count + 1,), _SCALE / count, dtype=torch.float64)
+        weights[-1] = 0.0
+        return weights, _PRIOR * torch.eye(count + 1, dtype=torch.float64), torch.tensor(0)
 
     def possible(self, state: State) -> bool:
         """Whether the precision is symmetric and positive, and the count not negative."""
@@ -92,15 +98,16 @@ class Online(TrustRule):
         return reaches(self.predict(signals, state), self.tau) & (state[2] >= self.after), state
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
-        """One Newton step a verdict on the log-loss with forgetting and a standard normal prior."""
+        """One Newton step a verdict on the log-loss, with forgetting; what is forgotten returns to the start."""
         weights, precision = (part.numpy() for part in state[:2])
-        forgotten, prior = 1 / self.memory, np.eye(len(weights))
+        start, prior = (part.numpy() for part in self.start()[:2])
+        forgotten = 1 / self.memory
         for feature, overlap in zip(self._features(signals).numpy(), overlaps.tolist(), strict=True):
             expected = (1 + np.tanh(weights @ feature / 2)) / 2
             curvature = max(expected * (1 - expected), _CURVED)
             seen = curvature * np.outer(feature, feature)
             precision = (1 - forgotten) * precision + forgotten * prior + seen
-            slope = (overlap - expected) * feature - forgotten * weights
+            slope = (overlap - expected) * feature - forgotten * prior @ (weights - start)
             weights = weights + np.linalg.solve(precision, slope)
         return torch.from_numpy(weights), torch.from_numpy(precision), state[2] + len(overlaps)
 
