@@ -132,7 +132,7 @@ def _agreement(recording: Recording) -> dict[str, Any]:
 
 
 def _certain(recording: Recording) -> list[dict[str, Any]]:
-    """By threshold, the share of positions that ``certain`` trusts, and the sum of TV(q, p) there over all positions."""
+    """By threshold: the share of positions that ``certain`` trusts, and the mean of TV(q, p) where it does, else 0."""
     from sprinter.decode.trust import Certain
     from sprinter.laws import tv_distance
 
