@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,6 +21,7 @@ from figures_base import (
     PURPLE,
     RED,
     ROUND_WORDS,
+    Pair,
     Q,
     box,
     canvas,
@@ -31,8 +33,10 @@ from figures_base import (
 from figures_stop import trade
 from sprinter.decode.accept import Exact
 from sprinter.decode.drafter import look_up
+from sprinter.decode.signals import margin
 from sprinter.decode.spec import parse_method
-from sprinter.laws import one_hot
+from sprinter.decode.trust import Online
+from sprinter.laws import one_hot, overlap
 
 
 # --- trust ------------------------------------------------------------------------------------------------------------
@@ -69,7 +73,9 @@ def strip(
             fillstyle="none",
         )
         top.axhline(level, color=INK, lw=1)
-        top.set(ylim=(0, 1.08), yticks=(0, 1), xticks=(), ylabel="gate" if signal == "gate" else "u")
+        high = 1.0 if signal in ("gate", "uniform") else max(ys)
+        top.set(ylim=(0, 1.08 * high), yticks=(0, int(high)), xticks=())
+        top.set_ylabel({"uniform": "u", "entropy": "H(q)"}.get(signal, signal))
     else:
         top.set_visible(False)
     for i, token in enumerate(tokens, 1):
@@ -93,8 +99,43 @@ def strip(
     return [kind for kind in KINDS if kind in {token.origin.value for token in tokens}]
 
 
+Dial = tuple[str, str, tuple[float, ...], str, str]
+"""Label, form of the trust rule's spec, values, colour, line."""
+_GATE: Dial = ("gate(tau)", "trust=gate(tau={})", (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0), GREEN, "-o")
+_COIN: Dial = ("coin(rate)", "trust=coin(rate={})", (0.9, 0.8, 0.65, 0.5, 0.3, 0.15, 0.0), PURPLE, "--s")
+_CERTAIN: Dial = (
+    "certain(threshold)",
+    "trust=certain(threshold={})",
+    (1.6, 1.2, 0.9, 0.7, 0.5, 0.3, 0.1, 0.0),
+    BLUE,
+    "-^",
+)
+_ONLINE: Dial = (
+    "online(tau)",
+    "trust=online(tau={})",
+    (0.4, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 1.0),
+    ORANGE,
+    "-v",
+)
+
+
+def plane(ax: Axes, more: Sequence[Dial] = ()) -> None:
+    """Target calls and drift of a gate, a coin and other dials."""
+    for label, form, values, color, line in (_GATE, _COIN, *more):
+        spots = [trade(f"{form.format(value)},stop=untrusted,accept=exact,cap=20") for value in values]
+        ax.plot([y for _, y, _ in spots], [d for *_, d in spots], line, color=color, ms=4, label=label)
+    ax.set(xlabel="target calls a token", ylabel="mean drift", xlim=(0, None), ylim=(0, None))
+    ax.set_title("The dial, on random laws")
+    ax.legend(loc="upper right")
+
+
 def trust_figure(
-    spec: str, signal: str | None, level: float | None, seed: int = 3, plane_too: bool = False
+    spec: str,
+    signal: str | None,
+    level: float | None,
+    seed: int = 3,
+    plane_too: bool = False,
+    more: Sequence[Dial] = (),
 ) -> Figure:
     """The strip, and for rules with a dial the plane of calls and drift."""
     fig = plt.figure(figsize=(8, 3.3 if plane_too else 2.0), layout="constrained")
@@ -112,18 +153,7 @@ def trust_figure(
     axes[2].set_xlabel("token of the text")
     legend_of(fig, kinds, ROUND_WORDS, "left" if plane_too else "center")
     if plane_too:
-        ax = fig.add_subplot(grid[:, 1])
-        levels = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-        dials = (
-            ("gate(tau)", "trust=gate(tau={})", levels, GREEN, "-o"),
-            ("coin(rate)", "trust=coin(rate={})", (0.9, 0.8, 0.65, 0.5, 0.3, 0.15, 0.0), PURPLE, "--s"),
-        )
-        for label, form, values, color, line in dials:
-            spots = [trade(f"{form.format(value)},stop=untrusted,accept=exact,cap=20") for value in values]
-            ax.plot([y for _, y, _ in spots], [d for *_, d in spots], line, color=color, ms=4, label=label)
-        ax.set(xlabel="target calls a token", ylabel="mean drift", xlim=(0, None), ylim=(0, None))
-        ax.set_title("The dial, on random laws")
-        ax.legend(loc="upper right")
+        plane(fig.add_subplot(grid[:, 1]), more)
     return fig
 
 
@@ -145,6 +175,38 @@ def _gate() -> Figure:
 @figure("coin")
 def _coin() -> Figure:
     return trust_figure("coin(rate=0.7, cap=20)", "uniform", 0.7, plane_too=True)
+
+
+@figure("certain")
+def _certain() -> Figure:
+    return trust_figure("certain(threshold=0.6)", "entropy", 0.6, plane_too=True, more=[_CERTAIN])
+
+
+@figure("online")
+def _online() -> Figure:
+    fig, (left, right) = canvas(3.3, ncols=2)
+    pair, text = (
+        Pair(),
+        [0, *(token.id for token in follow(parse_method("autoregressive"), 220).record.tokens)],
+    )
+    p, q = (
+        torch.stack(laws)
+        for laws in zip(*[pair.laws(tuple(text[:n])) for n in range(1, len(text))], strict=True)
+    )
+    left.plot(margin(q), overlap(p, q), ".", color=GREY, ms=3)
+    line = torch.linspace(0, 6, 60, dtype=torch.float64)
+    for new, color in ((40, PURPLE), (200, BLUE), (1000, GREEN)):
+        state = follow(parse_method("online(signal=margin, tau=0.7)"), new).record.rules.trust_state
+        rule = Online("margin", tau=0.7)
+        left.plot(
+            line, rule.predict({"margin": line}, state), color=color, label=f"after {int(state[2])} verdicts"
+        )
+    left.axhline(0.7, color=INK, lw=1)
+    left.set(xlabel="margin of q (nats)", ylabel="β = Σ min(p, q)", xlim=(0, 6), ylim=(0, 1.03))
+    left.set_title("Fit along a text; line: tau")
+    left.legend(loc="lower right")
+    plane(right, [_CERTAIN, _ONLINE])
+    return fig
 
 
 # --- drafters ---------------------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sprinter.cli.doctor_probe import Probing, run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
+from sprinter.cli.unused import refuse_unused
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,9 +42,28 @@ class Finding:
 @loads()
 def doctor(
     loading: Loading = Loading(),
+    probe: Annotated[
+        Path | None,
+        typer.Option(
+            help="Your texts instead of the checks: how far the draft agrees, what passes cost, which methods can pay. "
+            "One text a line (.txt), or .jsonl with prompt and answer, or messages.",
+            show_default=False,
+        ),
+    ] = None,
+    max_drift: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --probe: maximum drift of lossy methods.")
+    ] = 0.1,
+    probe_tokens: Annotated[int, typer.Option(min=1, help="With --probe: number of tokens to probe.")] = 800,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="With --probe: 0 is greedy.")
+    ] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Check the installation: versions, devices, models, runners, and a short generation."""
+    """Check the installation: versions, devices, models, runners, and a short generation; or probe your own texts."""
+    options = {"max_drift": max_drift, "probe_tokens": probe_tokens, "temperature": temperature}
+    if probe is not None:
+        return _probe(loading, Probing(probe, max_drift, probe_tokens, temperature), json=json)
+    refuse_unused(doctor, options, "without --probe: give --probe FILE too")
     checks: list[Finding] = []
     for check in _checks(loading):
         checks.append(check)
@@ -52,6 +73,15 @@ def doctor(
     if json:
         print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     return 1 if failed else 0
+
+
+def _probe(loading: Loading, asked: Probing, *, json: bool) -> int:
+    found = run_probe(loading, asked)
+    if json:
+        print_json({"ok": True, "probe": found})
+    else:
+        show_probe(found)
+    return 0
 
 
 def _line(check: Finding) -> Table:

@@ -69,18 +69,29 @@ if TYPE_CHECKING:
         Untrusted,
     )
     from sprinter.decode.tree import Chain, Tree
-    from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate, Nobody, State, TrustRule
+    from sprinter.decode.trust import (
+        MEASURED,
+        RECORDED,
+        Certain,
+        Coin,
+        Everyone,
+        Gate,
+        Nobody,
+        Online,
+        State,
+        TrustRule,
+    )
     from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "ACCEPT", "DRAFTER", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl", "Allocated",
-    "Batch", "Bild", "BildFallback", "Chain", "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter",
-    "Draws", "Everyone", "Exact", "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient",
-    "Lookup", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Opt", "Origin", "Proposal", "Proposer",
-    "Purpose", "RandomAccept", "Registry", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State",
-    "Stats", "StopRule", "Svip", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least",
-    "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset",
-    "signal",
+    "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
+    "Allocated", "Batch", "Bild", "BildFallback", "Certain", "Chain", "ChainRule", "Coin", "Confidence", "Context",
+    "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge",
+    "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt",
+    "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry", "RuleState", "SeveralRule", "SpecDec",
+    "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "Token", "Tree", "TrustRule", "Typical", "Uno",
+    "Untrusted", "Verdict", "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust",
+    "method_table", "parse_method", "preset", "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -111,7 +122,9 @@ __getattr__, __dir__ = lazy_names(
             "StopRule", "Svip", "Untrusted",
         ),
         "sprinter.decode.tree": ("Chain", "Tree"),
-        "sprinter.decode.trust": ("RECORDED", "Coin", "Everyone", "Gate", "Nobody", "State", "TrustRule"),
+        "sprinter.decode.trust": (
+            "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State", "TrustRule",
+        ),
         "sprinter.random": ("Draws", "Purpose"),
     },
 )  # fmt: skip

@@ -295,13 +295,33 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
             assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
 
 
+def _check_learning(rule: TrustRule) -> None:
+    signals = {name: values for name, values in _signals(64, 2).items() if name in rule.needs}
+    overlaps = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    start = rule.start()
+    first, again = (rule.learn(signals, overlaps, rule.start()) for _ in range(2))
+    assert all(torch.equal(*parts) for parts in zip(first, again, strict=True)), (
+        f"{rule}: the state is not a function of the verdicts"
+    )
+    assert all(torch.equal(*parts) for parts in zip(start, rule.start(), strict=True)), (
+        f"{rule}: learning changes the state that it starts from"
+    )
+    shapes = [[(part.shape, part.dtype) for part in state] for state in (start, first)]
+    assert shapes[0] == shapes[1], f"{rule}: learning changes the shapes of the state"
+    assert rule.possible(first), f"{rule}: learning leads to a state that it calls impossible"
+
+
 def check_trust(rule: TrustRule) -> None:
     """Check that the decision is pure, that untrusted tokens keep the target's law, and ``never`` and ``sees_token``.
+
+    Of a rule that learns also that its states are possible, of unchanged shapes, and follow from the verdicts alone.
 
     Raises:
         AssertionError: says which property does not hold.
     """
     _check_decision(rule, "trust")
+    if rule.learns:
+        _check_learning(rule)
     method = Method(trust=rule, stop=Untrusted(), cap=3)
     if rule.never:
         check_lossless(method, f"{rule}")

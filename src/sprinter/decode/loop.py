@@ -2,8 +2,8 @@
 
     draft run      ask for draft tokens until a rule, the cap or the end of the text stops the run;
                    trusted tokens are final at once, tokens from the first untrusted one on are not
-    target call    one forward pass over the tokens that the target has not read: meter trusted tokens,
-                   judge untrusted ones, and add one token: a replacement, a bonus, or a plain one
+    target call    one forward pass over the tokens that the target has not read: meter trusted tokens (a trust
+                   rule may learn), judge untrusted ones, and add one token: a replacement, a bonus, or a plain one
 
 The token that ends a run is checked even if the trust rule trusts it, so that every target call checks a token; a
 trusted token that ends the text is not checked.
@@ -74,6 +74,8 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
     row.meter.score(row.scored, scores)
+    row.verdicts.score(row.scored, scores)
+    row.trust_state = row.verdicts.learn(row.trust_state)
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     verdict = row.method.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)

@@ -11,7 +11,7 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.signals import HEADS, state_signals
 from sprinter.decode.stop import Fixed, Never, StopRule
-from sprinter.decode.trust import RECORDED, Everyone, Nobody, TrustRule
+from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
 
 __all__ = ["Method"]
@@ -101,7 +101,7 @@ class Method:
         return self.trust.sees_token or self.stop.sees_token
 
     def settle(self, taus: Mapping[str, float]) -> Method:
-        """The method with the heads' thresholds in place of "recorded", also in its name.
+        """The method with numbers in place of "recorded" (of heads) and "measured", also in its name.
 
         Args:
             taus: by kind of head, the threshold that it records.
@@ -122,12 +122,12 @@ class Method:
 
 
 def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:
-    """Each parameter that a head's threshold filled in, as a spec writes it before and after."""
+    """Each parameter that ``settle`` filled in, as a spec writes it before and after."""
     if type(before) is not type(after) or not is_dataclass(before):
         return
     for field in fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)
-        if old == RECORDED and new != RECORDED:
+        if isinstance(old, str) and old in FILLED_IN and new != old:
             yield f"{field.name}={old}", f"{field.name}={new}"
         else:
             yield from _filled(old, new)

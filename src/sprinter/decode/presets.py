@@ -36,7 +36,7 @@ from sprinter.decode.stop import (
     Svip,
     Untrusted,
 )
-from sprinter.decode.trust import RECORDED, Coin, Everyone, Gate
+from sprinter.decode.trust import MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
 
 __all__ = ["preset", "spelled"]
 
@@ -88,6 +88,22 @@ def speculative(*, gamma: int = 5) -> Method:
 def sprinter(*, tau: float | str = RECORDED, cap: int = 20, tail: int = 0) -> Method:
     """A gate trusts draft tokens one by one; the target checks the first untrusted one, and a tail."""
     return Method(trust=Gate(tau), stop=Untrusted(tail), cap=cap)
+
+
+@preset("certain", "of this project; signals of SVIP (entropy), transformers (max q), margins")
+def certain(
+    *, signal: str = "entropy", threshold: float | str = MEASURED, cap: int = 20, tail: int = 0
+) -> Method:
+    """SPRINTER without a gate: the draft's own certainty decides."""
+    return Method(trust=Certain(signal, threshold), stop=Untrusted(tail), cap=cap)
+
+
+@preset("online", "of this project; logistic regression, updated by the target's verdicts")
+def online(
+    *, signal: str = "entropy", tau: float = 0.6, after: int = 16, cap: int = 20, tail: int = 0
+) -> Method:
+    """SPRINTER with a gate that is fitted while decoding, to the target's verdicts."""
+    return Method(trust=Online(signal, tau, after), stop=Untrusted(tail), cap=cap)
 
 
 @preset("heuristic", "transformers, num_assistant_tokens_schedule")

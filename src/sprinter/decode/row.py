@@ -16,6 +16,7 @@ from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
+from sprinter.decode.verdicts import Verdicts
 from sprinter.random import Draws, Purpose
 
 __all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
@@ -49,6 +50,7 @@ class Row:
         kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
             type passes them on.
         drafted: tokens drafted in this round, per draft if there are several.
+        verdicts: the round's draft tokens, for a trust rule that learns.
     """
 
     method: Method
@@ -64,6 +66,7 @@ class Row:
     trust_state: State
     stop_state: State
     proposes: bool
+    verdicts: Verdicts
     drafted: int = 0
     tree: Tree = field(default_factory=Tree)
     kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
@@ -88,7 +91,7 @@ class Row:
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            proposes=method.drafter.begin(draws), meter=Meter(rule),
+            proposes=method.drafter.begin(draws), verdicts=Verdicts(method.trust), meter=Meter(rule),
         )  # fmt: skip
 
     def settle(self, position: int, token: Token) -> bool:
@@ -129,6 +132,7 @@ def draft_run(row: Row) -> Asking:
                 stopped = True
                 break
             text.append(x)
+            row.verdicts.wait(position, answer, i)
             ended = len(text) == row.end or row.limits.ends(text) is not None
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
             stopped = forced or ended
@@ -185,4 +189,5 @@ def closing_pass(row: Row) -> Asking:
     assert isinstance(scores, Scores)
     row.record.stats.closing_passes += 1
     row.meter.score(row.scored, scores)
+    row.verdicts.score(row.scored, scores)
     row.scored = row.final - 1

@@ -15,7 +15,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.presets import preset, spelled
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Untrusted
-from sprinter.decode.trust import RECORDED
+from sprinter.decode.trust import FILLED_IN
 from sprinter.errors import UserError
 
 __all__ = [
@@ -150,7 +150,9 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         elif key in registries:
             name, params = parse_call(value)
             parts[key] = build_rule(registries[key], name, params)
-            if RECORDED in (whole := spell(parts[key])):  # "recorded" is kept in the name, to be filled in
+            if any(
+                word in (whole := spell(parts[key])) for word in FILLED_IN
+            ):  # kept in the name, to be filled in
                 written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, "cap"])

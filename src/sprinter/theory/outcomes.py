@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["FULL", "group_laws", "grouping", "split_rest"]
+__all__ = ["FULL", "condense_laws", "group_laws", "grouping", "split_rest"]
 
 FULL = 4096
 """Vocabularies up to this size are not reduced."""
@@ -57,6 +57,25 @@ def group_laws(
     ids = torch.cat([ids, torch.full((len(ids), groups), -1)], -1)
     on = tuple(torch.zeros(ids.shape, dtype=law.dtype).scatter_add_(-1, place, law) for law in laws)
     return on, place.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), ids
+
+
+def condense_laws(
+    laws: Sequence[Tensor], tokens: Tensor, kept: int = 256
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """As ``group_laws``, much faster, with a single group where p < q and one where p >= q."""
+    p, q = laws[:2]
+    alone = torch.maximum(p, q).topk(kept).indices
+    worse = p < q
+    on = []
+    for law in laws:
+        single = law.gather(-1, alone)
+        low = torch.where(worse, law, 0.0).sum(-1) - torch.where(worse.gather(-1, alone), single, 0.0).sum(-1)
+        rest = law.sum(-1) - single.sum(-1) - low
+        on.append(torch.cat([single, torch.stack([low, rest], -1).clamp(min=0)], -1))
+    found, place = (alone == tokens.unsqueeze(-1)).max(-1)
+    group = kept + (~worse.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)).long()
+    ids = torch.cat([alone, alone.new_full((len(alone), 2), -1)], -1)
+    return tuple(on), torch.where(found, place, group), ids
 
 
 def split_rest(

@@ -23,9 +23,21 @@ from sprinter.models.interface import ModelOutput
 from sprinter.models.pair import LoadedModel
 from sprinter.theory.outcomes import FULL, group_laws
 
-__all__ = ["DYNAMIC", "Author", "Recording", "probe", "static_signals"]
+__all__ = [
+    "DYNAMIC",
+    "Author",
+    "RecordedText",
+    "Recording",
+    "join_texts",
+    "probe",
+    "record_text",
+    "static_signals",
+]
 
-Author = Literal["target", "draft"]
+Author = Literal["target", "draft", "given"]
+"""Who wrote the texts of a recording; "given": neither model."""
+Reduce = Callable[[Sequence[Tensor], Tensor], tuple[tuple[Tensor, ...], Tensor, Tensor]]
+"""(laws ``[n, V]`` of which the first two are p and q, tokens) to laws on outcomes, as ``group_laws``."""
 DYNAMIC = frozenset({"position", "log_q"})
 """Features of a head that depend on the run and the token, so that a replay makes them; all others are recorded."""
 
@@ -43,7 +55,7 @@ class Recording:
         signals: what rules read of a prefix, each ``[N]``: ``prefix_signals()``, scores of heads that see no more.
         lengths: tokens of each text. prompts: token ids before each text.
         new_tokens: the limit that the texts were written under.
-        writer: whose text it is; tokens were drawn from its processed law.
+        writer: whose text it is; tokens were drawn from its processed law. A given text is replayed without coupling.
         outcomes: token id of each outcome, −1 for a group, ``[N, K]``; None: outcome i is token i.
         heads: those whose features depend on the run or the token; features: the rest of what they read, ``[N, ...]``.
             The draft's state at x (hidden_x) is the one at the text's own token.
@@ -74,6 +86,7 @@ class Recording:
     @property
     def own(self) -> Tensor:
         """The law that each token was drawn from, ``[N, K]``."""
+        assert self.writer != "given", "a given text was drawn from neither law"
         return self.p if self.writer == "target" else self.q
 
     @cached_property
@@ -118,7 +131,7 @@ def probe(
     pair: Pair,
     prompts: Sequence[str | Sequence[int]],
     *,
-    writer: Author = "target",
+    writer: Literal["target", "draft"] = "target",
     new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     seed: int = 0,
@@ -152,12 +165,12 @@ def probe(
         )
         if progress is not None:
             progress(i + 1, len(prompts))
-    return _joined(texts, pair, new_tokens, writer)
+    return join_texts(texts, pair, new_tokens, writer)
 
 
 @dataclass(frozen=True)
-class _RecordedText:
-    """One text's share of a recording."""
+class RecordedText:
+    """One text's share of a recording, or the share of a part of it."""
 
     laws: tuple[Tensor, ...]  # p, q, raw_p, raw_q
     tokens: Tensor
@@ -171,27 +184,50 @@ class _RecordedText:
 @torch.inference_mode()
 def _read_text(
     pair: Pair, sampling: Sampling, prompt: Sequence[int], ids: Sequence[int], full: int
-) -> _RecordedText:
+) -> RecordedText:
     """Laws of both models at the positions of ``ids`` after ``prompt``, one pass each."""
     assert pair.models.draft is not None
-    vocab, n = pair.models.vocab_size, len(ids)
+    n = len(ids)
     read = [_read(model, [*prompt, *ids]) for model in (pair.models.target, pair.models.draft)]
-    logits = [step.logits[0, -n - 1 : -1, :vocab].float().cpu() for step in read if step.logits is not None]
-    raw_p, raw_q = (raw_law(each) for each in logits)
-    p, q = (raw_p, raw_q) if sampling == Sampling() else (process(each, sampling) for each in logits)
-    hidden = read[1].hidden[0].cpu()
-    before, temperature = hidden[-n - 1 : -1], torch.full((n,), sampling.temperature)
+    logits = [step.logits[0, -n - 1 : -1] for step in read if step.logits is not None]
+    return record_text(pair, sampling, prompt, ids, (logits[0], logits[1]), read[1].hidden[0, -n - 1 :], full)
+
+
+def record_text(
+    pair: Pair,
+    sampling: Sampling,
+    prompt: Sequence[int],
+    ids: Sequence[int],
+    logits: tuple[Tensor, Tensor],
+    hidden: Tensor,
+    full: int = FULL,
+    reduce: Reduce = group_laws,
+) -> RecordedText:
+    """Record the positions of ``ids`` after ``prompt``.
+
+    Args:
+        logits: the target's and the draft's, each ``[n, V]``, of these tokens.
+        hidden: the draft's states ``[n + 1, d]``: before each of the tokens, and at the last one.
+        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce``.
+    """
+    vocab, n = pair.models.vocab_size, len(ids)
+    raw_p, raw_q = (raw_law(each[:, :vocab].float().cpu()) for each in logits)
+    p, q = raw_p, raw_q
+    if sampling != Sampling():
+        p, q = (process(each[:, :vocab].float().cpu(), sampling) for each in logits)
+    hidden = hidden.cpu()
+    before, temperature = hidden[:-1], torch.full((n,), sampling.temperature)
     signals = read_signals(prefix_signals(), q, raw_q, state=before)
-    step = DraftStep(before, law=raw_q, hidden_x=hidden[-n:], temperature=temperature)
+    step = DraftStep(before, law=raw_q, hidden_x=hidden[1:], temperature=temperature)
     names = {name for head in pair.heads.values() for name in head.features} - DYNAMIC
     features = read_features(sorted(names), step)
     signals |= static_signals(pair.heads, features)
     laws: tuple[Tensor, ...] = (p, q, raw_p, raw_q)
     tokens, outcomes = torch.tensor(ids), None
     if vocab > full:
-        laws, tokens, outcomes = group_laws(laws, tokens)
+        laws, tokens, outcomes = reduce(laws, tokens)
     doubled = {name: values.double() for name, values in signals.items()}
-    return _RecordedText(laws, tokens, tuple(ids), tuple(prompt), doubled, features, outcomes)
+    return RecordedText(laws, tokens, tuple(ids), tuple(prompt), doubled, features, outcomes)
 
 
 def _read(model: LoadedModel, ids: Sequence[int]) -> ModelOutput:
@@ -199,7 +235,8 @@ def _read(model: LoadedModel, ids: Sequence[int]) -> ModelOutput:
     return runner.extend(torch.tensor([list(ids)], device=runner.device))
 
 
-def _joined(texts: Sequence[_RecordedText], pair: Pair, new_tokens: int, writer: Author) -> Recording:
+def join_texts(texts: Sequence[RecordedText], pair: Pair, new_tokens: int, writer: Author) -> Recording:
+    """Several recorded texts as one recording."""
     p, q, raw_p, raw_q = (torch.cat([text.laws[i] for text in texts]) for i in range(4))
     outcomes = [text.outcomes for text in texts if text.outcomes is not None]
     signals = {name: torch.cat([text.signals[name] for text in texts]) for name in texts[0].signals}

@@ -380,8 +380,9 @@ def _replay_text(
     coupled: bool,
 ) -> tuple[float, ...]:
     record = Record()
-    # the coupling of a refusal is made of the b of one position, which not every rule has
-    coupled = coupled and method.accept.per_position is not None
+    # The coupling of a refusal is made of the b of one position, which not every rule has; a given text was drawn from
+    # neither law.
+    coupled = coupled and method.accept.per_position is not None and recording.writer != "given"
     draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled)
     driver = ReplayDriver(recording, method, k, draws, record.stats)
     limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)

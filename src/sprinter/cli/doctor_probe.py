@@ -1,0 +1,279 @@
+"""``sprinter doctor --probe``: how two models agree on the user's texts, what they cost here, which methods can pay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sprinter.cli.loading import Loading, load
+from sprinter.cli.pages import console
+from sprinter.cli.probe_texts import ProbeTexts, read_probe
+from sprinter.cli.theory_common import ProgressLine
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sprinter.engine.pair import Pair
+    from sprinter.laws import Sampling
+    from sprinter.theory.passes import PassTimes
+    from sprinter.theory.recording import Recording
+    from sprinter.theory.replay import Replay
+
+__all__ = ["Probing", "run_probe", "show_probe"]
+
+PAYS = 1.05
+"""Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
+CLOSE = 0.9
+"""Overlap of a position at which the draft is said to write what the target would."""
+_SIGNALS = {"entropy": -1.0, "max_prob": 1.0, "margin": 1.0}  # sign: the larger, the more certain
+_THRESHOLDS = {
+    "entropy": (0.3, 1.0, 1.5, 2.0, 2.5), "max_prob": (0.9, 0.7, 0.45), "margin": (3.0, 2.0, 1.0),
+}  # fmt: skip
+_DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
+    "lookup": ("lookup", (0.0,)),
+    "sprinter": ("sprinter(tau={:g})", (0.6, 0.7, 0.8, 0.9)),
+    "certain": ("certain(threshold={:g})", (0.3, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0)),
+    "online": ("online(tau={:g})", (0.5, 0.6, 0.7, 0.8)),
+}
+_GAMMAS = range(1, 13)
+
+
+@dataclass(frozen=True, slots=True)
+class Probing:
+    """The options of a probe.
+
+    Attributes:
+        file: texts. max_drift: of the lossy methods that are proposed. positions: tokens to probe. temperature: of the
+            processed laws.
+    """
+
+    file: Path
+    max_drift: float
+    positions: int
+    temperature: float
+
+
+def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
+    """Load the pair and probe it: a JSON object.
+
+    Raises:
+        UserError: no draft, or what is wrong with the texts.
+    """
+    from sprinter.laws import Sampling
+    from sprinter.theory.given import read_passages
+    from sprinter.theory.passes import measure_passes
+
+    sampling, progress = Sampling(asked.temperature), ProgressLine()
+    progress("loading the models")
+    pair = load(loading)
+    if pair.models.draft is None:
+        raise UserError("a probe compares two models, and this pair has no draft: give --draft")
+    texts = read_probe(asked.file, pair.models, asked.positions)
+
+    def step(stage: str) -> Any:
+        return lambda done, wanted: progress(stage, done, wanted)
+
+    recording = read_passages(
+        pair, texts.passages, sampling=sampling, progress=step("reading the texts with both models")
+    )
+    times = measure_passes(pair, sampling=sampling, progress=step("timing forward passes"))
+    methods = _methods(pair, recording, times, asked.max_drift, sampling, progress)
+    progress.close()
+    return {
+        "target": pair.models.target.id,
+        "draft": pair.models.draft.id,
+        "temperature": asked.temperature,
+        **_sizes(asked.file, texts),
+        **_agreement(recording),
+        "certain": _certain(recording),
+        "seconds": {
+            "target_pass": {str(n): seconds for n, seconds in times.target_s.items()},
+            "draft_step": times.draft_s,
+        },
+        "max_drift": asked.max_drift,
+        "methods": methods,
+    }
+
+
+def _sizes(file: Path, texts: ProbeTexts) -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "texts": {"read": len(texts.passages), "in_file": texts.texts},
+        "positions": {"read": texts.positions, "in_texts": texts.tokens},
+    }
+
+
+def _agreement(recording: Recording) -> dict[str, Any]:
+    """Overlap, first choices and how well the signals tell where these are high."""
+    import torch
+
+    from sprinter.laws import overlap
+    from sprinter.theory.given import first_choices
+    from sprinter.training.metrics import Bootstrap, auc, mean_interval
+
+    beta, same = overlap(recording.p, recording.q).double(), first_choices(recording).double()
+    text = torch.repeat_interleave(torch.arange(len(recording.lengths)), torch.tensor(recording.lengths))
+    bootstrap, weights = Bootstrap.make(text), torch.ones_like(beta)
+    labels = {"overlap_above_median": (beta > beta.median()).double(), "agreement": same}
+    scores = {name: sign * recording.signals[name] for name, sign in _SIGNALS.items()}
+    return {
+        "overlap": mean_interval(beta, weights, bootstrap).to_list(),
+        f"overlap_above_{CLOSE:g}": float((beta > CLOSE).double().mean()),
+        "agreement": mean_interval(same, weights, bootstrap).to_list(),
+        "auc": {
+            name: {what: _number(auc(score, label)) for what, label in labels.items()}
+            for name, score in scores.items()
+        },
+    }
+
+
+def _certain(recording: Recording) -> list[dict[str, Any]]:
+    """By threshold: the share of positions that ``certain`` trusts, and the mean of TV(q, p) where it does, else 0."""
+    from sprinter.decode.trust import Certain
+    from sprinter.laws import tv_distance
+
+    drift, rows = tv_distance(recording.p, recording.q).double(), []
+    for signal, thresholds in _THRESHOLDS.items():
+        for threshold in thresholds:
+            trusted = Certain(signal, threshold).trust(recording.signals, ())[0].double()
+            shares = {"trusted": float(trusted.mean()), "drift": float((drift * trusted).mean())}
+            rows.append({"signal": signal, "threshold": threshold, **shares})
+    return rows
+
+
+def _number(value: float) -> float | None:
+    return value if value == value else None  # NaN: one class only
+
+
+def _methods(
+    pair: Pair,
+    recording: Recording,
+    times: PassTimes,
+    max_drift: float,
+    sampling: Sampling,
+    progress: ProgressLine,
+) -> list[dict[str, Any]]:
+    """The fastest setting of each method with a drift of at most ``max_drift``."""
+    from sprinter.decode.spec import parse_method
+    from sprinter.laws import overlap
+    from sprinter.theory.replay import replay
+
+    gamma = _best_gamma(float(overlap(recording.p, recording.q).mean()), times)
+    tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
+    for name, (spec, values) in _DIALS.items():
+        if name != "sprinter" or pair.gate is not None:
+            tried[name] = [spec.format(value) for value in values]
+    rows, done = [], 0
+    for specs in tried.values():
+        found: list[dict[str, Any]] = []
+        for spec in specs:
+            method = parse_method(spec)
+            run = replay(recording, method)
+            found.append(_row(spec, method.lossless(sampling.greedy), run, times))
+            done += 1
+            progress("replaying methods", done, sum(map(len, tried.values())))
+        fit = [row for row in found if row["lossless"] or row["mean_drift"] <= max_drift]
+        if fit:
+            rows.append(max(fit, key=lambda row: row["speed_up"]))
+    return rows
+
+
+def _best_gamma(overlap: float, times: PassTimes) -> int:
+    """The draft length with the largest expected speed, from independent acceptances (Leviathan et al. 2023)."""
+    from sprinter.theory.speculation import expected_tokens
+
+    def speed(gamma: int) -> float:
+        round_s = gamma * times.draft_s + times.pass_s(gamma + 1)
+        return float(expected_tokens(overlap, gamma)) / round_s
+
+    return max(_GAMMAS, key=speed)
+
+
+def _row(spec: str, lossless: bool, run: Replay, times: PassTimes) -> dict[str, Any]:
+    return {
+        "method": spec,
+        "lossless": lossless,
+        "speed_up": times.speed_up(run),
+        "tokens_per_s": 1 / times.token_s(run),
+        "target_calls": run.target_calls / run.tokens,
+        "draft_steps": run.draft_steps / run.tokens,
+        "mean_drift": run.mean_drift,
+        "trusted": run.trusted / run.tokens,
+        "pays": times.speed_up(run) >= PAYS,
+    }
+
+
+# --- shown ------------------------------------------------------------------------------------------------------------
+def show_probe(found: Mapping[str, Any]) -> None:
+    """Print the tables of a probe."""
+    page = console()
+    texts, positions = found["texts"], found["positions"]
+    page.print(
+        f"{texts['read']} of {texts['in_file']} texts, {positions['read']} of their {positions['in_texts']} tokens, "
+        f"temperature {found['temperature']:g}\ntarget {found['target']}\ndraft  {found['draft']}\n"
+    )
+    page.print(_agreement_table(found))
+    page.print(_certain_table(found["certain"]))
+    page.print(_cost_table(found["seconds"]))
+    page.print(_method_table(found["methods"], found["max_drift"]))
+    page.print(
+        "Expected on these texts from the times above, without the loop's own; drift is TV to the target's law."
+    )
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(columns[0])
+    for name in columns[1:]:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _agreement_table(found: Mapping[str, Any]) -> Table:
+    table = _table("How far the draft agrees with the target", ("", "value", "95 % interval"))
+    for name, key in (("mean overlap β = Σ min(p, q)", "overlap"), ("same first choice", "agreement")):
+        value, low, high = found[key]
+        table.add_row(name, f"{value:.3f}", "-" if low is None else f"{low:.3f} to {high:.3f}")
+    table.add_row(f"positions with β > {CLOSE:g}", f"{found[f'overlap_above_{CLOSE:g}']:.0%}", "")
+    for name, areas in found["auc"].items():
+        for what, area in areas.items():
+            shown = "-" if area is None else f"{area:.3f}"
+            table.add_row(f"AUC of {name} for {what.replace('_', ' ')}", shown, "")
+    return table
+
+
+def _certain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("Positions that certain would trust", ("signal", "threshold", "trusted", "drift"))
+    for row in rows:
+        shown = f"{'<=' if _SIGNALS[row['signal']] < 0 else '>='} {row['threshold']:g}"
+        table.add_row(row["signal"], shown, f"{row['trusted']:.0%}", f"{row['drift']:.3f}")
+    return table
+
+
+def _cost_table(seconds: Mapping[str, Any]) -> Table:
+    passes = seconds["target_pass"]
+    table = _table("Milliseconds of a forward pass", ("", *passes))
+    table.add_row("target, by number of tokens", *(f"{1e3 * each:.1f}" for each in passes.values()))
+    table.add_row("draft step", f"{1e3 * seconds['draft_step']:.1f}", *[""] * (len(passes) - 1))
+    return table
+
+
+def _method_table(methods: Sequence[Mapping[str, Any]], max_drift: float) -> Table:
+    table = _table(
+        f"Expected speed; lossy methods at drift <= {max_drift:g}",
+        ("method", "speed-up", "tokens/s", "target calls/token", "draft steps/token", "drift", "pays"),
+    )
+    for row in methods:
+        table.add_row(
+            row["method"], f"{row['speed_up']:.2f}x", f"{row['tokens_per_s']:.1f}", f"{row['target_calls']:.2f}",
+            f"{row['draft_steps']:.2f}", "0 (exact)" if row["lossless"] else f"{row['mean_drift']:.3f}",
+            "-" if row["method"] == "autoregressive" else "yes" if row["pays"] else "no",
+        )  # fmt: skip
+    return table

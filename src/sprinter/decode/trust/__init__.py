@@ -1,0 +1,24 @@
+"""Trust rules decide, after each draft token, whether to keep it without a target check."""
+
+from sprinter.decode.trust.base import State, TrustRule
+from sprinter.decode.trust.certain import MEASURED, Certain
+from sprinter.decode.trust.fixed import Coin, Everyone, Nobody
+from sprinter.decode.trust.gate import RECORDED, Gate
+from sprinter.decode.trust.online import Online
+
+FILLED_IN = (RECORDED, MEASURED)
+"""Words in place of a threshold, for which ``settle`` gives the number."""
+
+__all__ = [
+    "FILLED_IN",
+    "MEASURED",
+    "RECORDED",
+    "Certain",
+    "Coin",
+    "Everyone",
+    "Gate",
+    "Nobody",
+    "Online",
+    "State",
+    "TrustRule",
+]

@@ -1,0 +1,79 @@
+"""The trust rule without training: the draft's own certainty."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sprinter.decode.checks import ranged
+from sprinter.decode.registry import TRUST, did_you_mean
+from sprinter.decode.threshold import reaches
+from sprinter.decode.trust.base import State, TrustRule
+
+__all__ = ["CERTAINTY", "MEASURED", "Certain"]
+
+MEASURED = "measured"
+"""Value of the threshold: the one of ``CERTAINTY``."""
+
+
+class _Certainty(NamedTuple):
+    """How a signal is read: trust below or above the threshold, the threshold's largest value and its default."""
+
+    below: bool
+    most: float
+    measured: float
+
+
+CERTAINTY: Mapping[str, _Certainty] = {
+    "entropy": _Certainty(True, 1e6, 2.0),
+    "max_prob": _Certainty(False, 1.0, 0.45),
+    "margin": _Certainty(False, 1e6, 1.0),
+}
+"""The signals that ``certain`` reads; the thresholds give drifts from 0.04 to 0.12 by kind of text (docs/methods)."""
+
+
+@TRUST.rule("certain")
+@dataclass(frozen=True, slots=True)
+class Certain(TrustRule):
+    """Trusts x where the draft's raw law is certain: H(q) <= threshold, or max q or the margin >= threshold.
+
+    It sees the prefix, not x, and needs no training. The signals are those of ``sprinter.decode.signals``, at
+    temperature 1 and without truncation: a threshold means the same at each temperature.
+
+    Args:
+        signal: "entropy" (nats), "max_prob" (a probability) or "margin" (of the two largest logits, nats).
+        threshold: in the signal's unit. "measured": the default of the signal, measured on a pair of instruct models.
+    """
+
+    signal: str = "entropy"
+    threshold: float | str = MEASURED
+
+    def __post_init__(self) -> None:
+        if self.signal not in CERTAINTY:
+            raise did_you_mean("signal of certain", self.signal, list(CERTAINTY))
+        if self.threshold != MEASURED:
+            ranged(self, "threshold", 0.0, CERTAINTY[self.signal].most)
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """The signal, of the raw law."""
+        return frozenset({self.signal})
+
+    @property
+    def limit(self) -> float:
+        """The threshold as a number."""
+        return CERTAINTY[self.signal].measured if isinstance(self.threshold, str) else self.threshold
+
+    def settle(self, taus: Mapping[str, float]) -> Certain:
+        """The rule with the number in place of "measured"."""
+        return replace(self, threshold=self.limit)
+
+    def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Decide by the threshold, see ``reaches``."""
+        value = signals[self.signal]
+        if CERTAINTY[self.signal].below:
+            return reaches(-value, -self.limit), state
+        return reaches(value, self.limit), state
