@@ -5,7 +5,7 @@
 Target and draft are GGUF files, by default Qwen2.5-Coder-1.5B-Instruct and 0.5B-Instruct (Q4_K_M), found as
 ``sprinter.load_pair`` finds them. The arms of a part take turns, prompt by prompt; each part holds the bases. A run
 goes on where it was interrupted: the journal stays in --out. ``benchmarks/results/real/PART.json`` holds one line a
-text, from which ``benchmarks/real/quality.py`` makes the tables over all parts. HumanEval's programs run in the sandbox.
+text, from which ``benchmarks/real/quality.py`` makes the tables over all parts. Programs run in the sandbox.
 """
 
 from __future__ import annotations
