@@ -1,0 +1,1 @@
+"""Measurements on real models: the papers' tables, and drift against quality."""

@@ -1,0 +1,33 @@
+"""The arms of the tables on real models, in parts that can be run one after another.
+
+Each part holds the bases, so that its speeds are ratios of answers that were interleaved with it.
+"""
+
+from __future__ import annotations
+
+from benchmarks.smoke import sized
+
+PLAIN, EXACT, BEST = "autoregressive", "speculative(gamma=5)", "svip"
+BASES = (PLAIN, EXACT)
+PARTS: dict[str, tuple[str, ...]] = {
+    "named": (
+        *BASES, BEST, "certain", "sprinter", "fuzzy",
+    ),
+    "lossless": (
+        *BASES, *(f"speculative(gamma={gamma})" for gamma in (3, 8)), "svip(h=0.2)", BEST, "svip(h=0.5)", "adaedl",
+        "confidence", "confidence(c=0.8)", "heuristic", "lookup",
+    ),
+    "dial": (
+        *BASES, "draft-only", "certain", "certain(threshold=0.1)", "certain(threshold=0.5)", "certain(threshold=1.0)",
+        "coin(rate=0.3)", "coin(rate=0.6)", "allocation(share=0.5)",
+    ),
+    "gate": (
+        *BASES, *(f"sprinter(tau={tau})" for tau in (0.95, 0.9, 0.8, 0.7, 0.5)), "specdec++", "disco",
+    ),
+    "lossy": (
+        *BASES, *(f"fuzzy(threshold={threshold})" for threshold in (0.1, 0.2, 0.4, 0.6)), "opt(epsilon=0.1)",
+        "mentored", "lenient", "typical", "bild",
+    ),
+    "peers": (*BASES, BEST, "llamacpp:plain", "llamacpp:lookup"),
+}  # fmt: skip
+SMOKE_ARMS = sized((), ("autoregressive", "speculative(gamma=5)", "fuzzy"))

@@ -1,0 +1,196 @@
+"""Drift against quality, over all parts that ``benchmarks/real/tables.py`` has measured.
+
+    python benchmarks/real/quality.py [--results DIR]
+
+For every arm and suite: accuracy and its difference from the target's own (paired by prompt, 95 % bootstrap), drift,
+target calls and draft steps a token, and speed over the exact base of the same part. Then how well mean drift predicts
+the loss of accuracy. No model is run.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import numpy as np
+
+from benchmarks.common import RESULTS, cells, grid, option_parser, write_results
+from benchmarks.real.arms import BASES, PARTS
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
+
+PLAIN, EXACT = BASES
+COLUMNS = ("new_tokens", "seconds", "target_calls", "draft_steps", "drift_sum", "drift_tokens", "right")
+
+
+@dataclass
+class Measured:
+    """The texts of one arm on one suite at one temperature, of one part, by prompt."""
+
+    part: str
+    arm: str
+    suite: str
+    temperature: float
+    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def column(self, name: str, prompts: list[str]) -> np.ndarray:
+        """A value of every text, NaN where it is unknown, ``[prompts]``."""
+        return np.array([self.texts[prompt][name] for prompt in prompts], dtype=float)
+
+    def per_token(self, name: str) -> float | None:
+        """Mean of a count a new token; None if it is unknown."""
+        values = self.column(name, [*self.texts])
+        return (
+            None
+            if np.isnan(values).any()
+            else float(values.sum() / self.column("new_tokens", [*self.texts]).sum())
+        )
+
+    def ratio(self, top: str, bottom: str) -> BootstrapInterval | None:
+        """Ratio of sums with its interval; None if the values are unknown."""
+        tops, bottoms = (self.column(name, [*self.texts]) for name in (top, bottom))
+        known = not np.isnan(tops).any() and bottoms.sum() > 0
+        return ratio_of_sums(tops, bottoms) if known else None
+
+
+def read(folder: Path) -> list[Measured]:
+    """The arms of all parts; the bases once for each part."""
+    found: dict[tuple[str, str, str, float], Measured] = {}
+    for part in PARTS:
+        path = folder / f"{part}.json"
+        if path.is_file():
+            for text in json.loads(path.read_text(encoding="utf-8"))["texts"]:
+                key = part, text["model_id"], text["suite"], text["temperature"]
+                found.setdefault(key, Measured(*key)).texts[text["question_id"]] = text
+    return [*found.values()]
+
+
+def rows_of(measured: list[Measured]) -> Iterator[dict[str, Any]]:
+    """One row an arm, suite and temperature; the bases as the part with the most prompts has them."""
+    by_key = {(one.part, one.arm, one.suite, one.temperature): one for one in measured}
+    shown: dict[tuple[str, str, float], Measured] = {}
+    for one in measured:
+        key = one.arm, one.suite, one.temperature
+        if key not in shown or len(one.texts) > len(shown[key].texts):
+            shown[key] = one
+    for one in shown.values():
+        plain, exact = (by_key.get((one.part, base, one.suite, one.temperature)) for base in BASES)
+        yield {
+            "arm": one.arm,
+            "suite": one.suite,
+            "temperature": one.temperature,
+            "part": one.part,
+            "prompts": len(one.texts),
+            "accuracy": _accuracy(one),
+            "accuracy_change": None if plain is None else _change(one, plain),
+            "mean_drift": one.ratio("drift_sum", "drift_tokens"),
+            "target_calls_per_token": one.per_token("target_calls"),
+            "draft_steps_per_token": one.per_token("draft_steps"),
+            "speed_over_exact": None if exact is None else _speed(one, exact),
+            "speed_over_plain": None if plain is None else _speed(one, plain),
+        }
+
+
+def _together(one: Measured, other: Measured) -> list[str]:
+    return [prompt for prompt in one.texts if prompt in other.texts]
+
+
+def _accuracy(one: Measured) -> BootstrapInterval | None:
+    right = one.column("right", [*one.texts])
+    return None if np.isnan(right).any() else ratio_of_sums(right, np.ones(len(right)))
+
+
+def _change(one: Measured, base: Measured) -> BootstrapInterval | None:
+    """Accuracy minus that of the base on the same prompts."""
+    prompts = _together(one, base)
+    gain = one.column("right", prompts) - base.column("right", prompts)
+    return None if np.isnan(gain).any() else bootstrap(lambda rows: gain[rows].mean(-1), len(gain))
+
+
+def _speed(one: Measured, base: Measured) -> BootstrapInterval:
+    prompts = _together(one, base)
+    tops, bottoms = ([arm.column(name, prompts) for name in ("new_tokens", "seconds")] for arm in (one, base))
+    return ratio_of_ratios((tops[0], tops[1]), (bottoms[0], bottoms[1]))
+
+
+def correlation(rows: list[dict[str, Any]]) -> float | None:
+    """Spearman's rank correlation of mean drift and change of accuracy over arms; None for fewer than four."""
+    known = [row for row in rows if row["accuracy_change"] and row["mean_drift"]]
+    if len(known) < 4:
+        return None
+    drift, change = (np.array([row[name][0] for row in known]) for name in ("mean_drift", "accuracy_change"))
+    ranks = [_ranks(values) for values in (drift, change)]
+    if any(values.std() == 0 for values in ranks):
+        return None
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0, equal values with their mean rank."""
+    below, equal = (values[:, None] > values).sum(1), (values[:, None] == values).sum(1)
+    return np.asarray(below + (equal - 1) / 2)
+
+
+def main() -> None:
+    """Read the parts; write tables."""
+    parser = option_parser(__doc__, data=False)
+    parser.add_argument("--results", type=Path, default=RESULTS / "real")
+    began, chosen = time.time(), parser.parse_args()
+    rows = [*rows_of(read(chosen.results))]
+    blocks = sorted({(row["suite"], row["temperature"]) for row in rows})
+    lines, links = [], []
+    for suite, temperature in blocks:
+        block = [row for row in rows if (row["suite"], row["temperature"]) == (suite, temperature)]
+        link = correlation(block)
+        links.append({"suite": suite, "temperature": temperature, "arms": len(block), "spearman": link})
+        lines += ["", f"**{suite}, temperature {temperature:g}**", "", *_table(block)]
+        if link is not None:
+            lines += [
+                "",
+                f"Rank correlation of drift and change of accuracy over {len(block)} arms: {link:.2f}.",
+            ]
+    results = {
+        "benchmark": "real/quality",
+        "rows": rows,
+        "correlation": links,
+        "seconds": round(time.time() - began, 1),
+    }
+    write_results("real/quality", results, "\n".join(lines).strip())
+
+
+def _table(rows: list[dict[str, Any]]) -> list[str]:
+    head = (
+        "arm | prompts | right | change | drift | target calls/token | draft steps/token | ÷ target alone | "
+        f"÷ `{EXACT}`"
+    )
+    shown = [
+        " | ".join(
+            [
+                f"`{row['arm']}`", str(row["prompts"]),
+                *(_cells(row[name]) for name in ("accuracy", "accuracy_change")), _cells(row["mean_drift"], 3),
+                *(_number(row[name]) for name in ("target_calls_per_token", "draft_steps_per_token")),
+                *(_cells(row[name]) for name in ("speed_over_plain", "speed_over_exact")),
+            ]
+        )
+        for row in sorted(rows, key=lambda row: -(row["speed_over_exact"] or (0,))[0])
+    ]  # fmt: skip
+    return grid(head, shown)
+
+
+def _cells(values: BootstrapInterval | None, digits: int = 2) -> str:
+    return "–" if values is None else cells(values, digits)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    main()
