@@ -89,8 +89,9 @@ class CacheRows:
         self._idle.discard(row)
         if not self.held.on:
             return 0
-        self.held.check_model()
         length, source = self.held.most_shared(prefix, row)
+        if length and self.held.outdated():
+            length = 0
         if length and source != row:
             self._copy(source, [row], length)
         self.rewind({row: length})

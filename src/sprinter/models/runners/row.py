@@ -281,7 +281,9 @@ class RowRunner(ModelRunner):
     ) -> ModelOutput:
         """Only some rows: their keys and values are gathered, which costs less than a forward pass over all rows."""
         if not self._made:  # the first forward pass allocates buffers for all rows
-            return super()._step_some(tokens, counts, logits, rows, layers)
+            if 2 * len(rows) > self.batch:
+                return super()._step_some(tokens, counts, logits, rows, layers)
+            self._make_buffers()
         span, lengths = self._cache.span, self._lengths
         every = span.rows
         try:
