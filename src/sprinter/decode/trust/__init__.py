@@ -10,7 +10,6 @@ FILLED_IN = (RECORDED, MEASURED)
 """Words in place of a threshold, for which ``settle`` gives the number."""
 
 __all__ = [
-    "FILLED_IN",
     "MEASURED",
     "RECORDED",
     "Certain",
