@@ -23,6 +23,7 @@ METHODS = (
     "lookup(n=2, gamma=4)", "drafter=lookup(least=1,otherwise=model),stop=fixed(gamma=2)", "specdec++", "disco",
     "batch(drafts=2, gamma=3)", "specinfer(drafts=3, gamma=2)", "spectr(drafts=2, gamma=3)", "typical(gamma=3)",
     "fuzzy(gamma=2)", "allocation(share=0.5)", "drafter=model(greedy=true),stop=fixed(gamma=3)", "adaedl",
+    "certain(signal=margin, threshold=0.3)", "online(tau=0.3, after=3)",
 )  # fmt: skip
 POLICIES = (Policy(), Policy(share=0.0), Policy(share=1.0), Policy(share=1.0, age=2, prompt_piece=3))
 

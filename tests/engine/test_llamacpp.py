@@ -20,7 +20,7 @@ pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 PROMPT = "The city was founded in the year"
 METHODS = [
     "autoregressive", "speculative(gamma=3)", "sprinter(tau=0.5)", "sprinter(tau=0.9)", "opt(epsilon=0.2)", "fuzzy",
-    "lookup", "specdec++", "draft-only",
+    "lookup", "specdec++", "draft-only", "certain(signal=margin, threshold=0.5)", "online(tau=0.3, after=3)",
 ]  # fmt: skip
 
 
