@@ -71,6 +71,19 @@ def test_a_template_of_the_model_is_used(run: Run, places: Places, tmp_path: Pat
     )  # "[user]Hello\n[assistant]", one token a byte
 
 
+def test_earlier_turns_are_reused_and_whole_blocks_alone_on_request(
+    run: Run, places: Places, template: str
+) -> None:
+    args = ("chat", *places.pair, "--template", template, "-n", "4", "--json")
+    reused = {}
+    for kind in ("all", "exact"):
+        status, out, _ = run(*args, "--prefix-reuse", kind, stdin=b"Hello\nAnd again?\n")
+        assert status == 0
+        reused[kind] = [answer["stats"]["cached_tokens"] for answer in json.loads(out)["answers"]]
+    assert reused["exact"] == [0, 0] and reused["all"][0] == 0 < reused["all"][1]
+    assert "--prefix-reuse" in run(*args, "--prefix-reuse", "some", stdin=b"")[2]
+
+
 @pytest.mark.parametrize(("args", "said"), [
     ((), "built-in models are no chat models: give --target (and --draft) with a chat template, or --template FILE"),
     (("--target", "{target}"), "has no chat template: give --template FILE"),

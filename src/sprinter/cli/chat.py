@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,6 +33,13 @@ def chat(
         Path | None,
         typer.Option(help="File with a chat template (Jinja).", show_default="the tokenizer's own"),
     ] = None,
+    prefix_reuse: Annotated[
+        Literal["exact", "all"],
+        typer.Option(
+            help="What a turn reuses of earlier turns. all: everything that was read. exact: whole blocks of prompts, "
+            "so that texts are the same to the bit as without reuse."
+        ),
+    ] = "all",
     json: Annotated[
         bool, typer.Option("--json", help="Print the whole chat as one JSON object at the end.")
     ] = False,
@@ -58,7 +65,7 @@ def chat(
     screen, typed = Screen(json=json), _is_typed()
     if typed:
         screen.note("loading the models ...")
-    pair = load(loading)
+    pair = load(loading, prefix_reuse=prefix_reuse)
     if spelled is not None and pair.tokenizer is not None:
         pair.tokenizer.chat_template = spelled
     talk = Session(pair, request, system)
