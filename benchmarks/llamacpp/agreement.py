@@ -3,7 +3,7 @@
 Both runners read one text, llama.cpp with the weights as stored, PyTorch with weights dequantised to float32. On a CPU,
 llama.cpp rounds activations to eight bits before it multiplies them with quantised weights, so that the laws differ.
 "float32 file" checks everything else: the dequantised weights written as a float32 file, which llama.cpp does not round
-(models of up to 200 M parameters; those of more than 1 G are only loaded). |Δ log p| is over all tokens of the
+(Llamas of up to 200 M parameters; models of more than 1 G are only loaded). |Δ log p| is over all tokens of the
 vocabulary, likely or not; drift is the total variation distance. Peak memory is what loading adds to that of the
 process, mapped pages of the file included.
 
@@ -28,6 +28,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from benchmarks.common import command, grid, heldout_prompts, option_parser, write_results
 from benchmarks.smoke import SMOKE, scratch, sized
@@ -38,6 +39,7 @@ from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
+from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import builtin_paths
 
 NAME = "llamacpp/agreement"
@@ -64,7 +66,7 @@ def compare(path: Path, text: str, count: int) -> dict[str, Any]:
     tokens = torch.tensor([gguf_tokenizer(path)(text)["input_ids"][:count]])
     ours = laws(model.model, tokens)
     row |= {"tokens": tokens.shape[1], "as_stored": distance(ours, laws(GgufModel(path, "cpu"), tokens))}
-    if model.model.num_parameters() <= WRITTEN:
+    if model.model.num_parameters() <= WRITTEN and model.model.config.model_type == "llama":
         with TemporaryDirectory() as folder:
             row["float32_file"] = distance(ours, laws(_in_float32(model.model, path, Path(folder)), tokens))
     return row
@@ -76,10 +78,13 @@ def _peak_bytes() -> int:
 
 
 def _in_float32(model: Any, path: Path, folder: Path) -> GgufModel:
-    """The model in a float32 file: saved as a directory, then converted."""
-    model.save_pretrained(folder / "model")
-    gguf_tokenizer(path).save_pretrained(folder / "model")
-    return GgufModel(convert_gguf(folder / "model", folder / "f32.gguf", "f32"), "cpu")
+    """The model in a float32 file, with the built-in pair's tokenizer: it is asked for token ids alone."""
+    tokenizer = AutoTokenizer.from_pretrained(builtin_paths()["draft"])
+    write_gguf(
+        model, tokenizer, folder / "f32.gguf", "f32", name=path.stem, vocab_size=model.config.vocab_size, eos_ids=[0],
+        fingerprint="", tell=lambda done, wanted: None,
+    )  # fmt: skip
+    return GgufModel(folder / "f32.gguf", "cpu")
 
 
 def laws(model: Any, tokens: Tensor) -> Tensor:
