@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.forward import CHUNK, ModelRunner
 from sprinter.models.runners.masks import Band, ragged_mask, window_mask
 from sprinter.models.runners.tree import RowTree, TreePass, tree_pass
 
@@ -281,7 +281,7 @@ class RowRunner(ModelRunner):
     ) -> ModelOutput:
         """Only some rows: their keys and values are gathered, which costs less than a forward pass over all rows."""
         if not self._made:  # the first forward pass allocates buffers for all rows
-            if 2 * len(rows) > self.batch:
+            if (self.batch - len(rows)) * tokens.shape[1] < CHUNK:  # little padding for the other rows
                 return super()._step_some(tokens, counts, logits, rows, layers)
             self._make_buffers()
         span, lengths = self._cache.span, self._lengths
