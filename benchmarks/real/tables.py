@@ -4,8 +4,8 @@
 
 Target and draft are GGUF files, by default Qwen2.5-Coder-1.5B-Instruct and 0.5B-Instruct (Q4_K_M), found as
 ``sprinter.load_pair`` finds them. The arms of a part take turns, prompt by prompt; each part holds the bases. A run
-goes on where it was interrupted: the journal stays in --out. ``benchmarks/results/real/PART.json`` holds one line a
-text, from which ``benchmarks/real/quality.py`` makes the tables over all parts. Programs run in the sandbox.
+goes on where it was interrupted: the journal stays in --out. ``benchmarks/results/real/parts/PART.json`` holds one
+line a text, from which ``collect.py`` makes the tables over all parts. HumanEval's programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import sprinter
-from benchmarks.common import cells, command, grid, option_parser, write_results
+from benchmarks.common import RESULTS, cells, command, grid, option_parser, write_results
 from benchmarks.real.arms import BASES, PARTS, SMOKE_ARMS
+from benchmarks.real.collect import collect
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.arms import parse_arms
 from sprinter.bench.quality.measure import QualitySettings
@@ -133,14 +134,21 @@ def main() -> None:
     )  # fmt: skip
     kept = {key: value for key, value in results.items() if key not in ("rows", "analysis", "judge")}
     kept |= {
-        "benchmark": f"real/{chosen.part}",
+        "benchmark": "real/tables",
+        "part": chosen.part,
         "command": command("real/tables"),
         "prompts": sum(len(suite.samples) for suite in suites),
         "new_tokens": chosen.new_tokens,
         "texts": [compact(row) for row in results["rows"]],
     }
     names = [suite.name for suite in suites]
-    write_results(f"real/{chosen.part}", kept, table(results["summary"], names, chosen.temperatures))
+    write_results(f"real/parts/{chosen.part}", kept, table(results["summary"], names, chosen.temperatures))
+    collected, shown = collect(RESULTS / "real" / "parts")
+    facts = {
+        name: kept[name]
+        for name in ("benchmark", "command", "environment", "prompts", "new_tokens", "seconds")
+    }
+    write_results("real/tables", facts | collected, shown)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
+    "real/equality": {"rows"},
+    "real/tables": {"rows", "correlation"},
     "theory/predict": {"rows", "summary", "independence"},
 }
 

@@ -1,28 +1,21 @@
-"""Drift against quality, over all parts that ``benchmarks/real/tables.py`` has measured.
-
-    python benchmarks/real/quality.py [--results DIR]
+"""Drift against quality over all parts that ``tables.py`` has measured. No model is run.
 
 For every arm and suite: accuracy and its difference from the target's own (paired by prompt, 95 % bootstrap), drift,
-target calls and draft steps a token, and speed over the exact base of the same part. Then how well mean drift predicts
-the loss of accuracy. No model is run.
+target calls and draft steps a token, and speed over the bases of the same part. Then how well mean drift predicts
+the loss of accuracy.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
-
 import numpy as np
 
-from benchmarks.common import RESULTS, cells, grid, option_parser, write_results
+from benchmarks.common import cells, grid
 from benchmarks.real.arms import BASES, PARTS
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 
@@ -43,15 +36,6 @@ class Measured:
     def column(self, name: str, prompts: list[str]) -> np.ndarray:
         """A value of every text, NaN where it is unknown, ``[prompts]``."""
         return np.array([self.texts[prompt][name] for prompt in prompts], dtype=float)
-
-    def per_token(self, name: str) -> float | None:
-        """Mean of a count a new token; None if it is unknown."""
-        values = self.column(name, [*self.texts])
-        return (
-            None
-            if np.isnan(values).any()
-            else float(values.sum() / self.column("new_tokens", [*self.texts]).sum())
-        )
 
     def ratio(self, top: str, bottom: str) -> BootstrapInterval | None:
         """Ratio of sums with its interval; None if the values are unknown."""
@@ -91,8 +75,8 @@ def rows_of(measured: list[Measured]) -> Iterator[dict[str, Any]]:
             "accuracy": _accuracy(one),
             "accuracy_change": None if plain is None else _change(one, plain),
             "mean_drift": one.ratio("drift_sum", "drift_tokens"),
-            "target_calls_per_token": one.per_token("target_calls"),
-            "draft_steps_per_token": one.per_token("draft_steps"),
+            "target_calls_per_token": one.ratio("target_calls", "new_tokens"),
+            "draft_steps_per_token": one.ratio("draft_steps", "new_tokens"),
             "speed_over_exact": None if exact is None else _speed(one, exact),
             "speed_over_plain": None if plain is None else _speed(one, plain),
         }
@@ -138,15 +122,12 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.asarray(below + (equal - 1) / 2)
 
 
-def main() -> None:
-    """Read the parts; write tables."""
-    parser = option_parser(__doc__, data=False)
-    parser.add_argument("--results", type=Path, default=RESULTS / "real")
-    began, chosen = time.time(), parser.parse_args()
-    rows = [*rows_of(read(chosen.results))]
-    blocks = sorted({(row["suite"], row["temperature"]) for row in rows})
-    lines, links = [], []
-    for suite, temperature in blocks:
+def collect(folder: Path) -> tuple[dict[str, Any], str]:
+    """Rows and correlations of all parts in a folder, and their tables in Markdown."""
+    rows = [*rows_of(read(folder))]
+    lines: list[str] = []
+    links = []
+    for suite, temperature in sorted({(row["suite"], row["temperature"]) for row in rows}):
         block = [row for row in rows if (row["suite"], row["temperature"]) == (suite, temperature)]
         link = correlation(block)
         links.append({"suite": suite, "temperature": temperature, "arms": len(block), "spearman": link})
@@ -156,13 +137,7 @@ def main() -> None:
                 "",
                 f"Rank correlation of drift and change of accuracy over {len(block)} arms: {link:.2f}.",
             ]
-    results = {
-        "benchmark": "real/quality",
-        "rows": rows,
-        "correlation": links,
-        "seconds": round(time.time() - began, 1),
-    }
-    write_results("real/quality", results, "\n".join(lines).strip())
+    return {"rows": rows, "correlation": links}, "\n".join(lines).strip()
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
@@ -188,9 +163,5 @@ def _cells(values: BootstrapInterval | None, digits: int = 2) -> str:
     return "–" if values is None else cells(values, digits)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
-
-
-if __name__ == "__main__":
-    main()
+def _number(value: BootstrapInterval | None) -> str:
+    return "–" if value is None else f"{value[0]:.3f}"
