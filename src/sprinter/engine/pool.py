@@ -99,25 +99,25 @@ class RunnerPool:
         with self._idle.lock:
             return self._choose(max_len, rows, spare, prompt).runner is not None
 
-    def _choose(self, max_len: int, rows: int, spare: int, prompt: Sequence[int]) -> _Fit:
+    def _choose(self, max_len: int, rows: int, spare: int, prompt: Sequence[int]) -> _IdleChoice:
         """Choose so that what other texts may still need stays, as long as there is room for another runner."""
         idle = [runner for runner in reversed(self._free) if runner.batch == rows]
         fitting = [runner for runner in idle if self._serves(runner, max_len, spare)]
         if rows > 1 or not self.cache.max_bytes:
-            return _Fit(fitting[0] if fitting else None)
+            return _IdleChoice(fitting[0] if fitting else None)
         shared = {runner: self._held[runner].shared(0, prompt) for runner in idle}
         source = max(idle, key=lambda runner: shared[runner], default=None)
         if source is not None and not shared[source]:
             source = None
         if source is not None and source in fitting and self._held[source].continues(0, prompt):
-            return _Fit(source)
+            return _IdleChoice(source)
         others = [runner for runner in fitting if runner is not source]
         empty = [runner for runner in others if self._held[runner].empty]
         if empty or self._has_room(self.size(max_len, spare)):
-            return _Fit(empty[0] if empty else None, source)
+            return _IdleChoice(empty[0] if empty else None, source)
         if others:
-            return _Fit(others[-1], source)
-        return _Fit(source) if source in fitting else _Fit(None, source)
+            return _IdleChoice(others[-1], source)
+        return _IdleChoice(source) if source in fitting else _IdleChoice(None, source)
 
     def _serves(self, runner: Runner, max_len: int, spare: int) -> bool:
         """Whether a runner is large enough; ``max_len`` is limited to the model's context."""
@@ -163,7 +163,7 @@ class RunnerPool:
             self._idle.put(self, runner)
 
 
-class _Fit(NamedTuple):
+class _IdleChoice(NamedTuple):
     """An idle runner to take (None: make one), and one whose common prefix with the prompt is copied to it."""
 
     runner: Runner | None
