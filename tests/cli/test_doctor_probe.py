@@ -106,7 +106,7 @@ def test_answers_are_probed_after_prompts_in_chat_form(
     target = shutil.copytree(places.target, tmp_path / "target")
     plain = load_models(target, places.draft)
     with pytest.raises(
-        Exception, match=r"line 3 of .* holds messages and the tokenizer has no chat template"
+        Exception, match=r"line 3 of .* the prompt is messages and the pair's tokenizer has no chat template"
     ):
         read_probe(records, plain, 100)
     with_template(target, TEMPLATE)

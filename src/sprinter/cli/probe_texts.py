@@ -114,19 +114,9 @@ def _parts(record: Any, where: str) -> tuple[str | Sequence[Mapping[str, Any]] |
 
 def _in_chat_form(messages: Sequence[Mapping[str, Any]], where: str, pair: LoadedPair) -> list[int]:
     """Token ids of a conversation in the tokenizer's chat form, with the generation prompt."""
-    assert pair.tokenizer is not None
-    if pair.tokenizer.chat_template is None:
-        raise UserError(
-            f"{where} holds messages and the tokenizer has no chat template: give text or prompts"
-        )
+    from sprinter.engine.chat import render_chat
+
     try:
-        ids = pair.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
-    except Exception as error:  # templates are code that comes with checkpoints
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the chat template fails on {where} ({first}): fix its messages") from None
-    return list(ids)
+        return render_chat(messages, pair).ids
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
