@@ -263,13 +263,21 @@ class Trial:
         asked = [random_request(self.chance, methods, first_seed + i, self.longest) for i in range(count)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "make_runner", runner_maker(self.kind))
+            self._forget_other_kinds()
             alone = [self.twin.generate(**one) for one in asked]
             with self.disturber.at_work(self.pair):
                 (self._in_streams if streams else self._in_engine)(asked, alone)
+            self._forget_other_kinds()
         for one in asked:
             self.counts[f"{self.kind} × {one['method'].partition('(')[0]}"] += 1
         self.counts["requests"] += count
         self.counts[f"{self.kind}, {'streams' if streams else 'engine'}"] += count
+
+    def _forget_other_kinds(self) -> None:
+        """Crop runners read no trees: they are kept neither for other trials nor from them."""
+        if self.kind == "crop":
+            self.pair.clear_prefix_cache()
+            self.twin.clear_prefix_cache()
 
     def _check(self, out: sprinter.Generation, alone: sprinter.Generation, error: Exception | None) -> None:
         if error is None and out.finish_reason != "cancelled":

@@ -114,7 +114,7 @@ class RunnerPool:
         others = [runner for runner in fitting if runner is not source]
         empty = [runner for runner in others if self._held[runner].empty]
         if empty or self._has_room(self.size(max_len, spare)):
-            return _IdleChoice(empty[0] if empty else None, source)
+            return _IdleChoice(empty[-1] if empty else None, source)
         if others:
             return _IdleChoice(others[-1], source)
         return _IdleChoice(source) if source in fitting else _IdleChoice(None, source)
