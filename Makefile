@@ -11,12 +11,17 @@ TORCH  := $(shell sed -n 's/^torch==//p' constraints.txt)
 STAMP  := $(VENV)/.sprinter-installed
 # A worker a core, four at most (each loads torch); a file's tests stay together, so that they share what they set up.
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+# Real models, for tests marked `real` (tests/real.py): where they are, and a script that fetches them, if it is at hand.
+MODELS   := $(or $(SPRINTER_MODELS),$(HOME)/.cache/sprinter-models)
+FETCH    := ../shared/models/fetch.sh
+REAL     ?= smollm2
+REAL_TESTS = SPRINTER_MODELS="$(MODELS)" REAL="$(REAL)" $(BIN)/python -m pytest -m real $$(grep -rl 'mark\.real' tests --include='test_*.py')
 
 MAKEFLAGS += --no-print-directory --no-builtin-rules
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test test-all test-gpu test-gguf gguf-extra lint format types floors unit package constraints clean
+.PHONY: help install demo test test-all test-gpu test-gguf test-real real gguf-extra lint format types floors unit package constraints clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 22
@@ -39,7 +44,7 @@ demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 test: $(STAMP) ## lint, types, floors, tests with the coverage floor, then wheel and sdist
-	@$(MAKE) lint types floors unit package
+	@$(MAKE) lint types floors unit real package
 	@echo "== all checks passed"
 
 lint: $(STAMP) ## ruff, check and format
@@ -68,6 +73,20 @@ test-gpu: $(STAMP) ## pytest, those tests that need a CUDA device
 test-gguf: $(STAMP) ## the extra gguf into .venv (builds llama.cpp, some minutes, once), then the tests that need it
 	@$(BIN)/python -c "import llama_cpp, gguf" 2>/dev/null || $(MAKE) gguf-extra
 	@$(BIN)/python -m pytest $$(grep -rl NO_LLAMA tests --include='test_*.py')
+
+test-real: $(STAMP) ## the extra gguf and SmolLM2 (98 MB), then the tests on it; REAL=all: on all models (2 GB)
+	@$(BIN)/python -c "import llama_cpp, gguf" 2>/dev/null || $(MAKE) gguf-extra
+	@test ! -x $(FETCH) || for name in $(if $(filter all,$(REAL)),smollm2 qwen gemma,smollm2); do $(FETCH) $$name "$(MODELS)" || exit 1; done
+	@$(REAL_TESTS)
+
+# Part of `make test`. Where neither file nor script is at hand there is nothing to do. llama.cpp is not built for it, which
+# takes minutes and a compiler: without it the tests that PyTorch can run are run. What cannot be fetched is skipped.
+real: $(STAMP)
+	@test -x $(FETCH) || test -f "$(MODELS)/SmolLM2-135M-Instruct.Q4_1.gguf" || exit 0; \
+	echo "== pytest on SmolLM2"; \
+	$(BIN)/python -c "import gguf" 2>/dev/null || $(PIP) install -c constraints.txt gguf || echo "gguf cannot be installed"; \
+	test ! -x $(FETCH) || $(FETCH) smollm2 "$(MODELS)" >/dev/null || echo "SmolLM2 cannot be fetched"; \
+	$(REAL_TESTS)
 
 gguf-extra: $(STAMP)
 	@echo "== set-up: the extra gguf; there is no wheel of llama-cpp-python on PyPI, so it is built (some minutes)"

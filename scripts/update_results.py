@@ -261,10 +261,7 @@ TOPICS = {
     ),
     "llamacpp": Topic(
         "GGUF models against llama-cpp-python's own loop",
-        {
-            "llamacpp/speed": "llama.cpp as a runner",
-            "llamacpp/agreement": "One GGUF file through llama.cpp and through PyTorch",
-        },
+        {"llamacpp/speed": "llama.cpp as a runner"},
         llamacpp_headline,
     ),
     "gate": Topic(

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA
 
-__all__ = ["FILES", "needs_gguf", "needs_llama", "real_file", "real_folder"]
+from sprinter.models.source import models_folder
+
+__all__ = ["FILES", "needs_gguf", "needs_llama", "real_file"]
 
 FILES = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -30,18 +32,13 @@ needs_llama = pytest.mark.skipif(find_spec("llama_cpp") is None, reason=NO_LLAMA
 needs_gguf = pytest.mark.skipif(find_spec("gguf") is None, reason=NO_GGUF)
 
 
-def real_folder() -> Path:
-    """The directory of the files: ``SPRINTER_MODELS``, else ~/.cache/sprinter-models."""
-    return Path(os.environ.get("SPRINTER_MODELS") or "~/.cache/sprinter-models").expanduser()
-
-
 def real_file(name: str) -> Path:
     """The file of a model; skips the test if the run may not use that model, or the file is missing.
 
     Args:
         name: a key of ``FILES``.
     """
-    path = real_folder() / FILES[name]
+    path = models_folder() / FILES[name]
     wanted = os.environ.get("REAL") or "all"
     if wanted != "all" and name not in wanted.split(","):
         pytest.skip(f"{path.name} is not used with REAL={wanted}: make test-real REAL=all")

@@ -2,9 +2,12 @@
 
 The texts: extracts of all files of the data folder, and texts put together from what tokenizers stumble over: runs of
 spaces and newlines, digits, other scripts, combining marks, emoji, control characters, code, special tokens. Each
-tokenizer reads the whole text, special tokens included, and adds none. A text counts as different if one id differs;
-"without form C" are those that differ only because the checkpoint's tokenizer normalises texts to Unicode's form C,
-which llama.cpp does not do.
+tokenizer reads the whole text, special tokens included, and adds none. A text counts as different if one id differs.
+Explained are differences from llama.cpp where the checkpoint's own tokenizer is as ours:
+
+* the checkpoint normalises texts to Unicode's form C, and llama.cpp does not (the ids of the normalised text agree);
+* the text contains the written form of an ordinary token that llama.cpp takes for a control token by its name;
+* the text contains "▁", which SentencePiece cannot tell from a space.
 
 Run: python benchmarks/llamacpp/tokenizers.py --data DIR [--texts 10000] [--models FILE ...]
      (the files: by default those of SPRINTER_MODELS)
@@ -15,7 +18,6 @@ from __future__ import annotations
 import ctypes
 import gzip
 import io
-import os
 import random
 import sys
 import tarfile
@@ -38,10 +40,12 @@ from sprinter.models.convert import convert_gguf
 from sprinter.models.gguf.library import loading
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
 from sprinter.models.pair import builtin_paths
+from sprinter.models.source import models_folder
 
 NAME = "llamacpp/tokenizers"
 EDGE_SHARE = 0.25
 LONGEST = 600  # characters of an extract
+SPACE = "▁"  # how SentencePiece spells a space
 EDGES = (
     *(" " * n for n in (1, 2, 3, 4, 7, 8, 16, 31, 32, 40, 64)),
     *("\n" * n for n in (1, 2, 3, 32)),
@@ -59,10 +63,9 @@ EDGES = (
 )  # fmt: skip
 
 
-def extracts(data: Path, count: int) -> list[str]:
-    """Extracts of the folder's files in turn: random places, lengths from one character to ``LONGEST``."""
+def extracts(files: Sequence[str], count: int) -> list[str]:
+    """Extracts of the files' texts in turn: random places, lengths from one character to ``LONGEST``."""
     chance = random.Random(0)
-    files = [text for path in sorted(data.iterdir()) if path.suffix != ".md" for text in contents(path)]
     found = []
     for i in range(count):
         text = files[i % len(files)]
@@ -126,6 +129,15 @@ class LlamaTokenizer:
         assert count >= 0
         return list(room[:count])
 
+    def named_control(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """Tokens that it takes for control tokens and the file does not."""
+        is_control, known = self._llama.llama_vocab_is_control, set(tokenizer.added_tokens_decoder)
+        return [
+            token
+            for token, i in tokenizer.get_vocab().items()
+            if i not in known and is_control(self._vocab, i)
+        ]
+
     def close(self) -> None:
         """Free it."""
         self._llama.llama_model_free(self._model)
@@ -147,36 +159,37 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return sorted(token.content for token in tokenizer.added_tokens_decoder.values())
 
 
-def compare(path: Path, data: Path, count: int) -> dict[str, Any]:
+def compare(path: Path, files: Sequence[str], count: int) -> dict[str, Any]:
     """One row of the table."""
     ours, ours_s = timed_s(lambda: gguf_tokenizer(path))
     theirs, theirs_s = timed_s(lambda: AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name))
     edges = round(count * EDGE_SHARE)
-    texts = [*extracts(data, count - edges), *edge_texts(special_tokens(ours), edges)]
+    texts = [*extracts(files, count - edges), *edge_texts(special_tokens(ours), edges)]
     mine, hf = ids(ours, texts), ids(theirs, texts)
     llama = LlamaTokenizer(path)
     cpp = [llama(text) for text in texts]
-    other = [i for i, text in enumerate(texts) if mine[i] != cpp[i]]
+    marks = [*llama.named_control(ours), *([] if ours.decode(ids(ours, [SPACE])[0]).strip() else [SPACE])]
+    other = [i for i in range(len(texts)) if mine[i] != cpp[i]]
     formed = [i for i in other if mine[i] == llama(unicodedata.normalize("NFC", texts[i]))]
+    marked = [i for i in set(other) - set(formed) if any(mark in texts[i] for mark in marks)]
     llama.close()
+    left = sorted(set(other) - set(formed) - set(marked))
     apart = [i for i in range(len(texts)) if mine[i] != hf[i]]
-    back = [
-        i
-        for i, text in enumerate(texts)
-        if ours.decode(mine[i]) in (text, unicodedata.normalize("NFC", text))
-    ]
+    wanted = [{text, unicodedata.normalize("NFC", text)} for text in texts]
+    back = [i for i, both in enumerate(wanted) if ours.decode(mine[i]) in both]
     return {
         "file": path.name,
         "tokens": len(ours),
         "texts": len(texts),
         "edge_texts": edges,
         "as_llama_cpp": len(texts) - len(other),
-        "as_llama_cpp_without_form_c": len(texts) - len(other) + len(formed),
+        "explained": {"form C": len(formed), ", ".join(marks) or "marks": len(marked)},
+        "unexplained": len(left),
         "as_transformers": len(texts) - len(apart),
         "decoded_back": len(back),
         "read_s": {"ours": ours_s, "transformers": theirs_s},
-        "unlike_llama_cpp": [shown(texts[i], mine[i], cpp[i]) for i in other if i not in set(formed)][:20],
-        "unlike_transformers": [shown(texts[i], mine[i], hf[i]) for i in apart][:20],
+        "unlike_llama_cpp": [shown(texts[i], mine[i], cpp[i]) for i in left[:20]],
+        "unlike_transformers": [shown(texts[i], mine[i], hf[i]) for i in apart[:20]],
     }
 
 
@@ -191,13 +204,14 @@ def shown(text: str, mine: list[int], theirs: list[int]) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     head = (
-        "file | tokens | texts | as llama.cpp | without form C | as transformers | decoded back | "
-        "read in s, ours / transformers'"
+        "file | tokens | texts | as llama.cpp | explained | unexplained | as transformers | decoded back | "
+        "read in s: ours, transformers'"
     )
     lines = [
         f"{row['file']} | {row['tokens']:,} | {row['texts']:,} | {row['as_llama_cpp']:,} | "
-        f"{row['as_llama_cpp_without_form_c']:,} | {row['as_transformers']:,} | {row['decoded_back']:,} | "
-        f"{row['read_s']['ours']:.1f} / {row['read_s']['transformers']:.1f}"
+        f"{', '.join(f'{count} ({why})' for why, count in row['explained'].items() if count) or 0} | "
+        f"{row['unexplained']} | {row['as_transformers']:,} | {row['decoded_back']:,} | "
+        f"{row['read_s']['ours']:.1f}, {row['read_s']['transformers']:.1f}"
         for row in rows
     ]
     return "\n".join(grid(head, lines))
@@ -207,8 +221,7 @@ def real_files() -> list[Path]:
     """The GGUF files of ``SPRINTER_MODELS``; with ``--smoke`` a file of the built-in draft."""
     if SMOKE:
         return [convert_gguf(builtin_paths()["draft"], scratch("models") / "draft.gguf", "f16")]
-    folder = Path(os.environ.get("SPRINTER_MODELS") or "~/.cache/sprinter-models").expanduser()
-    return sorted(folder.glob("*.gguf"))
+    return sorted(models_folder().glob("*.gguf"))
 
 
 def main() -> None:
@@ -217,7 +230,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, nargs="+", metavar="FILE")
     args = parser.parse_args()
     set_verbosity_error()
-    rows = [compare(path, args.data, args.texts) for path in args.models or real_files()]
+    files = [text for path in sorted(args.data.iterdir()) if path.suffix != ".md" for text in contents(path)]
+    rows = [compare(path, files, args.texts) for path in args.models or real_files()]
     results = {"benchmark": NAME, "command": command(NAME), "environment": environment(), "rows": rows}
     write_results(NAME, results, table(rows))
 

@@ -23,7 +23,7 @@ SLOW = {
     *("bench/noise", "engine/decoding", "engine/passes", "gate/transfer", "gpu/run", "methods/every_method"),
     *("papers/fsd", "papers/sprinter", "papers/svip"),
 }
-NEEDS = {"llamacpp/agreement": "llama_cpp", "llamacpp/speed": "llama_cpp"}
+NEEDS = {f"llamacpp/{name}": "llama_cpp" for name in ("agreement", "speed", "tokenizers")}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
@@ -38,6 +38,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "gpu": {"stages"},
     "llamacpp/agreement": {"rows"},
     "llamacpp/speed": {"results"},
+    "llamacpp/tokenizers": {"rows"},
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},

@@ -22,6 +22,7 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.models import source
 from sprinter.models.convert import convert_gguf
 from sprinter.models.flops import forward_flops
+from sprinter.models.gguf import output_head
 from sprinter.models.gguf import vocabulary as gguf_vocabulary
 from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.library import library
@@ -75,6 +76,19 @@ def test_a_pair_of_files_is_described_as_its_checkpoint(files: Path, dtype: str)
         assert ours.model.device == torch.device("cpu")
     assert here.target.weights == f"{dtype.upper()} (GGUF)"
     assert there.target.weights == "float32"
+
+
+def test_each_header_is_read_once(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, seen = output_head._GgufReader.head, []
+
+    def counted(self: output_head._GgufReader, *given: object) -> output_head.GgufHead:
+        seen.append(self)
+        return read(self, *given)
+
+    monkeypatch.setattr(output_head._GgufReader, "head", counted)
+    for _ in range(2):  # and again with the next pair: nothing is kept once a pair is loaded
+        load_models(files / "target-f32.gguf", files / "draft-f16.gguf")
+    assert len(seen) == 4
 
 
 def test_the_builtin_tokenizer_survives(tmp_path: Path) -> None:
@@ -287,7 +301,7 @@ def test_how_text_is_cut_is_named_or_refused(files: Path) -> None:
     def pre(cut: object) -> str:
         tokenizer = byte_tokenizer()
         tokenizer.backend_tokenizer.pre_tokenizer = cut
-        return gguf_vocabulary.vocabulary(tokenizer, model).pre
+        return gguf_vocabulary.vocabulary(tokenizer, model.id, model.vocab_size).pre
 
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split

@@ -61,6 +61,29 @@ def test_all_kinds_of_values(tmp_path: Path, order: str, version: int) -> None:
     assert head.types == {"F32", "77"}  # a vector's does not count
 
 
+def test_long_arrays_are_shared_if_they_are_equal(tmp_path: Path) -> None:
+    def file(name: str, words: list[str]) -> Path:
+        array = text("words") + struct.pack("<IIQ", 9, 8, len(words)) + b"".join(map(text, words))
+        (tmp_path / name).write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array)
+        return tmp_path / name
+
+    words = [f"wörd {i}" for i in range(1200)]
+    heads = [
+        gguf_head(file("a", words)),
+        gguf_head(file("b", words)),
+        gguf_head(file("c", [*words[:-1], "another"])),
+        gguf_head(file("d", words[:-1])),
+    ]
+    a, b, c, d = (head.metadata["words"] for head in heads)
+    assert a == words and b is a
+    assert c == [*words[:-1], "another"] and d == words[:-1]
+    assert gguf_head(tmp_path / "d") is heads[3]
+    module.forget_heads()
+    again = gguf_head(tmp_path / "a").metadata["words"]
+    assert again == a and again is not a
+    module.forget_heads()
+
+
 def test_every_cut_is_refused(tmp_path: Path) -> None:
     path, data = tmp_path / "a.gguf", whole()
     for length in range(len(data)):

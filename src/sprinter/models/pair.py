@@ -264,11 +264,7 @@ def _check_options(origin: Provenance, options: _Options) -> None:
 
 
 def _load(
-    origin: Provenance,
-    which: str,
-    options: _Options,
-    speaker: PreTrainedTokenizerBase,
-    words: Vocabulary,
+    origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase, words: Vocabulary
 ) -> LoadedModel:
     begun, stored, ends = time.perf_counter(), None, None
     if isinstance(origin.at, PreTrainedModel):
@@ -393,7 +389,7 @@ def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
 
 def _own_vocabulary(origin: Provenance, trust: bool) -> Vocabulary | None:
     if origin.gguf is not None:
-        return gguf_tokens(origin.gguf)
+        return gguf_tokens(origin.gguf) or None
     own = _own_tokenizer(origin, trust)
     return None if own is None else own.get_vocab()
 

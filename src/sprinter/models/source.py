@@ -7,6 +7,7 @@ From then on it is a directory like any other, so that all checks are made in on
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 
-__all__ = ["Provenance", "Source", "find", "load_error"]
+__all__ = ["Provenance", "Source", "find", "load_error", "models_folder"]
 
 Source = str | Path | PreTrainedModel
-"""A model: directory, hub id, GGUF file (local, or on the hub as org/name/file.gguf), or a loaded model."""
+"""A model: directory, hub id, GGUF file (local, or as org/name/file.gguf in the models folder or on the hub), or a
+loaded model."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 _HUB_FILE = re.compile(r"(\w[\w.-]*/[\w.-]+)/(.+\.gguf)")
@@ -125,12 +127,29 @@ def _find_gguf(path: Path, name: str, which: str, revision: str | None) -> Prove
     on_hub = _HUB_FILE.fullmatch(name)
     if on_hub is None:
         raise UserError(f"the {which} file {name} does not exist: check the path")
+    if revision is None and (kept := _kept(path.name)) is not None:
+        return Provenance(kept, name)
     try:
         path = Path(hf_hub_download(on_hub[1], on_hub[2], revision=revision))
     except Exception as error:
         raise load_error(error, name, which) from error
     depth = len(Path(on_hub[2]).parts)
     return Provenance(path, name, path.parents[depth - 1].name)
+
+
+def models_folder() -> Path:
+    """The directory of GGUF files that are looked for by hub id: ``SPRINTER_MODELS``, else ~/.cache/sprinter-models."""
+    return Path(os.environ.get("SPRINTER_MODELS") or "~/.cache/sprinter-models").expanduser()
+
+
+def _kept(name: str) -> Path | None:
+    """A file of this name in the models folder. Converters differ in case, and in what separates parts of a name."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-._]+", "-", name.lower())
+
+    files = sorted(models_folder().glob("*.gguf"), key=lambda file: (file.name != name, file.name))
+    return next((file for file in files if plain(file.name) == plain(name)), None)
 
 
 def _commit(model: PreTrainedModel) -> str | None:

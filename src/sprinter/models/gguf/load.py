@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package, installed, last_words, library, loading
-from sprinter.models.gguf.output_head import gguf_head
+from sprinter.models.gguf.output_head import check_whole, gguf_head
 from sprinter.models.gguf.repack import Repacking, repacking
 
 __all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "file_fingerprint"]
@@ -90,6 +90,7 @@ class GgufModel:
 
     def _check_kind(self) -> None:
         llama = self._llama
+        check_whole(self.path, int(self._metadata("split.count") or 0))
         kinds = {
             "is an encoder-decoder or embedding model": llama.llama_model_has_encoder,
             "holds a recurrent state, which cannot be rewound": llama.llama_model_is_recurrent,

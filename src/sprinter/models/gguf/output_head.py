@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,12 +17,16 @@ from typing import Any
 from sprinter.errors import UserError
 from sprinter.models.gguf.library import gguf_package
 
-__all__ = ["GgufHead", "StoredTensor", "forget_heads", "gguf_head"]
+__all__ = ["GgufHead", "StoredTensor", "check_whole", "forget_heads", "gguf_head"]
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its code in ``struct``."""
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
+_LONG = 1000
+_long_arrays: deque[tuple[str, bytes, list[str]]] = deque(maxlen=2)
+"""Byte order, bytes and strings of the last arrays of at least ``_LONG`` strings: tokens and merges, which the files of
+a pair share as a rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +67,39 @@ def gguf_head(path: Path) -> GgufHead:
     it is loaded.
 
     Raises:
-        UserError: the file is damaged or truncated, or the package ``gguf`` is not installed.
+        UserError: the file is damaged, truncated or a part of a model, or the package ``gguf`` is not installed.
     """
     gguf_package()
     try:
         state = path.stat()
-        return _read(path, state.st_size, state.st_mtime_ns)
-    except ValueError as cause:
-        raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again ({cause})") from cause
-    except (OSError, error) as cause:
+        head = _read(path, state.st_size, state.st_mtime_ns)
+    except (OSError, ValueError, error) as cause:  # mmap refuses an empty file
         raise UserError(f"the GGUF file {path} is damaged or cut short: fetch it again") from cause
+    check_whole(path, int(head.metadata.get("split.count", 0)))
+    return head
+
+
+def check_whole(path: Path, parts: int) -> None:
+    """Refuse a file that is one of several parts of a model.
+
+    Raises:
+        UserError: ``parts`` is more than one.
+    """
+    if parts > 1:
+        raise UserError(
+            f"{path} is one of {parts} parts of a model: join them with llama.cpp's `llama-gguf-split --merge`"
+        )
 
 
 def forget_heads() -> None:
     """Free the headers that ``gguf_head`` keeps, some 30 MB for a vocabulary of 150,000."""
     _read.cache_clear()
+    _long_arrays.clear()
 
 
 @lru_cache(maxsize=2)
 def _read(path: Path, size: int, changed_ns: int) -> GgufHead:
     """The header of a file in this state."""
-    if not size:  # mmap refuses it
-        raise ValueError("it is empty")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _GgufReader(data).head(gguf_package())
 
@@ -94,10 +110,10 @@ class _GgufReader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 8
         if data[:4] != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("no GGUF file")
         self._order = "<" if unpack_from("<I", data, 4)[0] in _VERSIONS else ">"
         if unpack_from(f"{self._order}I", data, 4)[0] not in _VERSIONS:
-            raise ValueError("its version is unknown")
+            raise ValueError("a version that is not known")
         self._length = Struct(f"{self._order}Q").unpack_from
 
     def head(self, gguf: Any) -> GgufHead:
@@ -137,6 +153,10 @@ class _GgufReader:
     def _strings(self, count: int) -> list[str]:
         """``_string``, for hundreds of thousands of strings."""
         data, at, end, length = self._data, self._at, len(self._data), self._length
+        for order, raw, strings in _long_arrays:
+            if (order, len(strings)) == (self._order, count) and data[at : at + len(raw)] == raw:
+                self._at += len(raw)
+                return strings
         found = []
         for _ in range(count):
             begin = at + 8
@@ -144,8 +164,11 @@ class _GgufReader:
             if at > end:
                 raise ValueError("a string goes beyond the end")
             found.append(data[begin:at])
-        self._at = at
-        return [string.decode() for string in found]
+        begin, self._at = self._at, at
+        strings = [string.decode() for string in found]
+        if count >= _LONG:
+            _long_arrays.append((self._order, data[begin:at], strings))
+        return strings
 
     def _string(self) -> str:
         (length,) = self._length(self._data, self._at)

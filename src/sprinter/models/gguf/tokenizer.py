@@ -32,12 +32,15 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
         UserError: the file is damaged or has no vocabulary, or its tokenizer cannot be rebuilt.
     """
     metadata = gguf_head(path).metadata
-    rebuild = _REBUILT.get(metadata.get("tokenizer.ggml.model", "none"))
+    kind = metadata.get("tokenizer.ggml.model", "none")
+    rebuild = _REBUILT.get(kind)
     if JSON_KEY in metadata:
         backend = Tokenizer.from_str(metadata[JSON_KEY])
     elif rebuild is not None:
         _check_vocabulary(metadata, path)
         backend = rebuild(metadata, path)
+    elif kind in ("none", "no_vocab"):
+        raise UserError(f"{path} holds no vocabulary: give tokenizer=")
     else:
         return _by_transformers(path)
     special = {
@@ -54,7 +57,7 @@ def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 
 
 def gguf_tokens(path: Path) -> dict[str, int]:
-    """Token → id of a GGUF file, also for tokenizers that cannot be rebuilt.
+    """Token → id of a GGUF file, also for tokenizers that cannot be rebuilt; empty if it holds no vocabulary.
 
     Raises:
         UserError: the file is damaged.

@@ -1,0 +1,61 @@
+"""GGUF files that are named by hub id and found in the directory SPRINTER_MODELS."""
+
+from pathlib import Path
+
+import pytest
+
+from sprinter.errors import UserError
+from sprinter.models import source
+from sprinter.models.source import find, models_folder
+
+HUB = "Org/Little-Coder-1.5B-GGUF/little-coder-1.5b-q4_k_m.gguf"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A models folder; the hub answers that it is not there."""
+
+    def no_hub(*_: object, **__: object) -> str:
+        raise OSError("no hub")
+
+    monkeypatch.setattr(source, "hf_hub_download", no_hub)
+    monkeypatch.setenv("SPRINTER_MODELS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["little-coder-1.5b-q4_k_m.gguf", "Little-Coder-1.5B.Q4_K_M.gguf", "Little_Coder-1.5b-q4-k-m.gguf"],
+)
+def test_a_file_is_found_however_its_name_is_written(folder: Path, name: str) -> None:
+    (folder / name).touch()
+    (folder / "little-coder-1.5b-q8_0.gguf").touch()
+    found = find(HUB, "target")
+    assert (found.at, found.name, found.revision) == (folder / name, HUB, None)
+
+
+def test_the_exact_name_comes_first(folder: Path) -> None:
+    for name in ("Little-Coder-1.5B.Q4_K_M.gguf", "little-coder-1.5b-q4_k_m.gguf"):
+        (folder / name).touch()
+    assert find(HUB, "target").at == folder / "little-coder-1.5b-q4_k_m.gguf"
+
+
+def test_what_is_not_there_is_looked_for_on_the_hub(folder: Path) -> None:
+    (folder / "little-coder-0.5b-q4_k_m.gguf").touch()
+    with pytest.raises(UserError, match="no hub"):
+        find(HUB, "target")
+    (folder / "little-coder-1.5b-q4_k_m.gguf").touch()
+    with pytest.raises(UserError, match="no hub"):  # a revision is one of the hub's
+        find(HUB, "target", "main")
+
+
+def test_a_path_is_not_looked_for(folder: Path) -> None:
+    (folder / "a.gguf").touch()
+    with pytest.raises(UserError, match="does not exist"):
+        find("a.gguf", "target")
+
+
+def test_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert models_folder() == folder
+    monkeypatch.setenv("SPRINTER_MODELS", "")
+    assert models_folder() == Path.home() / ".cache" / "sprinter-models"
