@@ -13,7 +13,6 @@ Run: python benchmarks/llamacpp/agreement.py --data DIR [--tokens 200] [--models
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -41,6 +40,7 @@ from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.tokenizer import gguf_tokenizer
 from sprinter.models.gguf.write import write_gguf
 from sprinter.models.pair import builtin_paths
+from sprinter.models.source import models_folder
 
 NAME = "llamacpp/agreement"
 WRITTEN = 200_000_000  # parameters of the largest model that is written in float32
@@ -134,8 +134,7 @@ def real_files() -> list[Path]:
     """The GGUF files of ``SPRINTER_MODELS``; with ``--smoke`` a file of the built-in draft."""
     if SMOKE:
         return [convert_gguf(builtin_paths()["draft"], scratch("models") / "draft.gguf", "q8_0")]
-    folder = Path(os.environ.get("SPRINTER_MODELS") or "~/.cache/sprinter-models").expanduser()
-    return sorted(folder.glob("*.gguf"))
+    return sorted(models_folder().glob("*.gguf"))
 
 
 def main() -> None:
