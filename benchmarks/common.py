@@ -240,7 +240,7 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
 def command(name: str) -> str:
     """The command line, without the folders of the data and of what is kept."""
     words = sys.argv[1:]
-    folders = ("--data", "--out")
+    folders = ("--data", "--out", "--before", "--after")
     named = tuple(f"{folder}=" for folder in folders)
     kept = [
         word

@@ -49,6 +49,8 @@ def where(results: dict[str, Any]) -> str:
     """Command, machine and commit of the numbers: one line, or one for each part that was measured separately."""
     if isinstance(results.get("runs"), dict):
         return "\n".join(f"- {part}: {_made(run)}, {_place(run)}" for part, run in results["runs"].items())
+    if "new_tokens" not in results:
+        return f"{_made(results)}, {_place(results)}"
     made = f"{_made(results)}: {texts(results)}{results['new_tokens']} new tokens each"
     return f"{made}, {_place(results)}"
 
@@ -256,12 +258,17 @@ TOPICS = {
             "engine/decoding": "Captured passes: decoding",
             "engine/passes": "Captured passes: one pass, one step",
             "engine/batch": "Many rows at once",
+            "engine/revisions": "Before and after drafts became trees",
         },
         engine_headline,
     ),
     "llamacpp": Topic(
         "GGUF models against llama-cpp-python's own loop",
-        {"llamacpp/speed": "llama.cpp as a runner"},
+        {
+            "llamacpp/speed": "llama.cpp as a runner",
+            "llamacpp/agreement": "One GGUF file through llama.cpp and through PyTorch",
+            "llamacpp/tokenizers": "Tokenizers of GGUF files",
+        },
         llamacpp_headline,
     ),
     "gate": Topic(

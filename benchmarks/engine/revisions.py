@@ -70,7 +70,7 @@ class Checkout:
     def __init__(self, folder: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "OMP_NUM_THREADS": "1"}
         self.commit = _git(folder, "rev-parse", "--short", "HEAD") + "+" * bool(
-            _git(folder, "status", "--porcelain")
+            _git(folder, "status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)benchmarks/results")
         )
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--work"], cwd=folder, env=environment, text=True,
