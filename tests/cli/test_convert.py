@@ -155,11 +155,12 @@ def test_wrong_runners_are_one_line(run: Run, pair: list[str], options: tuple[st
     assert (status, out, err.count("\n")) == (2, "", 1) and line in err
 
 
-def test_torch_refuses_a_file(run: Run, tmp_path: Path) -> None:
+def test_torch_refuses_a_damaged_file(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     status, out, err = run("generate", "the", "--target", str(tmp_path / "model.gguf"), "--runner", "torch")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "is a GGUF file, which llama.cpp alone runs: use runner auto or llamacpp" in err
+    assert "is damaged or cut short: fetch it again" in err
 
 
 def test_flops_of_a_file_are_those_of_its_directory(run: Run, tmp_path: Path) -> None:

@@ -201,14 +201,14 @@ def record_text(
     logits: tuple[Tensor, Tensor],
     hidden: Tensor,
     full: int = FULL,
-    reduce: Reduce = group_laws,
+    reduce: Reduce | None = None,
 ) -> RecordedText:
     """Record the positions of ``ids`` after ``prompt``.
 
     Args:
         logits: the target's and the draft's, each ``[n, V]``, of these tokens.
         hidden: the draft's states ``[n + 1, d]``: before each of the tokens, and at the last one.
-        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce``.
+        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce`` (default: ``group_laws``).
     """
     vocab, n = pair.models.vocab_size, len(ids)
     raw_p, raw_q = (raw_law(each[:, :vocab].float().cpu()) for each in logits)
@@ -225,7 +225,7 @@ def record_text(
     laws: tuple[Tensor, ...] = (p, q, raw_p, raw_q)
     tokens, outcomes = torch.tensor(ids), None
     if vocab > full:
-        laws, tokens, outcomes = reduce(laws, tokens)
+        laws, tokens, outcomes = (reduce or group_laws)(laws, tokens)
     doubled = {name: values.double() for name, values in signals.items()}
     return RecordedText(laws, tokens, tuple(ids), tuple(prompt), doubled, features, outcomes)
 
