@@ -208,7 +208,8 @@ def record_text(
     Args:
         logits: the target's and the draft's, each ``[n, V]``, of these tokens.
         hidden: the draft's states ``[n + 1, d]``: before each of the tokens, and at the last one.
-        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce`` (default: ``group_laws``).
+        full: vocabularies up to this size are recorded whole; larger ones are reduced by ``reduce``,
+            by default ``group_laws``.
     """
     vocab, n = pair.models.vocab_size, len(ids)
     raw_p, raw_q = (raw_law(each[:, :vocab].float().cpu()) for each in logits)
