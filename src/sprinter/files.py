@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ def read_json_lines(path: Path) -> list[Any]:
 def write_atomic(path: Path, content: bytes | str) -> Path:
     """Write a temporary file next to ``path``, then rename it: a killed program leaves the old or the new file.
 
+    A link stays a link; the file that it leads to is replaced.
+
     Args:
         path: the file.
         content: its bytes; text is encoded as UTF-8.
@@ -34,12 +38,17 @@ def write_atomic(path: Path, content: bytes | str) -> Path:
         ``path``.
 
     Raises:
-        OSError: it could not be written; no partial file is left.
+        OSError: it could not be written, or is a device or directory; no partial file is left.
     """
-    part = path.with_name(path.name + ".part")
+    place = path.resolve() if path.is_symlink() else path
+    if place.exists() and not place.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    part = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
     try:
+        part.touch(exist_ok=False)
         part.write_bytes(content.encode() if isinstance(content, str) else content)
-        return part.replace(path)
+        part.replace(place)
+        return path
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

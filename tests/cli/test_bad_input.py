@@ -33,7 +33,7 @@ REQUESTS = [
     ("empty stop string", ["generate", "x", "--stop", ""], ["stop string is empty", "--stop"]),
     ("stop of surrogates", ["generate", "x", "--stop", "\udcff"], ["stop string is not valid UTF-8"]),
     ("penalty", ["generate", "x", "--presence-penalty", "3"], ["--presence-penalty 3", "[-2, 2]"]),
-    ("repetition", ["generate", "x", "--repetition-penalty", "0"], ["--repetition-penalty 0", "above 0"]),
+    ("repetition", ["generate", "x", "--repetition-penalty", "0"], ["--repetition-penalty 0", "from 0.01 to 100"]),
     ("bias without number", ["generate", "x", "--logit-bias", "5"], ["--logit-bias 5", "15=-100"]),
     ("bias", ["generate", "x", "--logit-bias", "5=200"], ["token 5=200", "[-100, 100]"]),
     ("empty bad word", ["generate", "x", "--bad-word", ""], ["a bad word is empty", "--bad-word"]),

@@ -289,3 +289,63 @@ def test_a_terminal_shows_origins_with_and_without_colours(
     assert "\x1b" not in dumb
     answers = [re.sub(r"\d+\.\d+", "", SGR.sub("", text)) for text in (coloured, plain, dumb)]
     assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize(
+    "line", ["/load ~nosuchuser/x", f"/save {'a' * 300}", "/save x\0y", "/load {deep}", f"/drop {'9' * 5000}"]
+)
+def test_a_bad_command_keeps_the_conversation(line: str, pair: Pair, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    chat = new_chat(pair)
+    kept = tmp_path / "kept.json"
+    assert (
+        played(chat, "Hello", line.format(deep=tmp_path / "deep.json"), f"/save {kept}", interactive=False)
+        == 2
+    )
+    assert len(json.loads(kept.read_text())["messages"]) == 2
+    assert "Error:" not in capsys.readouterr().err
+
+
+def test_a_fault_of_ours_keeps_the_conversation(
+    pair: Pair, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("sprinter.cli.chat_session.Session.undo", broken)
+    chat, kept = new_chat(pair), tmp_path / "kept.json"
+    assert played(chat, "Hello", "/undo", f"/save {kept}", interactive=False) == 1
+    assert len(json.loads(kept.read_text())["messages"]) == 2
+    assert "RuntimeError: broken" in capsys.readouterr().err
+
+
+def test_only_files_that_the_chat_wrote_are_replaced(pair: Pair, tmp_path: Path, capsys: Capture) -> None:
+    chat, mine, link = new_chat(pair), tmp_path / "mine.json", tmp_path / "link.json"
+    mine.write_text('[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}]')
+    before = mine.read_text()
+    assert played(chat, f"/load {mine}", "/reset", f"/save {mine}", interactive=False) == 2
+    assert mine.read_text() == before and "exists already" in capsys.readouterr().err
+    link.symlink_to(mine)
+    assert played(chat, f"/save! {link}", interactive=False) == 0
+    assert link.is_symlink() and json.loads(mine.read_text())["messages"] == []
+    assert played(chat, f"/save! {tmp_path}", interactive=False) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "mine.json"]
+
+
+def test_a_bad_line_in_a_long_message_drops_the_message(pair: Pair) -> None:
+    class Broken(Script):
+        def read(self, prompt: str) -> str:
+            line = super().read(prompt)
+            if line == "bad":
+                raise UserError("line 2 is no text")
+            return line
+
+    chat = new_chat(pair)
+    assert converse(chat, Broken(['"""first', "bad", 'third"""', "Hello"], interactive=False), Screen()) == 2
+    assert [turn.user for turn in chat.turns] == ["Hello"]
+
+
+def test_a_chat_may_ask_for_a_least_length(pair: Pair) -> None:
+    chat = new_chat(pair, max_new_tokens=5, min_new_tokens=3)
+    assert played(chat, "Hello", "/set min_new_tokens 2", "/set seed 3", interactive=False) == 0
+    assert chat.options.min_new_tokens == 2

@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
 }
+OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
 UNUSED = {"gate label": {"--gate", "--head", "--compile"}}  # what a command has no use for
 
 
@@ -77,10 +78,11 @@ def test_every_option_reaches_the_loader(
     expected = {key: value for key, value in GIVEN.items() if key.rstrip("s") not in left_out}
     if left_out:
         expected |= {"gate": None, "heads": ()}
+    expected |= OWN.get(name, {})
     assert asked == [("t", expected)]
     at_defaults = [word.format(file=file, folder=tmp_path / "out") for word in COMMANDS[name]]
     run(*at_defaults, "--target", "t", "--draft", "d", "--device-map", "auto")
-    extra = {"dtype": "float32"} if name == "doctor" else {}
+    extra = {"dtype": "float32"} if name == "doctor" else OWN.get(name, {})
     plain = {"draft": "d", "gate": None, "heads": (), "device_map": "auto"}
     assert asked[1:] in ([], [("t", plain | extra)])
     assert len(asked) == 2 or name == "generate"

@@ -246,3 +246,10 @@ def test_templates_that_fail_or_leave_out(builtin_pair: sprinter.Pair, template:
 def test_bad_arguments_of_the_template(pair: sprinter.Pair, prompt: Any, given: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         pair.generate(prompt, chat_template_kwargs=given)
+
+
+def test_a_mark_of_ours_in_a_message_is_text(pair: sprinter.Pair) -> None:
+    said = "a \ue000 b"
+    assert said in pair.render_chat([{"role": "user", "content": said}]).text
+    with pytest.raises(UserError, match="half of a surrogate pair"):
+        pair.render_chat([{"role": "user", "content": "\ud800"}])

@@ -377,3 +377,13 @@ def test_the_record_of_a_row() -> None:
     assert (text.usable("exact"), text.usable("all"), text.tokens) == (0, 3, [1, 2, 3])
     assert common_prefix([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 0]) == 5
     assert common_prefix([], [VOCAB]) == 0
+
+
+def test_another_kind_of_attention_needs_other_runners() -> None:
+    pair, prompt = pair_of(DEFAULT, single()), [*SYSTEM, 1, 2]
+    before = pair.generate(prompt, max_new_tokens=6, temperature=0.0)
+    for model in (pair.models.target.model, pair.models.draft.model):  # type: ignore[union-attr]
+        model.set_attn_implementation("eager")
+    again = pair.generate(prompt, max_new_tokens=6, temperature=0.0)
+    assert again.stats.cached_tokens == 0
+    assert [token.id for token in again.tokens] == [token.id for token in before.tokens]

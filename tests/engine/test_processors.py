@@ -149,7 +149,7 @@ def test_rows_without_processors_keep_their_way() -> None:
 
 
 BAD = [
-    ({"repetition_penalty": 0}, "repetition_penalty=0 is out of range: give a number above 0"),
+    ({"repetition_penalty": 0}, "repetition_penalty=0 is out of range: give a number from 0.01 to 100"),
     ({"repetition_penalty": float("nan")}, "repetition_penalty=nan is out of range"),
     ({"presence_penalty": 2.5}, "presence_penalty=2.5 is out of range: give a number in [-2, 2]"),
     ({"frequency_penalty": "1"}, "frequency_penalty=1 is out of range: give a number in [-2, 2]"),

@@ -10,11 +10,12 @@ import sprinter
 from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.laws import Sampling, overlap, process, tv_distance
+from sprinter.laws import Sampling, one_hot, overlap, process, tv_distance
 from sprinter.theory import given
 from sprinter.theory.given import Passage, first_choices, read_passages
 from sprinter.theory.outcomes import condense_laws
 from sprinter.theory.passes import PassTimes, measure_passes
+from sprinter.theory.recording import Recording
 from sprinter.theory.replay import Replay, replay
 
 PASSAGES = [Passage((65, 66, 67), tuple(range(70, 100))), Passage((65,), (80, 81))]
@@ -105,3 +106,22 @@ def test_speed_from_counts_by_hand() -> None:
     run = Replay(tokens=10, target_calls=4, draft_steps=8, read=12, by_text=torch.empty(0), **counts)
     assert times.token_s(run) == pytest.approx((4 * 1.6 + 8 * 0.25) / 10)
     assert times.speed_up(run) == pytest.approx(10 / 8.4)
+
+
+def test_first_choices_are_those_of_the_whole_laws() -> None:
+    numbers = torch.Generator().manual_seed(2)
+    raw_p = torch.softmax(
+        torch.randn(40, 400, generator=numbers, dtype=torch.float64), -1
+    )  # groups outweigh tokens
+    raw_q = torch.softmax(
+        raw_p.log() + 0.3 * torch.randn(40, 400, generator=numbers, dtype=torch.float64), -1
+    )
+    same = (raw_p.argmax(-1) == raw_q.argmax(-1)).tolist()
+    assert 0 < sum(same) < 40
+    tokens = torch.zeros(40, dtype=torch.long)
+    for p, q in ((raw_p, raw_q), (one_hot(raw_p), one_hot(raw_q))):
+        on, taken, outcomes = condense_laws((p, q, raw_p, raw_q), tokens, kept=20)
+        recording = Recording(
+            *on, taken, tokens, {}, (40,), ((0,),), new_tokens=40, writer="given", outcomes=outcomes
+        )
+        assert first_choices(recording).tolist() == same

@@ -61,7 +61,7 @@ class Commands:
 
     def __init__(self, chat: Session, screen: Screen) -> None:
         self._chat, self._screen = chat, screen
-        self._own: set[Path] = set()  # files that this chat wrote or read, which it may replace
+        self._own: set[Path] = set()  # files of chats that this one wrote or continues, which it may replace
         self.ended = self.stopped = False
 
     def run(self, line: str) -> None:
@@ -133,8 +133,8 @@ class Commands:
         self._left()
 
     def _drop(self, rest: str) -> None:
-        if rest and not rest.isdecimal():
-            raise UserError(f"/drop {rest} is no number of turns: give /drop 2")
+        if rest and not (rest.isdecimal() and len(rest) < 10):
+            raise UserError(f"/drop {rest[:20]} is no number of turns: give /drop 2")
         self._chat.drop(int(rest or 1))
         self._left()
 
@@ -147,7 +147,7 @@ class Commands:
         self._screen.note(f"the conversation has {count or 'no'} turn{'' if count == 1 else 's'}")
 
     def _save(self, rest: str, replace: bool = False) -> None:
-        path = Path(rest).expanduser()
+        path = _path(rest)
         save_chat(self._chat, path, replace=replace or path.absolute() in self._own)
         self._own.add(path.absolute())
         self._screen.note(f"saved as {path}")
@@ -156,14 +156,24 @@ class Commands:
         self._save(rest, replace=True)
 
     def _load(self, rest: str) -> None:
-        path = Path(rest).expanduser()
-        load_chat(self._chat, path)
-        self._own.add(path.absolute())
+        path = _path(rest)
+        if load_chat(self._chat, path):
+            self._own.add(path.absolute())
         self._left()
         self._screen.note(f"method {self._chat.method.name}; /history shows the turns, /set the options")
 
     def _quit(self, rest: str) -> None:
         self.ended = True
+
+
+def _path(text: str) -> Path:
+    """The path that was typed; ~ is a home directory."""
+    if "\0" in text:
+        raise UserError("a file's name has no zero byte: give another name")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UserError(f"cannot find the directory of '{text}' ({error}): give its full path") from None
 
 
 def option_value(text: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,17 +44,20 @@ def save_chat(chat: Session, path: Path, *, replace: bool) -> None:
     Raises:
         UserError: the file exists, or cannot be written.
     """
-    if path.exists() and not replace:
-        raise UserError(f"'{path}' exists already: /save! replaces it, or give another name")
     text = _markdown(chat) if path.suffix == ".md" else json.dumps(as_dict(chat), indent=1) + "\n"
     try:
+        if os.path.lexists(path) and not replace:
+            raise UserError(f"'{path}' exists already: /save! replaces it, or give another name")
         write_atomic(path, text)
     except OSError as error:
         raise UserError(f"cannot write '{path}' ({error.strerror}): give another file") from None
 
 
-def load_chat(chat: Session, path: Path) -> None:
+def load_chat(chat: Session, path: Path) -> bool:
     """Continue the conversation of a file: one that ``save_chat`` wrote, or any JSON with a list of messages.
+
+    Returns:
+        Whether ``save_chat`` wrote it.
 
     Raises:
         UserError: the file cannot be read, is no chat, or holds options that this pair cannot run.
@@ -64,13 +68,14 @@ def load_chat(chat: Session, path: Path) -> None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read '{path}' ({error.strerror}): give a file that /save wrote") from None
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: nested too deeply
         raise UserError(f"'{path}' is not JSON in UTF-8: give a file that /save wrote, not .md") from None
     try:
         system, turns, options = _parts(value)
         chat.restore(system, turns, options)
     except UserError as error:
         raise UserError(f"'{path}': {error}") from None
+    return isinstance(value, dict) and value.keys() == as_dict(chat).keys()
 
 
 def _parts(value: Any) -> tuple[str | None, list[Turn], Any]:

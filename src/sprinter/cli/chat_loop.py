@@ -61,6 +61,10 @@ def converse(chat: Session, lines: Lines, screen: Screen) -> int:
         except SprinterError as error:
             screen.error(error)
             status = 2 if isinstance(error, UserError) else 1
+        except Exception as error:  # a fault of ours or of a model's code must not lose the conversation
+            lines_of = str(error).strip().splitlines() or ["no message"]
+            screen.error(SprinterError(f"{type(error).__name__}: {lines_of[0][:300]}; /save keeps the chat"))
+            status = 1
     return 0 if lines.interactive else status
 
 
@@ -89,13 +93,18 @@ def read_entry(lines: Lines) -> str | None:
     if not line.startswith(_QUOTES):
         return line if line.strip() else None
     parts = [line.removeprefix(_QUOTES)]
+    wrong: UserError | None = None
     while not parts[-1].rstrip().endswith(_QUOTES):
         try:
             parts.append(lines.read("... "))
+        except UserError as error:  # the rest of the message is no message of its own
+            wrong = wrong or error
         except EOFError:
             raise UserError(
                 f"the input ended within a message of several lines: end it with {_QUOTES}"
             ) from None
+    if wrong is not None:
+        raise wrong
     parts[-1] = parts[-1].rstrip().removesuffix(_QUOTES)
     text = "\n".join(parts).strip("\n")
     if not text.strip():

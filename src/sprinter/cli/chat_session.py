@@ -148,7 +148,7 @@ class Session:
 
     def _check(self, system: str | None, turns: Sequence[Turn], options: GenerationOptions) -> None:
         """Raise a UserError if the pair cannot run the options, or its template refuses the messages."""
-        short = options.replace(chat_template_kwargs=None, max_new_tokens=1)
+        short = options.replace(chat_template_kwargs=None, max_new_tokens=1, min_new_tokens=0)
         self.pair.stream([0], short).close()
         self._prompt(_messages(system, turns, "Hello"), options)
 

@@ -45,7 +45,7 @@ def read_messages(file: Path) -> list[dict[str, Any]]:
         value = json.loads(file.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read --messages '{file}' ({error.strerror}): check the path") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise UserError(f"--messages '{file}' is not JSON ({error}): fix it") from None
     value = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(value, list) or not value or not all(isinstance(one, dict) for one in value):

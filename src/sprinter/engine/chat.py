@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -152,8 +153,8 @@ def _checked(message: Any, number: int, template: str) -> dict[str, Any]:
             f"{where} has a field {unread!r}, which the chat template does not read: leave it out"
         )
     if message.get("content") is None and "tool_calls" in others:
-        return {"role": role, **others}
-    return {"role": role, "content": _text(message.get("content"), where), **others}
+        return {"role": role, **deepcopy(others)}
+    return {"role": role, "content": _text(message.get("content"), where), **deepcopy(others)}
 
 
 def _text(content: Any, where: str) -> str:
@@ -257,7 +258,7 @@ class _Chat:
                     ids += found
             return ids
 
-        first = next(word for word in said if word != _OPEN)
+        first = next((word for word in said if word != _OPEN), _OPEN)
         refused = UserError(
             f"a message holds the special token {first!r}, which this tokenizer cannot encode as text: take it out"
         )

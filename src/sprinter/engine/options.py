@@ -97,8 +97,8 @@ def _id(name: str, value: Any) -> int:
 
 
 def _is_several(value: Any) -> bool:
-    """Whether the value can be iterated over; an array without dimensions cannot."""
-    return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
+    """Whether the value is a list of some kind: no mapping, and no array without dimensions."""
+    return isinstance(value, Iterable) and not isinstance(value, Mapping) and getattr(value, "ndim", 1) > 0
 
 
 def _one_of(choices: tuple[str, ...], name: str, value: Any) -> str:
@@ -139,8 +139,10 @@ def _penalty(name: str, value: Any) -> float:
 
 
 def _factor(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < float(value) < float("inf"):
-        raise UserError(f"{name}={value!r} is out of range: give a number above 0 (1 changes nothing)")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0.01 <= float(value) <= 100.0:
+        raise UserError(
+            f"{name}={value!r} is out of range: give a number from 0.01 to 100 (1 changes nothing)"
+        )
     return float(value)
 
 

@@ -52,7 +52,7 @@ def load_pair(
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
             "float16" or "q8_0").
         prefix_cache_bytes: maximum memory of idle KV caches, from which later texts reuse the beginning that they share
-            with earlier ones (system prompt, turns of a chat); 0: nothing is reused.
+            with earlier ones (system prompt, turns of a chat); 0, or less than one text's cache: nothing is reused.
         prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit; "all":
             generated tokens too, which changes last bits and so, rarely, a token.
         options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
@@ -134,7 +134,8 @@ class Pair:
     def clear_prefix_cache(self) -> None:
         """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed.
 
-        Call it after a change of the weights that torch does not count, such as a write through ``.data`` on a GPU.
+        Call it after a change of the model that is not looked for: a write through ``.data`` on a GPU, or other
+        frequencies of its rotary embedding.
         """
         for pool in (self._parts.targets, self._parts.drafts):
             if pool is not None:

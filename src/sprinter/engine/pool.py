@@ -68,6 +68,7 @@ class RunnerPool:
         self._idle = IdleRunners() if idle is None else idle
         self._held: WeakKeyDictionary[Runner, HeldRows] = WeakKeyDictionary()
         self._changes = Changes(model.model)
+        self._attention = _attention(model)
 
     @property
     def _free(self) -> list[Runner]:
@@ -79,6 +80,9 @@ class RunnerPool:
         ``prompt``: token ids of a text that it will read; a runner that holds a beginning of them is preferred.
         """
         with self._idle.lock:
+            if (attention := _attention(self.model)) != self._attention:  # runners make masks for one kind
+                self.clear()
+                self._attention = attention
             runner, source = self._choose(max_len, rows, spare, prompt)
             if runner is not None:
                 self._idle.take(self, runner)
@@ -161,6 +165,11 @@ class RunnerPool:
         """Return a runner, whose rows hold what its ``HeldRows`` records."""
         if runner is not None:
             self._idle.put(self, runner)
+
+
+def _attention(model: LoadedModel) -> str | None:
+    """The implementation of attention that transformers uses for a model; ``set_attn_implementation`` changes it."""
+    return getattr(model.model.config, "_attn_implementation", None)
 
 
 class _IdleChoice(NamedTuple):

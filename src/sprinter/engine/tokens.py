@@ -21,8 +21,14 @@ def text_ids(
         special: whether the tokenizer adds its special tokens (BOS).
 
     Raises:
-        UserError: the text is far longer than the context.
+        UserError: the text is far longer than the context, or holds half of a surrogate pair.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the prompt is no text: character {error.start} is half of a surrogate pair; decode it from UTF-8 anew"
+        ) from None
     # Encoding megabytes is slow: a prompt far beyond the context is rejected by the length of its first part.
     part = text[: _CHARS_PER_TOKEN * pair.longest]
     ids = list(tokenizer(part, add_special_tokens=special, verbose=False)["input_ids"])

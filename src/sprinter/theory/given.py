@@ -64,7 +64,10 @@ def read_passages(
 
 def first_choices(recording: Recording) -> Tensor:
     """Whether the target's and the draft's most likely tokens are the same, bool ``[N]``."""
-    return recording.raw_p.argmax(-1) == recording.raw_q.argmax(-1)
+    laws = (recording.raw_p, recording.raw_q)
+    if recording.outcomes is not None:  # a group of tokens is no choice
+        laws = tuple(law.masked_fill(recording.outcomes < 0, -1.0) for law in laws)  # type: ignore[assignment]
+    return laws[0].argmax(-1) == laws[1].argmax(-1)
 
 
 def _runner(model: LoadedModel, longest: int) -> Runner:

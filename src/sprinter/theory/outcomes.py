@@ -62,9 +62,15 @@ def group_laws(
 def condense_laws(
     laws: Sequence[Tensor], tokens: Tensor, kept: int = 256
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """As ``group_laws``, much faster, with a single group where p < q and one where p >= q."""
+    """As ``group_laws``, much faster, with a single group where p < q and one where p >= q.
+
+    The most likely token of every law stays single.
+    """
     p, q = laws[:2]
-    alone = torch.maximum(p, q).topk(kept).indices
+    score = torch.maximum(p, q)
+    for law in laws:
+        score = score.scatter(-1, law.argmax(-1, keepdim=True), torch.inf)
+    alone = score.topk(kept).indices
     worse = p < q
     on = []
     for law in laws:
