@@ -75,10 +75,11 @@ def encode_prompt(
     ids = encoded.ids
     if not ids:
         raise UserError("the prompt is empty: give at least one token")
-    outside = next((id for id in ids if not 0 <= id < pair.vocab_size), None)
+    vocab = pair.vocab_size
+    outside = next((id for id in ids if not 0 <= id < vocab), None)
     if outside is not None:
         raise UserError(
-            f"token id {outside} in the prompt is out of range: the vocabulary has {pair.vocab_size} tokens"
+            f"token id {outside} in the prompt is out of range: the vocabulary has {vocab} tokens"
         )
     return encoded
 

@@ -251,7 +251,7 @@ class BaseRunner(ABC):
         trees: Sequence[RowTree | None],
     ) -> ModelOutput:
         """One forward pass over tokens of trees, at least one with branches; None: the row's tokens form a chain."""
-        raise NotImplementedError
+        raise NotImplementedError(f"the {self.name} runner reads chains of tokens alone")
 
     def keep(self, row: int, path: Sequence[int]) -> None:
         """Keep one path of a row's tree and move it right behind the linear prefix."""
@@ -267,7 +267,7 @@ class BaseRunner(ABC):
 
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
         """Move the contents of a path's slots to the slots from ``root`` on; if interrupted, the row has its prefix."""
-        raise NotImplementedError
+        raise NotImplementedError(f"the {self.name} runner reads chains of tokens alone")
 
     def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Not supported here: the cache belongs to another library."""
