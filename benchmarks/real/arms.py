@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "coin(rate=0.3)", "coin(rate=0.6)", "allocation(share=0.5)",
     ),
     "gate": (
-        *BASES, *(f"sprinter(tau={tau})" for tau in (0.95, 0.9, 0.8, 0.7, 0.5)), "specdec++", "disco",
+        *BASES, "sprinter", *(f"sprinter(tau={tau})" for tau in (0.95, 0.9, 0.8, 0.7, 0.5)), "specdec++", "disco",
     ),
     "lossy": (
         *BASES, *(f"fuzzy(threshold={threshold})" for threshold in (0.1, 0.2, 0.4, 0.6)), "opt(epsilon=0.1)",
@@ -31,3 +31,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "peers": (*BASES, BEST, "llamacpp:plain", "llamacpp:lookup"),
 }  # fmt: skip
 SMOKE_ARMS = sized((), ("autoregressive", "speculative(gamma=5)", "fuzzy"))
+EVERY = tuple(
+    dict.fromkeys(arm for part in ("named", "dial", "lossy", "lossless", "gate") for arm in PARTS[part])
+)
+"""All arms of this package's engine, the most telling ones first."""

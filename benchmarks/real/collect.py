@@ -44,15 +44,21 @@ class Measured:
         return ratio_of_sums(tops, bottoms) if known else None
 
 
-def read(folder: Path) -> list[Measured]:
+def read_parts(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The texts of all parts in a folder, by the part's name."""
+    paths = ((part, folder / f"{part}.json") for part in PARTS)
+    return {
+        part: json.loads(path.read_text(encoding="utf-8"))["texts"] for part, path in paths if path.is_file()
+    }
+
+
+def read(parts: dict[str, list[dict[str, Any]]]) -> list[Measured]:
     """The arms of all parts; the bases once for each part."""
     found: dict[tuple[str, str, str, float], Measured] = {}
-    for part in PARTS:
-        path = folder / f"{part}.json"
-        if path.is_file():
-            for text in json.loads(path.read_text(encoding="utf-8"))["texts"]:
-                key = part, text["model_id"], text["suite"], text["temperature"]
-                found.setdefault(key, Measured(*key)).texts[text["question_id"]] = text
+    for part, texts in parts.items():
+        for text in texts:
+            key = part, text["model_id"], text["suite"], text["temperature"]
+            found.setdefault(key, Measured(*key)).texts[text["question_id"]] = text
     return [*found.values()]
 
 
@@ -98,8 +104,10 @@ def _change(one: Measured, base: Measured) -> BootstrapInterval | None:
     return None if np.isnan(gain).any() else bootstrap(lambda rows: gain[rows].mean(-1), len(gain))
 
 
-def _speed(one: Measured, base: Measured) -> BootstrapInterval:
+def _speed(one: Measured, base: Measured) -> BootstrapInterval | None:
     prompts = _together(one, base)
+    if np.isnan(one.column("seconds", prompts)).any():  # texts of a batch
+        return None
     tops, bottoms = ([arm.column(name, prompts) for name in ("new_tokens", "seconds")] for arm in (one, base))
     return ratio_of_ratios((tops[0], tops[1]), (bottoms[0], bottoms[1]))
 
@@ -122,9 +130,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.asarray(below + (equal - 1) / 2)
 
 
-def collect(folder: Path) -> tuple[dict[str, Any], str]:
-    """Rows and correlations of all parts in a folder, and their tables in Markdown."""
-    rows = [*rows_of(read(folder))]
+def collect(parts: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], str]:
+    """Rows and correlations of all parts' texts, and their tables in Markdown."""
+    rows = [*rows_of(read(parts))]
     lines: list[str] = []
     links = []
     for suite, temperature in sorted({(row["suite"], row["temperature"]) for row in rows}):

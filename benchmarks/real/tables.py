@@ -21,7 +21,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 import sprinter
 from benchmarks.common import RESULTS, cells, command, grid, option_parser, write_results
 from benchmarks.real.arms import BASES, PARTS, SMOKE_ARMS
-from benchmarks.real.collect import collect
+from benchmarks.real.collect import collect, read_parts
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.arms import parse_arms
 from sprinter.bench.quality.measure import QualitySettings
@@ -36,14 +36,18 @@ MARKS = ("pass_at_1", "exact_match")
 KEPT = ("suite", "question_id", "category", "temperature", "model_id", "lossless")
 
 
+def right(quality: dict[str, float]) -> float | None:
+    """Whether an answer is right, as far as its suite can say."""
+    return next((quality[name] for name in MARKS if name in quality), None)
+
+
 def compact(row: dict[str, Any]) -> dict[str, Any]:
     """One text of a run in short: what was asked, counts, seconds and whether the answer is right."""
     choice, quality = row["choices"][0], row.get("quality") or {}
-    right = next((quality[name] for name in MARKS if name in quality), None)
     calls, steps = (None if None in row[name] else sum(row[name]) for name in ("target_calls", "draft_steps"))
     return {
         **{name: row[name] for name in KEPT},
-        "right": right,
+        "right": right(quality),
         "rouge1": quality.get("rouge1"),
         "log_likelihood": quality.get("log_likelihood_per_token"),
         "prompt_tokens": sum(row["prompt_tokens"]),
@@ -77,13 +81,13 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
     shown = []
     for row in sorted(rows, key=lambda row: -row["tokens_per_s"]):
         quality, calls = row["quality"], row["target_calls_per_token"]
-        right = next((quality[name] for name in MARKS if name in quality), None)
+        accuracy = right(quality)
         speeds = [cells(row["speed_over"][base]) if base in row["speed_over"] else "–" for base in BASES]
         drift, steps, trusted = row["mean_drift"], row["draft_steps_per_token"], row["trusted_share"]
         shown.append(
             " | ".join(
                 [
-                    f"`{row['arm']}`", f"{row['tokens_per_s']:.1f}", *speeds, cells(right) if right else "–",
+                    f"`{row['arm']}`", f"{row['tokens_per_s']:.1f}", *speeds, cells(accuracy) if accuracy else "–",
                     cells(drift, 3) if drift else "–", f"{calls[0]:.3f}" if calls else "–",
                     "–" if steps is None else f"{steps:.3f}", "–" if trusted is None else f"{trusted:.2f}",
                 ]
@@ -143,7 +147,7 @@ def main() -> None:
     }
     names = [suite.name for suite in suites]
     write_results(f"real/parts/{chosen.part}", kept, table(results["summary"], names, chosen.temperatures))
-    collected, shown = collect(RESULTS / "real" / "parts")
+    collected, shown = collect(read_parts(RESULTS / "real" / "parts"))
     facts = {
         name: kept[name]
         for name in ("benchmark", "command", "environment", "prompts", "new_tokens", "seconds")

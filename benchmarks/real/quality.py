@@ -1,0 +1,183 @@
+"""Accuracy, drift and counts of every method on a real instruct pair, in chat: many texts in one batch, not timed.
+
+    python benchmarks/real/quality.py --data DIR [--arms ...] [--suites humaneval:40 gsm8k:40] [--gate DIR]
+
+``tables.py`` times one text at a time, which takes hours an arm for a 1.5 B target on two cores. Here PyTorch runs the
+same GGUF weights (dequantised, bfloat16) on all prompts at once, and an arm takes minutes. A text in bfloat16 depends a
+little on the batch that it is in, so exact methods, too, answer some prompts differently from the target alone; their
+change of accuracy shows how large that noise is. Each arm's texts are kept in --out, and a run goes on where it was
+interrupted; ``--merge`` makes the tables of what is there without running a model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import sprinter
+from benchmarks.common import command, environment, option_parser, write_results
+from benchmarks.real.arms import BASES, EVERY, PARTS, SMOKE_ARMS
+from benchmarks.real.collect import collect
+from benchmarks.real.tables import DRAFT, TARGET, right
+from benchmarks.smoke import SMOKE, scratch, sized
+from sprinter.bench.quality.measure import QualitySettings, measure, prepare
+from sprinter.bench.sample import Sample, Suite
+from sprinter.bench.suites import load_suite, turn_ids
+from sprinter.engine.generation import Generation
+from sprinter.files import write_atomic
+
+Asked = tuple[str, Sample, list[int]]
+
+
+def questions(pair: sprinter.Pair, suites: Sequence[Suite]) -> list[Asked]:
+    """(suite, sample, prompt's token ids) of every first turn."""
+    return [
+        (suite.name, sample, turn_ids(pair, sample, 0, [], chat=suite.chat))
+        for suite in suites
+        for sample in suite.samples
+    ]
+
+
+def line(
+    arm: str, temperature: float, asked: Asked, made: Generation, quality: dict[str, float]
+) -> dict[str, Any]:
+    """One text in the form of ``tables.compact``: without seconds, as texts of a batch have none of their own."""
+    suite, sample, ids = asked
+    drifts = [token.drift for token in made.tokens if token.drift is not None]
+    return {
+        "suite": suite,
+        "question_id": sample.id,
+        "category": sample.category,
+        "temperature": temperature,
+        "model_id": arm,
+        "right": right(quality),
+        "rouge1": quality.get("rouge1"),
+        "prompt_tokens": len(ids),
+        "new_tokens": made.stats.new_tokens,
+        "finish": made.finish_reason,
+        "seconds": None,
+        "target_calls": made.stats.target_calls,
+        "draft_steps": made.stats.draft_steps,
+        "trusted": Counter(token.origin.value for token in made.tokens).get("trusted", 0),
+        "drift_sum": sum(drifts),
+        "drift_first": sum(drifts[:16]),
+        "drift_tokens": len(drifts),
+        "text": made.text,
+    }
+
+
+def run_arm(
+    pair: sprinter.Pair, arm: str, temperature: float, asked: list[Asked], rows: int, new_tokens: int
+) -> list[dict[str, Any]]:
+    """One line a text."""
+    settings = QualitySettings(run_code=not SMOKE, likelihood=False)
+    # Long prompts first: rows that become free are filled with shorter texts.
+    order = sorted(range(len(asked)), key=lambda i: -len(asked[i][2]))
+    made = pair.generate_batch(
+        [asked[i][2] for i in order], rows=rows, method=arm, max_new_tokens=new_tokens, temperature=temperature,
+        seed=list(order), meter="complete",
+    )  # fmt: skip
+    found = dict(zip(order, made, strict=True))
+    lines = []
+    for i, one in enumerate(asked):
+        ids = [token.id for token in found[i].tokens]
+        quality = measure(pair, one[1], [one[2]], [ids], [found[i].text], settings)
+        lines.append(line(arm, temperature, one, found[i], quality))
+    return lines
+
+
+def kept(folder: Path) -> list[dict[str, Any]]:
+    """What earlier runs have measured: one record an arm and temperature."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def merge(folder: Path) -> None:
+    """Write the results of all arms that are there, and the tables."""
+    records = kept(folder)
+    if not records:
+        sys.exit(f"error: no arm was measured in {folder}: run without --merge first")
+    order = {arm: at for at, arm in enumerate(EVERY)}
+    records.sort(key=lambda record: order.get(record["arm"], len(order)))
+    lines = [text for record in records for text in record["texts"]]
+    newest = max(records, key=lambda record: record["ended"])
+    facts = {name: newest[name] for name in ("command", "environment", "new_tokens", "weights")} | {
+        "benchmark": "real/quality",
+        "part": "quality",
+        "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
+        "commits": sorted({record["environment"]["commit"] for record in records}),
+        "seconds": round(sum(record["seconds"] for record in records), 1),
+        "gate": next((record["gate"] for record in records if record["gate"]), None),
+    }
+    short = [{name: value for name, value in text.items() if name != "text"} for text in lines]
+    collected, shown = collect({"quality": short})
+    write_results("real/quality", facts | collected | {"texts": short}, shown)
+
+
+def main() -> None:
+    """Run the arms that are missing; write."""
+    parser = option_parser(__doc__)
+    parser.add_argument(
+        "--arms", nargs="+", default=SMOKE_ARMS, help="default: all, without a gate all that need none"
+    )
+    parser.add_argument("--suites", nargs="+", default=sized(["humaneval:40", "gsm8k:40"], ["gsm8k:2"]))
+    parser.add_argument("--new-tokens", type=int, default=sized(256, 8))
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
+    parser.add_argument("--rows", type=int, default=80, help="texts that are decoded at the same time")
+    parser.add_argument("--target", default=sized(TARGET, None))
+    parser.add_argument("--draft", default=sized(DRAFT, None))
+    parser.add_argument("--gate", help="directory of a gate for the draft")
+    parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
+    parser.add_argument("--out", type=Path, default=scratch("quality") if SMOKE else Path(".work/quality"))
+    parser.add_argument("--merge", action="store_true", help="only make the tables")
+    chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    if not chosen.merge:
+        measure_arms(chosen)
+    merge(chosen.out)
+
+
+def measure_arms(chosen: Any) -> None:
+    """Measure each arm that --out lacks; an arm is written as soon as it has ended."""
+    weights = {} if SMOKE else {"runner": "torch", "dtype": "bfloat16", "compile": False}
+    pair = sprinter.load_pair(chosen.target, chosen.draft, gate=chosen.gate, heads=chosen.heads, **weights)
+    chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
+    suites = [
+        load_suite(name, chosen.data, limit=int(limit or 40), new_tokens=chosen.new_tokens, chat=chat)
+        for name, _, limit in (suite.partition(":") for suite in chosen.suites)
+    ]
+    asked = questions(pair, suites)
+    prepare(QualitySettings(run_code=not SMOKE, likelihood=False), [sample for _, sample, _ in asked])
+    heads = bool(chosen.gate or chosen.heads)
+    arms = chosen.arms or [arm for arm in EVERY if heads or arm not in PARTS["gate"] or arm in BASES]
+    for temperature in chosen.temperatures:
+        for arm in arms:
+            path = chosen.out / f"{arm} {temperature:g}.json"
+            if path.exists():
+                continue
+            began = time.perf_counter()
+            texts = run_arm(pair, arm, temperature, asked, chosen.rows, chosen.new_tokens)
+            seconds = time.perf_counter() - began
+            record = {
+                "arm": arm, "temperature": temperature, "seconds": round(seconds, 1), "ended": time.time(),
+                "command": command("real/quality"), "environment": environment(), "new_tokens": chosen.new_tokens,
+                "weights": weights, "gate": Path(chosen.gate).name if chosen.gate else None, "texts": texts,
+            }  # fmt: skip
+            write_atomic(path, json.dumps(record, ensure_ascii=False))
+            tokens = sum(text["new_tokens"] for text in texts)
+            print(
+                f"{time.strftime('%H:%M')} {arm}: {tokens} tokens, {seconds:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
