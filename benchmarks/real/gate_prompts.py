@@ -1,0 +1,115 @@
+"""Prompts on which a gate for an instruct pair is trained: users' questions, none of them a benchmark's test prompt.
+
+    python benchmarks/real/gate_prompts.py --data DIR --out prompts.jsonl
+
+Word problems of GSM8K's training set; functions of Python's standard library to be completed from signature and
+docstring, in the words of HumanEval's chat form; every second prompt of Spec-Bench (the others are for tests);
+Wikinews articles to be summarised. The records, shuffled, hold ``messages`` for ``sprinter gate label``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import inspect
+import json
+import random
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from benchmarks.common import option_parser
+from benchmarks.smoke import SMOKE, scratch, sized
+from sprinter.bench.suites.chat import ask_for_code, ask_for_number
+from sprinter.files import write_atomic
+
+MODULES = (
+    "statistics", "textwrap", "heapq", "bisect", "fractions", "calendar", "colorsys", "difflib", "fnmatch",
+    "posixpath", "random", "shlex", "html", "base64", "ast", "functools", "glob", "inspect", "keyword", "locale",
+    "mimetypes", "operator", "os", "pprint", "quopri", "re", "shutil", "socket", "string", "struct", "tempfile",
+    "timeit", "tokenize", "traceback", "types", "urllib.parse", "warnings", "zipfile", "contextlib", "copy", "csv",
+    "dataclasses", "decimal", "email.utils", "enum", "filecmp", "gettext", "gzip", "hashlib", "json",
+    "linecache", "logging", "ntpath", "numbers", "pickle", "pkgutil", "platform", "reprlib", "sched", "secrets",
+    "stat", "symtable", "sysconfig", "tarfile", "threading", "unittest.util", "uuid", "wave", "webbrowser",
+)  # fmt: skip
+LONGEST = 1500
+"""Characters of an article or a docstring."""
+
+
+def problems(data: Path) -> Iterator[str]:
+    """Questions of GSM8K's training set."""
+    for record in _records(data / "gsm8k_train.jsonl.gz"):
+        yield ask_for_number(record["question"])
+
+
+def functions() -> Iterator[str]:
+    """Functions of the standard library as HumanEval would ask for them, one of each module in turn."""
+    seen: set[str] = set()
+    for name in MODULES:
+        try:
+            module = importlib.import_module(name)
+        except ImportError:  # modules differ between versions of Python
+            continue
+        for member, function in inspect.getmembers(module, inspect.isfunction):
+            text = inspect.getdoc(function) or ""
+            if not member.startswith("_") and member not in seen and 60 < len(text) < LONGEST:
+                seen.add(member)
+                body = text.replace("\n", "\n    ")
+                try:
+                    yield ask_for_code(f'def {member}{inspect.signature(function)}:\n    """{body}\n    """')
+                except ValueError:  # no signature
+                    continue
+
+
+def questions(data: Path) -> Iterator[str]:
+    """First turns of every second prompt of Spec-Bench."""
+    records = _records(data / "specbench_question.jsonl")
+    return (record["turns"][0] for record in islice(records, 0, None, 2) if len(record["turns"][0]) < 4000)
+
+
+def news(data: Path) -> Iterator[str]:
+    """Articles of Wikinews to be summarised."""
+    for record in _records(data / "wikinews_en_2022_00.jsonl.gz"):
+        if len(record["text"]) > 600:
+            yield f"Summarise this article in three sentences.\n\n{record['title']}\n\n{record['text'][:LONGEST]}"
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    yield from (json.loads(line) for line in text.split("\n") if line)
+
+
+def main() -> None:
+    """Write the prompts and print how many of each kind there are."""
+    parser = option_parser(__doc__)
+    out = scratch("prompts") / "prompts.jsonl" if SMOKE else None
+    parser.add_argument("--out", type=Path, required=not SMOKE, default=out)
+    parser.add_argument("--each", type=int, default=sized(120, 3), help="prompts of each kind")
+    chosen = parser.parse_args()
+    kinds = {
+        "gsm8k": problems(chosen.data),
+        "code": functions(),
+        "spec-bench": questions(chosen.data),
+        "wikinews": news(chosen.data),
+    }
+    found: list[dict[str, Any]] = []
+    for kind, texts in kinds.items():
+        some = [*islice(texts, 4 * chosen.each)]
+        random.Random(0).shuffle(some)
+        found += [
+            {"id": f"{kind}-{i}", "kind": kind, "messages": [{"role": "user", "content": text}]}
+            for i, text in enumerate(some[: chosen.each])
+        ]
+        print(f"{kind}: {min(len(some), chosen.each)} prompts")
+    random.Random(1).shuffle(found)
+    write_atomic(chosen.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found))
+
+
+if __name__ == "__main__":
+    main()
