@@ -23,7 +23,7 @@ from typing import Any
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from benchmarks.common import option_parser
+from benchmarks.common import option_parser, print_written
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.suites.chat import ask_for_code, ask_for_number
 from sprinter.files import write_atomic
@@ -43,7 +43,7 @@ LONGEST = 1500
 
 def problems(data: Path) -> Iterator[str]:
     """Questions of GSM8K's training set."""
-    for record in _records(data / "gsm8k_train.jsonl.gz"):
+    for record in records(data / "gsm8k_train.jsonl.gz"):
         yield ask_for_number(record["question"])
 
 
@@ -68,18 +68,19 @@ def functions() -> Iterator[str]:
 
 def questions(data: Path) -> Iterator[str]:
     """First turns of every second prompt of Spec-Bench."""
-    records = _records(data / "specbench_question.jsonl")
-    return (record["turns"][0] for record in islice(records, 0, None, 2) if len(record["turns"][0]) < 4000)
+    asked = (record["turns"][0] for record in islice(records(data / "specbench_question.jsonl"), 0, None, 2))
+    return (text for text in asked if len(text) < 4000)
 
 
 def news(data: Path) -> Iterator[str]:
     """Articles of Wikinews to be summarised."""
-    for record in _records(data / "wikinews_en_2022_00.jsonl.gz"):
+    for record in records(data / "wikinews_en_2022_00.jsonl.gz"):
         if len(record["text"]) > 600:
             yield f"Summarise this article in three sentences.\n\n{record['title']}\n\n{record['text'][:LONGEST]}"
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a JSON lines file, which may be gzipped."""
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     yield from (json.loads(line) for line in text.split("\n") if line)
@@ -109,6 +110,7 @@ def main() -> None:
         print(f"{kind}: {min(len(some), chosen.each)} prompts")
     random.Random(1).shuffle(found)
     write_atomic(chosen.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found))
+    print_written("real/gate_prompts", chosen.out)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
     "real/equality": {"rows"},
+    "real/probe": {"rows"},
+    "real/quality": {"rows", "texts"},
     "real/tables": {"rows", "correlation"},
     "theory/predict": {"rows", "summary", "independence"},
 }

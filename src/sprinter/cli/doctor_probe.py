@@ -26,12 +26,6 @@ __all__ = ["Probing", "run_probe", "show_probe"]
 
 PAYS = 1.05
 """Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
-CLOSE = 0.9
-"""Overlap of a position at which the draft is said to write what the target would."""
-_SIGNALS = {"entropy": -1.0, "max_prob": 1.0, "margin": 1.0}  # sign: the larger, the more certain
-_THRESHOLDS = {
-    "entropy": (0.3, 1.0, 1.5, 2.0, 2.5), "max_prob": (0.9, 0.7, 0.45), "margin": (3.0, 2.0, 1.0),
-}  # fmt: skip
 _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
     "lookup": ("lookup", (0.0,)),
@@ -63,6 +57,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
     Raises:
         UserError: no draft, or what is wrong with the texts.
     """
+    from sprinter.bench.agreement import agreement, certain_positions
     from sprinter.laws import Sampling
     from sprinter.theory.given import read_passages
     from sprinter.theory.passes import measure_passes
@@ -88,8 +83,8 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         "draft": pair.models.draft.id,
         "temperature": asked.temperature,
         **_sizes(asked.file, texts),
-        **_agreement(recording),
-        "certain": _certain(recording),
+        **agreement(recording),
+        "certain": certain_positions(recording),
         "seconds": {
             "target_pass": {str(n): seconds for n, seconds in times.target_s.items()},
             "draft_step": times.draft_s,
@@ -105,48 +100,6 @@ def _sizes(file: Path, texts: ProbeTexts) -> dict[str, Any]:
         "texts": {"read": len(texts.passages), "in_file": texts.texts},
         "positions": {"read": texts.positions, "in_texts": texts.tokens},
     }
-
-
-def _agreement(recording: Recording) -> dict[str, Any]:
-    """Overlap, first choices and how well the signals tell where these are high."""
-    import torch
-
-    from sprinter.laws import overlap
-    from sprinter.theory.given import first_choices
-    from sprinter.training.metrics import Bootstrap, auc, mean_interval
-
-    beta, same = overlap(recording.p, recording.q).double(), first_choices(recording).double()
-    text = torch.repeat_interleave(torch.arange(len(recording.lengths)), torch.tensor(recording.lengths))
-    bootstrap, weights = Bootstrap.make(text), torch.ones_like(beta)
-    labels = {"overlap_above_median": (beta > beta.median()).double(), "agreement": same}
-    scores = {name: sign * recording.signals[name] for name, sign in _SIGNALS.items()}
-    return {
-        "overlap": mean_interval(beta, weights, bootstrap).to_list(),
-        f"overlap_above_{CLOSE:g}": float((beta > CLOSE).double().mean()),
-        "agreement": mean_interval(same, weights, bootstrap).to_list(),
-        "auc": {
-            name: {what: _number(auc(score, label)) for what, label in labels.items()}
-            for name, score in scores.items()
-        },
-    }
-
-
-def _certain(recording: Recording) -> list[dict[str, Any]]:
-    """By threshold: the share of positions that ``certain`` trusts, and the mean of TV(q, p) where it does, else 0."""
-    from sprinter.decode.trust import Certain
-    from sprinter.laws import tv_distance
-
-    drift, rows = tv_distance(recording.p, recording.q).double(), []
-    for signal, thresholds in _THRESHOLDS.items():
-        for threshold in thresholds:
-            trusted = Certain(signal, threshold).trust(recording.signals, ())[0].double()
-            shares = {"trusted": float(trusted.mean()), "drift": float((drift * trusted).mean())}
-            rows.append({"signal": signal, "threshold": threshold, **shares})
-    return rows
-
-
-def _number(value: float) -> float | None:
-    return value if value == value else None  # NaN: one class only
 
 
 def _methods(
@@ -237,6 +190,8 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 
 
 def _agreement_table(found: Mapping[str, Any]) -> Table:
+    from sprinter.bench.agreement import CLOSE
+
     table = _table("How far the draft agrees with the target", ("", "value", "95 % interval"))
     for name, key in (("mean overlap β = Σ min(p, q)", "overlap"), ("same first choice", "agreement")):
         value, low, high = found[key]
@@ -250,9 +205,11 @@ def _agreement_table(found: Mapping[str, Any]) -> Table:
 
 
 def _certain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    from sprinter.bench.agreement import SIGNS
+
     table = _table("Positions that certain would trust", ("signal", "threshold", "trusted", "drift"))
     for row in rows:
-        shown = f"{'<=' if _SIGNALS[row['signal']] < 0 else '>='} {row['threshold']:g}"
+        shown = f"{'<=' if SIGNS[row['signal']] < 0 else '>='} {row['threshold']:g}"
         table.add_row(row["signal"], shown, f"{row['trusted']:.0%}", f"{row['drift']:.3f}")
     return table
 
