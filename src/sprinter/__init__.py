@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sprinter.errors import BatchError, SprinterError, UserError
+from sprinter.errors import BatchError, EngineError, SprinterError, UserError
 from sprinter.lazy import lazy_names
 from sprinter.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sprinter.decode.draft import Origin, Stats, Token
     from sprinter.decode.method import Method
+    from sprinter.engine.astream import AsyncStream
+    from sprinter.engine.async_engine import AsyncEngine
     from sprinter.engine.engine import Engine
     from sprinter.engine.generation import Generation
     from sprinter.engine.options import GenerationKeywords, GenerationOptions
@@ -31,8 +33,11 @@ if TYPE_CHECKING:
     from sprinter.models.pair import builtin_paths
 
 __all__ = [
+    "AsyncEngine",
+    "AsyncStream",
     "BatchError",
     "Engine",
+    "EngineError",
     "Event",
     "Generation",
     "GenerationKeywords",
@@ -59,6 +64,8 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.draft": ("Origin", "Stats", "Token"),
         "sprinter.decode.method": ("Method",),
         "sprinter.engine.scheduler": ("Event",),
+        "sprinter.engine.astream": ("AsyncStream",),
+        "sprinter.engine.async_engine": ("AsyncEngine",),
         "sprinter.engine.engine": ("Engine",),
         "sprinter.engine.generation": ("Generation",),
         "sprinter.engine.options": ("GenerationKeywords", "GenerationOptions"),

@@ -5,7 +5,12 @@
     ├── ``UserError`` (also a ``ValueError``): the user's mistake; one line says what is wrong and how to fix it
     │   ├── ``OptionError`` (also a ``TypeError``): a keyword that is not an option
     │   └── ``RowsError``: a batch size that the models cannot run
-    └── ``BatchError``: some of many requests failed; it holds the results and errors of all of them
+    ├── ``BatchError``: some of many requests failed; it holds the results and errors of all of them
+    └── ``EngineError``: an ``AsyncEngine`` does not take a request, or does not finish it
+        ├── ``QueueFullError``: too many requests wait already
+        ├── ``NoMemoryError``: there is not enough memory for it now
+        ├── ``ClosedEngineError``: the engine is closed, or takes no more requests before it closes
+        └── ``DeadEngineError``: the engine's thread has stopped with an error
 """
 
 from __future__ import annotations
@@ -13,7 +18,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BatchError", "OptionError", "RowsError", "SprinterError", "UserError"]
+__all__ = [
+    "BatchError",
+    "ClosedEngineError",
+    "DeadEngineError",
+    "EngineError",
+    "NoMemoryError",
+    "OptionError",
+    "QueueFullError",
+    "RowsError",
+    "SprinterError",
+    "UserError",
+]
 
 
 class SprinterError(Exception):
@@ -48,3 +64,23 @@ class BatchError(SprinterError):
         more = f"; {what} {', '.join(map(str, others))} failed too" if others else ""
         super().__init__(f"{what} {first} failed: {errors[first]}{more}")
         self.errors, self.done, self.partial = dict(errors), dict(done), dict(partial)
+
+
+class EngineError(SprinterError):
+    """An ``AsyncEngine`` does not take a request, or does not finish it; the request itself is not at fault."""
+
+
+class QueueFullError(EngineError):
+    """As many requests as the queue holds wait already: try again later."""
+
+
+class NoMemoryError(EngineError):
+    """There is not enough memory for the request now: try again later."""
+
+
+class ClosedEngineError(EngineError):
+    """The engine is closed, or takes no more requests before it closes."""
+
+
+class DeadEngineError(EngineError):
+    """The engine's thread has stopped with an error, which is the cause; all of its requests fail."""

@@ -13,8 +13,8 @@ from tests.models.tiny import uncached
 from transformers import PreTrainedModel
 
 import sprinter
-from sprinter.bench.quality import likelihood
 from sprinter.bench.quality.likelihood import log_likelihoods, perplexity
+from sprinter.engine import scoring
 from sprinter.errors import SprinterError, UserError
 from sprinter.models.pair import LoadedModel, LoadedPair
 
@@ -45,8 +45,8 @@ def test_batches_and_chunks_change_nothing(
     tiny: sprinter.Pair, batch: int, positions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vocab = tiny.models.vocab_size
-    monkeypatch.setattr(likelihood, "_MEMORY_BYTES", positions * batch * vocab * 12)
-    monkeypatch.setattr(likelihood, "CHUNK", 7)
+    monkeypatch.setattr(scoring, "_MEMORY_BYTES", positions * batch * vocab * 12)
+    monkeypatch.setattr(scoring, "CHUNK", 7)
     texts = texts_of(vocab, 11, 30)
     found = log_likelihoods(tiny, texts, batch=batch)
     for (prompt, new), values in zip(texts, found, strict=True):

@@ -282,3 +282,33 @@ def test_several_prompts_take_the_keywords_of_a_batch(tiny_pair: sprinter.Pair) 
     assert list(inspect.signature(several).parameters)[2:] == list(batch)[2:]
     outs = tiny_pair.generate([PROMPT, OTHER], rows=1, max_new_tokens=2, memory_bytes=None, seed=[1, 2])
     assert [len(out.tokens) for out in outs] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature", "lossless"),
+    [
+        (None, 1.0, True),
+        ("speculative(gamma=3)", 1.0, True),
+        ("sprinter(tau=0.5)", 1.0, False),
+        ("typical", 0.0, True),
+        ("typical", 1.0, False),
+        ("opt(epsilon=0.1)", 1.0, False),
+        ("allocation(share=0.5)", 1.0, False),
+    ],
+)
+def test_require_lossless_refuses_lossy_methods(
+    tiny_pair: sprinter.Pair, method: str | None, temperature: float, lossless: bool
+) -> None:
+    given: dict[str, Any] = {"method": method, "temperature": temperature, "max_new_tokens": 4}
+    out = tiny_pair.generate(PROMPT, **given)
+    assert out.stats.lossless is lossless
+    if lossless:
+        assert ids(tiny_pair.generate(PROMPT, require_lossless=True, **given)) == ids(out)
+        return
+    with pytest.raises(UserError, match="is lossy, and require_lossless=True refuses it"):
+        tiny_pair.generate(PROMPT, require_lossless=True, **given)
+
+
+def test_require_lossless_is_true_or_false() -> None:
+    with pytest.raises(UserError, match="require_lossless='yes' is neither True nor False"):
+        GenerationOptions(require_lossless="yes")  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ _FLAGS = {
     "temperature": ("--temperature", "-t"),
     "stop_token_ids": ("--stop-token-id",),
     "bad_words": ("--bad-word",),
+    "require_lossless": ("--require-lossless",),
 }
 _TYPES: dict[str, Any] = {
     "method": str | None,

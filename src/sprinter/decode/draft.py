@@ -202,6 +202,7 @@ class Stats:
     target_calls: int = 0
     draft_steps: int = 0
     rounds: int = 0
+    drafted: int = 0  # draft tokens that were trusted or shown to the target
     trusted: int = 0
     accepted: int = 0
     checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included

@@ -55,6 +55,7 @@ def decode(
         row.stop_state = method.stop.begin_round(row.stop_state)
         if row.proposes:
             yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
+        record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
         accepted, checked = 0, row.tree.depth
         if record.finish is None:
             accepted = yield from _target_call(row)

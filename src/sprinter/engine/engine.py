@@ -69,6 +69,11 @@ class Engine:
         return f"Engine({self._rows} rows of {self._longest} tokens, {self.unfinished} requests unfinished)"
 
     @property
+    def max_len(self) -> int:
+        """Length of a row in tokens, prompt included."""
+        return self._longest
+
+    @property
     def unfinished(self) -> int:
         """Number of requests that are queued or active."""
         return self._batch.unfinished
@@ -91,8 +96,13 @@ class Engine:
         Raises:
             UserError: what is wrong with the request and how to fix it.
         """
-        asked = GenerationOptions.of(options, keywords)
-        return self._batch.add(Task(self._pair._parts, prompt, asked, self._longest))
+        return self._batch.add(self._task(prompt, GenerationOptions.of(options, keywords)))
+
+    def _task(self, prompt: PromptInput, options: GenerationOptions) -> Task:
+        """A request that fits a row; may be called in any thread."""
+        task = Task(self._pair._parts, prompt, options, self._longest)
+        self._batch.check(task)
+        return task
 
     def step(self) -> list[Event]:
         """Advance all requests by a step, with at most one forward pass of each kind.

@@ -106,6 +106,7 @@ class Generation:
                 "target_calls": stats.target_calls,
                 "draft_steps": stats.draft_steps,
                 "rounds": stats.rounds,
+                "drafted": stats.drafted,
                 "trusted": stats.trusted,
                 "accepted": stats.accepted,
                 "checked": stats.checked,

@@ -52,6 +52,7 @@ class GenerationKeywords(TypedDict, total=False):
     stop_token_ids: int | Sequence[int] | None
     logprobs: int | None
     meter: Literal["running", "complete"]
+    require_lossless: bool
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -111,6 +112,12 @@ def _steps(name: str, value: Any) -> int | str:
     if isinstance(value, str) and value != AUTO:
         raise UserError(f"{name}={value!r} is unknown: give a whole number >= 1, or {AUTO!r}")
     return AUTO if isinstance(value, str) else _positive(name, value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value!r} is neither True nor False: give one of them")
+    return value
 
 
 def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
@@ -326,6 +333,10 @@ class GenerationOptions:
     meter: Literal["running", "complete"] = _option(
         "running", partial(_one_of, _METERS), '"complete": closing forward passes score every trusted token.',
         help="complete scores every trusted token, in some extra forward passes.", choices=_METERS,
+    )  # fmt: skip
+    require_lossless: bool = _option(
+        False, _flag, "refuse a method whose text does not have the target's own law.",
+        help="Refuse a lossy method.",
     )  # fmt: skip
     ahead: int | Literal["auto"] = _option(
         1,

@@ -8,6 +8,7 @@ from typing import Any, Unpack, cast, overload
 
 from transformers import PreTrainedModel
 
+from sprinter.engine.astream import AsyncStream, LazyStream
 from sprinter.engine.batch import generate_all, options_of_each
 from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
 from sprinter.engine.generation import Generation
@@ -207,6 +208,18 @@ class Pair:
     ) -> Stream:
         """Generate one text, token by token; arguments as for ``generate``, checked at once."""
         return Stream(Task(self._parts, prompt, GenerationOptions.of(options, keywords)))
+
+    def astream(
+        self,
+        prompt: PromptInput,
+        options: GenerationOptions | None = None,
+        **keywords: Unpack[GenerationKeywords],
+    ) -> AsyncStream:
+        """As ``stream``, for ``async for``: each step runs in a thread when its token is asked for.
+
+        For many texts at once use an ``AsyncEngine``, where they share forward passes.
+        """
+        return LazyStream(self.stream(prompt, options, **keywords))
 
     def generate_batch(
         self,

@@ -131,6 +131,17 @@ class Scheduler:
         """
         if self._closed:
             raise UserError("the engine is closed: make another")
+        self.check(run)
+        id, self._next_id = self._next_id, self._next_id + 1
+        self._waiting[id] = run
+        return id
+
+    def check(self, run: Task) -> None:
+        """Refuse a request that does not fit a row.
+
+        Raises:
+            UserError: it is longer than a row, or its tree is.
+        """
         if run.spare > self._spare:
             raise UserError(
                 f"method {run.method.name} drafts a tree with {run.spare} tokens beside the text, and a row of the "
@@ -141,9 +152,6 @@ class Scheduler:
                 f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"
             )
-        id, self._next_id = self._next_id, self._next_id + 1
-        self._waiting[id] = run
-        return id
 
     def step(self) -> list[Event]:
         """Run ``advance`` and return the events."""

@@ -173,6 +173,11 @@ class Task:
         self._parts = parts
         asked = parse_method(parts.default_method) if options.method is None else options.method
         self.method = method = asked.settle(parts.taus)
+        if options.require_lossless and not method.lossless(options.sampling.greedy):
+            raise UserError(
+                f"method {method.name} is lossy, and require_lossless=True refuses it: give a lossless method, such as "
+                f"{parts.default_method}"
+            )
         rules = RuleState.begin(method.trust, method.stop, options.rules)  # raises before any work
         self._rules = None if options.rules is None else rules
         self.record = Record()
@@ -195,6 +200,11 @@ class Task:
         self._spelling = _spelling(parts, options.stop, ends)
         self._adjustments = _adjustments(self.request, parts, ends)
         self.record = self._new_record()
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids of the prompt."""
+        return list(self._ids)
 
     @property
     def prefix(self) -> list[int]:

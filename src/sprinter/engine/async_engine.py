@@ -1,0 +1,233 @@
+"""The public engine for asyncio: many requests at once, submitted from any task."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+from sprinter.decode.checks import at_least
+from sprinter.decode.draft import Token
+from sprinter.engine.astream import AsyncStream
+from sprinter.engine.engine import Engine
+from sprinter.engine.generation import Generation
+from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.engine.pair import Pair
+from sprinter.engine.policy import Policy
+from sprinter.engine.prompt import PromptInput
+from sprinter.engine.scoring import ScoredToken, Scorer
+from sprinter.engine.worker import AsyncRequest, EngineWorker
+
+__all__ = ["AsyncEngine", "EngineStream", "RequestTimes"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Times of a request in seconds since it was submitted; None: not yet.
+
+    Attributes:
+        admitted_s: it got its rows. first_token_s: its first tokens were final. ended_s: it ended.
+    """
+
+    admitted_s: float | None
+    first_token_s: float | None
+    ended_s: float | None
+
+
+class AsyncEngine:
+    """An ``Engine`` in a thread of its own, for asyncio; requests come and go at any time (continuous batching).
+
+    A text is that of ``Pair.generate`` with the same options (see ``Engine``). Cancelling the task that reads a stream,
+    closing or dropping the stream frees its rows before the next step. A request that fails, fails alone. If the engine
+    itself fails, every open request and every later one raises a ``DeadEngineError``.
+
+        async with sprinter.AsyncEngine(pair) as engine:
+            async for token in engine.stream("The river rises in", seed=1):
+                print(token.text, end="")
+
+    ``stream`` and ``close`` may be called in any thread, streams be read in any event loop.
+
+    Args:
+        pair: what to generate with.
+        rows, policy, max_len, memory_bytes: as for ``Engine``.
+        max_waiting: maximum number of requests that wait for rows; further ones raise a ``QueueFullError``.
+        on_death: called in the engine's thread, with the error, if the engine fails.
+
+    Raises:
+        UserError: as for ``Engine``.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        rows: int = 8,
+        policy: Policy = Policy(),
+        max_len: int | None = None,
+        memory_bytes: int | None = None,
+        *,
+        max_waiting: int = 64,
+        on_death: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        at_least("max_waiting", max_waiting, 0)
+        self._engine = Engine(pair, rows, policy, max_len, memory_bytes)
+        self._scorer = Scorer(pair.models, self._engine.max_len)
+        self._worker = EngineWorker(self._engine, rows, max_waiting, self._scorer, on_death)
+        self._finalizer = weakref.finalize(self, self._worker.close)
+
+    def __repr__(self) -> str:
+        return f"Async{self._engine!r}"
+
+    @property
+    def rows(self) -> int:
+        """Maximum number of requests that are served at the same time."""
+        return self._worker.rows
+
+    @property
+    def max_len(self) -> int:
+        """Length of a row in tokens, prompt included."""
+        return self._engine.max_len
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests that have not ended."""
+        return self._worker.open
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for rows."""
+        return self._worker.waiting
+
+    @property
+    def closing(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._worker.closing
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error that the engine has failed with; None: it has not."""
+        return self._worker.error
+
+    def stream(
+        self,
+        prompt: PromptInput,
+        options: GenerationOptions | None = None,
+        *,
+        owner: str = "",
+        **keywords: Unpack[GenerationKeywords],
+    ) -> EngineStream:
+        """Submit a request. Its prompt is encoded here: a server calls this in another thread than its event loop's.
+
+        Args:
+            prompt, options, keywords: as for ``Engine.add``.
+            owner: requests of different owners that wait for rows take turns.
+
+        Raises:
+            UserError: what is wrong with the request and how to fix it.
+            EngineError: the queue is full, the engine is closed or has failed.
+        """
+        task = self._engine._task(prompt, GenerationOptions.of(options, keywords))
+        request = AsyncRequest(task, owner)
+        self._worker.submit(request)
+        return EngineStream(self, request)
+
+    async def generate(
+        self,
+        prompt: PromptInput,
+        options: GenerationOptions | None = None,
+        *,
+        owner: str = "",
+        **keywords: Unpack[GenerationKeywords],
+    ) -> Generation:
+        """Generate a text; arguments and errors as for ``stream``, and those of ``AsyncStream.read``."""
+        async with self.stream(prompt, options, owner=owner, **keywords) as stream:
+            return await stream.finish()
+
+    async def score(self, ids: Sequence[int], top: int = 0) -> list[ScoredToken]:
+        """Log-probabilities of given tokens under the target's raw law, between the steps of the other requests.
+
+        Args:
+            ids: token ids of a text, at most ``max_len``.
+            top: number of most probable tokens to name at each position.
+
+        Returns:
+            One for each token but the first, which follows nothing.
+
+        Raises:
+            UserError: token ids out of range, a text that is too long.
+            EngineError: the engine is closed or has failed, or there is no memory.
+            SprinterError: the target's logits are not finite.
+        """
+        done = await asyncio.wrap_future(self._worker.score(self._scorer.scoring(ids, top)))
+        return done.tokens
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until all have ended."""
+        await asyncio.shield(asyncio.wrap_future(self._worker.drain()))
+
+    async def aclose(self) -> None:
+        """Cancel all requests, release the caches and end the thread."""
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """As ``aclose``, from synchronous code; waits for the step that is under way."""
+        self._finalizer()
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+
+class EngineStream(AsyncStream):
+    """The tokens of a request of an ``AsyncEngine``, in lists of those that a step made."""
+
+    def __init__(self, engine: AsyncEngine, request: AsyncRequest) -> None:
+        super().__init__()
+        self._engine = engine  # it stays open as long as its streams are in use
+        self._worker = worker = engine._worker
+        self._request, self._raised = request, False
+        self._dropped = weakref.finalize(self, worker.cancel, request)
+        self._dropped.atexit = False
+
+    def __repr__(self) -> str:
+        state = "unfinished" if self.generation is None else self.generation.finish_reason
+        return f"EngineStream({self._request.task.method.name}, {state})"
+
+    @property
+    def request(self) -> GenerationOptions:
+        """The options as they are used, with all defaults filled in."""
+        return self._request.task.request
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Token ids of the prompt."""
+        return self._request.task.prompt_ids
+
+    @property
+    def times(self) -> RequestTimes:
+        """When it got rows, wrote its first tokens, and ended."""
+        made = self._request
+        since = (None if at is None else at - made.queued for at in (made.admitted, made.first, made.ended))
+        return RequestTimes(*since)
+
+    @property
+    def generation(self) -> Generation | None:
+        return self._request.generation
+
+    async def read(self) -> list[Token]:
+        try:
+            tokens = await self._request.read()
+        except asyncio.CancelledError:
+            self._worker.cancel(self._request)
+            raise
+        if not tokens and self._request.error is not None and not self._raised:
+            self._raised = True
+            raise self._request.error
+        return tokens
+
+    async def aclose(self) -> None:
+        self._worker.cancel(self._request)
+        await asyncio.shield(asyncio.wrap_future(self._request.over))

@@ -1,0 +1,364 @@
+"""The thread of an ``AsyncEngine``: takes requests, steps the engine, hands tokens to their readers.
+
+Other threads speak to it through a queue of calls, which it runs between two steps; without work it waits for the next
+call. A ``SimpleQueue`` is used because finalizers put calls into it too, in any thread and at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Lock, RLock, Thread, current_thread
+
+import torch
+
+from sprinter.decode.draft import Token
+from sprinter.engine.engine import Engine
+from sprinter.engine.generation import Generation
+from sprinter.engine.scoring import Scorer, Scoring
+from sprinter.engine.task import Task
+from sprinter.engine.turns import TurnQueue
+from sprinter.errors import (
+    ClosedEngineError,
+    DeadEngineError,
+    EngineError,
+    NoMemoryError,
+    QueueFullError,
+    SprinterError,
+)
+
+__all__ = ["AsyncRequest", "EngineWorker"]
+
+
+@dataclass(eq=False)
+class AsyncRequest:
+    """A request of an ``AsyncEngine``, which the engine's thread writes to and one task reads from.
+
+    Attributes:
+        owner: requests of different owners take turns.
+        number: the engine's number, once it has rows.
+        generation, error: at the end.
+        queued, admitted, first, ended: times of ``time.perf_counter``, None before.
+        over: a future that is done at the end.
+    """
+
+    task: Task
+    owner: str
+    number: int | None = None
+    generation: Generation | None = None
+    error: Exception | None = None
+    queued: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    first: float | None = None
+    ended: float | None = None
+    over: Future[None] = field(default_factory=Future)
+    _tokens: list[Token] = field(default_factory=list)
+    _reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    async def read(self) -> list[Token]:
+        """Wait for new tokens; [] at the end."""
+        waiting: asyncio.Future[None] | None = None
+        with self._lock:
+            if not self._tokens and self.ended is None:
+                if self._reader is not None:
+                    raise SprinterError("another task reads this stream already")
+                loop = asyncio.get_running_loop()
+                waiting = loop.create_future()
+                self._reader = loop, waiting
+        if waiting is not None:
+            try:
+                await waiting
+            finally:
+                with self._lock:
+                    self._reader = None
+        with self._lock:
+            tokens, self._tokens = self._tokens, []
+        return tokens
+
+    def put(self, tokens: list[Token]) -> None:
+        """Hand over new tokens; called by the engine's thread."""
+        if self.first is None and tokens:
+            self.first = time.perf_counter()
+        with self._lock:
+            self._tokens += tokens
+        self._wake()
+
+    def end(self, generation: Generation | None, error: Exception | None) -> None:
+        """Hand over the result; called by the engine's thread, once."""
+        with self._lock:
+            self.generation, self.error, self.ended = generation, error, time.perf_counter()
+        self._wake()
+        self.over.set_result(None)
+
+    def _wake(self) -> None:
+        with self._lock:
+            reader = self._reader
+        if reader is not None:
+            loop, waiting = reader
+            with suppress(RuntimeError):  # the reader's loop is closed
+                loop.call_soon_threadsafe(_settle, waiting)
+
+
+def _settle(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+class EngineWorker:
+    """Owns an engine and a thread.
+
+    Args:
+        engine: nothing else may use it. rows: number of its rows.
+        max_waiting: maximum number of requests that wait for rows.
+        scorer: computes log-probabilities of given texts.
+        on_death: called in the engine's thread, with the error, if it stops with one.
+
+    Attributes:
+        error: the error that the thread has stopped with.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: int,
+        max_waiting: int,
+        scorer: Scorer,
+        on_death: Callable[[BaseException], None] | None,
+    ) -> None:
+        self.engine, self.rows, self.max_waiting = engine, rows, max_waiting
+        self.error: BaseException | None = None
+        self._scorer, self._on_death = scorer, on_death
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._line: TurnQueue[AsyncRequest] = TurnQueue()
+        self._live: dict[int, AsyncRequest] = {}  # the order of admission
+        self._scorings: deque[tuple[Scoring, Future[Scoring]]] = deque()
+        self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too
+        self._closing: str | None = None
+        self._stopped = self._over = False
+        self._drained: Future[None] | None = None
+        self._thread = Thread(target=self._run, name="sprinter-engine", daemon=True)
+        self._thread.start()
+
+    # --- called in any thread ---
+    @property
+    def open(self) -> int:
+        """Number of requests that have not ended."""
+        return self._open
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for rows."""
+        return max(0, self._open - self.rows)
+
+    @property
+    def closing(self) -> bool:
+        """Whether no more requests are taken."""
+        return self._closing is not None
+
+    def submit(self, request: AsyncRequest) -> None:
+        """Put a request in the queue.
+
+        Raises:
+            EngineError: it is not taken.
+        """
+        with self._lock:
+            self._check_open()
+            full = self._open >= self.rows + self.max_waiting
+            if not full:
+                self._open += 1
+                self._calls.put(lambda: self._line.put(request.owner, request))
+        if full:
+            raise QueueFullError(
+                f"{self.rows} requests are served and {self.max_waiting} wait already: try again later"
+            )
+
+    def score(self, scoring: Scoring) -> Future[Scoring]:
+        """Run a scoring, a chunk per step of the engine; a cancelled future ends it.
+
+        Raises:
+            EngineError: it is not taken.
+        """
+        done: Future[Scoring] = Future()
+        with self._lock:
+            self._check_open()
+            if len(self._scorings) >= self.rows + self.max_waiting:
+                raise QueueFullError(
+                    f"{len(self._scorings)} texts wait to be scored already: try again later"
+                )
+            self._calls.put(lambda: self._scorings.append((scoring, done)))
+        return done
+
+    def cancel(self, request: AsyncRequest) -> None:
+        """Cancel a request before the next step; also called by finalizers."""
+        self._calls.put(lambda: self._cancel(request))
+
+    def drain(self) -> Future[None]:
+        """Take no more requests; the future is done when none is left."""
+        with self._lock:
+            self._closing = self._closing or "the engine is about to close, and takes no more requests"
+            drained = self._drained = self._drained or Future()
+            if self._over:
+                self._check_drained()
+        self._calls.put(self._check_drained)
+        return drained
+
+    def close(self) -> None:
+        """Cancel all requests, and end the thread."""
+        with self._lock:
+            self._closing = "the engine is closed: make another"
+        self._calls.put(self._stop)
+        if self._thread is not current_thread():  # else a finalizer runs in it
+            self._thread.join()
+
+    def _check_open(self) -> None:
+        if self.error is not None:
+            raise DeadEngineError(_dead(self.error)) from self.error
+        if self._closing is not None:
+            raise ClosedEngineError(self._closing)
+
+    # --- called in the thread ---
+    def _run(self) -> None:
+        failed: BaseException | None = None
+        try:
+            while not self._stopped:
+                self._round()
+        except BaseException as error:  # nobody else would hear of it
+            failed = error
+        with self._lock:
+            self.error, self._over = failed, True
+            self._closing = self._closing or "the engine is closed: make another"
+        self._end_all(failed)
+        with suppress(Exception):  # what is broken may not be closed cleanly; the first error is reported
+            self.engine.close()
+        if failed is not None and self._on_death is not None:
+            self._on_death(failed)
+
+    def _round(self) -> None:
+        """Run the calls, admit requests, step the engine, and score a chunk; wait if there is nothing to do."""
+        if not (self._line or self._live or self._scorings):
+            self._calls.get()()
+        with suppress(Empty):
+            while True:
+                self._calls.get_nowait()()
+        if self._stopped:
+            return
+        while self._line and len(self._live) < self.rows:
+            self._admit(self._line.pop())
+        if self._live:
+            self._step()
+        if self._scorings:
+            self._score()
+
+    def _admit(self, request: AsyncRequest) -> None:
+        request.number = self.engine._batch.add(request.task)
+        request.admitted = time.perf_counter()
+        self._live[request.number] = request
+
+    def _step(self) -> None:
+        try:
+            events = self.engine.step()
+        except Exception as error:
+            if not _is_memory(error):
+                raise
+            number, request = self._live.popitem()  # the one that was admitted last makes room for the others
+            self._end(request, self.engine.cancel(number), _no_memory(error))
+            return
+        for event in events:
+            request = self._live[event.id]
+            if event.tokens:
+                request.put(event.tokens)
+            if event.generation is not None:
+                del self._live[event.id]
+                self._end(request, event.generation, event.error)
+
+    def _score(self) -> None:
+        """Run a chunk of the first scoring."""
+        scoring, done = self._scorings[0]
+        failed: Exception | None = None
+        finished = done.cancelled()
+        if not finished:
+            try:
+                finished = self._scorer.advance(scoring)
+            except Exception as error:
+                finished, failed = True, _no_memory(error) if _is_memory(error) else error
+        if finished:
+            self._scorings.popleft()
+            _finish(done, scoring, failed)
+            self._check_drained()
+
+    def _cancel(self, request: AsyncRequest) -> None:
+        if request.ended is not None:
+            return
+        if request.number is None:
+            if self._line.remove(request.owner, request):
+                self._end(request, request.task.generation(), None)
+        elif self._live.pop(request.number, None) is not None:
+            self._end(request, self.engine.cancel(request.number), None)
+
+    def _end(self, request: AsyncRequest, generation: Generation | None, error: Exception | None) -> None:
+        with self._lock:
+            self._open -= 1
+        request.end(generation, error)
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        left = self._open or self._scorings
+        if self._drained is not None and not left and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _end_all(self, error: BaseException | None) -> None:
+        """End all requests: the thread ends."""
+        left = list(self._live.values())
+        self._live.clear()  # before the calls: there is nothing to cancel any more
+        with suppress(Empty):
+            while True:
+                self._calls.get_nowait()()
+        while self._line:
+            left.append(self._line.pop())
+        reason: EngineError
+        if error is None:
+            reason = ClosedEngineError("the engine was closed before the text was finished")
+        else:
+            reason = DeadEngineError(_dead(error))
+            reason.__cause__ = error
+        for request in left:
+            self._end(request, request.task.generation(), reason)
+        for scoring, done in self._scorings:
+            _finish(done, scoring, reason)
+        self._scorings.clear()
+        self._check_drained()
+
+
+def _finish(done: Future[Scoring], scoring: Scoring, error: Exception | None) -> None:
+    with suppress(InvalidStateError):  # its caller has cancelled it
+        if error is None:
+            done.set_result(scoring)
+        else:
+            done.set_exception(error)
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether memory ran out; torch raises a plain RuntimeError on the CPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _no_memory(error: Exception) -> NoMemoryError:
+    failed = NoMemoryError("there is not enough memory for this request now: try again later")
+    failed.__cause__ = error
+    return failed
+
+
+def _dead(error: BaseException) -> str:
+    return f"the engine has stopped with an error ({type(error).__name__}: {error}): start it again"
