@@ -5,7 +5,7 @@
 | ``app``, ``running`` | the typer application; runs it and turns errors into one line and an exit status |
 | ``generate``, ``generate_many`` | ``sprinter generate``: one text, or a file of prompts |
 | ``chat``, ``chat_*`` | ``sprinter chat``: the conversation, its commands, input, output, files |
-| ``methods``, ``doctor``, ``demo_command``, ``convert`` | the commands of these names (``demo``: entry point) |
+| ``serve``, ``methods``, ``doctor``, ``demo_command``, ``convert`` | commands of these names (``demo``: entry point) |
 | ``gate``, ``gate_*`` | ``sprinter gate``: ``label``, ``train``, ``roc`` |
 | ``theory``, ``theory_*`` | ``sprinter theory``: ``simulate``, ``pareto``, ``flops``, ``predict`` |
 | ``bench``, ``bench_*`` | ``sprinter bench``: ``compare``, ``report``, ``list`` |

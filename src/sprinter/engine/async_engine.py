@@ -217,17 +217,25 @@ class EngineStream(AsyncStream):
     def generation(self) -> Generation | None:
         return self._request.generation
 
+    async def started(self) -> None:
+        """Wait until the request has rows, or has ended; may be cancelled without consequences for it."""
+        await asyncio.shield(asyncio.wrap_future(self._request.started))
+
     async def read(self) -> list[Token]:
         try:
             tokens = await self._request.read()
         except asyncio.CancelledError:
-            self._worker.cancel(self._request)
+            self.cancel()
             raise
         if not tokens and self._request.error is not None and not self._raised:
             self._raised = True
             raise self._request.error
         return tokens
 
-    async def aclose(self) -> None:
+    def cancel(self) -> None:
+        """As ``aclose``, without waiting."""
         self._worker.cancel(self._request)
+
+    async def aclose(self) -> None:
+        self.cancel()
         await asyncio.shield(asyncio.wrap_future(self._request.over))

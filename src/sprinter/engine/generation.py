@@ -12,7 +12,7 @@ from sprinter.engine.html import to_html
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.record import versions
 
-__all__ = ["Generation"]
+__all__ = ["Generation", "logprobs_dict", "stats_dict", "token_dict"]
 
 _SHOWN = 60  # characters of a text that its repr shows
 
@@ -65,14 +65,7 @@ class Generation:
         """Log-probabilities of each token; None if they were not asked for."""
         if self.request is None or self.request.logprobs is None:
             return None
-        return [
-            {
-                "logprob": token.logprob,
-                "draft_logprob": token.draft_logprob,
-                "top": None if token.top_logprobs is None else [one._asdict() for one in token.top_logprobs],
-            }
-            for token in self.tokens
-        ]
+        return [logprobs_dict(token) for token in self.tokens]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object of ``sprinter generate --json``.
@@ -101,31 +94,57 @@ class Generation:
             "request": None if self.request is None else self.request.to_dict(),
             "models": dict(self.models),
             "version": versions(),
-            "stats": {
-                "new_tokens": stats.new_tokens,
-                "target_calls": stats.target_calls,
-                "draft_steps": stats.draft_steps,
-                "rounds": stats.rounds,
-                "drafted": stats.drafted,
-                "trusted": stats.trusted,
-                "accepted": stats.accepted,
-                "checked": stats.checked,
-                "closing_passes": stats.closing_passes,
-                "cached_tokens": stats.cached_tokens,
-                "draft_cached_tokens": stats.draft_cached_tokens,
-                "mean_drift": stats.mean_drift,
-                "drift_coverage": stats.drift_coverage,
-                "tokens_per_target_call": stats.tokens_per_target_call,
-                "wall_s": stats.wall_s,
-                "tokens_per_s": stats.tokens_per_s,
-                "times": {
-                    "prefill_s": stats.prefill_s,
-                    "draft_s": stats.draft_s,
-                    "gate_s": stats.gate_s,
-                    "target_s": stats.target_s,
-                    "closing_s": stats.closing_s,
-                    "other_s": stats.other_s,
-                },
-                "flops": {"passes": stats.flops_passes, "tokens": stats.flops_tokens},
-            },
+            "stats": stats_dict(stats),
         }
+
+
+def stats_dict(stats: Stats) -> dict[str, Any]:
+    """Counts, drift, times and FLOPs as JSON values."""
+    return {
+        "new_tokens": stats.new_tokens,
+        "target_calls": stats.target_calls,
+        "draft_steps": stats.draft_steps,
+        "rounds": stats.rounds,
+        "drafted": stats.drafted,
+        "trusted": stats.trusted,
+        "accepted": stats.accepted,
+        "checked": stats.checked,
+        "closing_passes": stats.closing_passes,
+        "cached_tokens": stats.cached_tokens,
+        "draft_cached_tokens": stats.draft_cached_tokens,
+        "mean_drift": stats.mean_drift,
+        "drift_coverage": stats.drift_coverage,
+        "tokens_per_target_call": stats.tokens_per_target_call,
+        "wall_s": stats.wall_s,
+        "tokens_per_s": stats.tokens_per_s,
+        "times": {
+            "prefill_s": stats.prefill_s,
+            "draft_s": stats.draft_s,
+            "gate_s": stats.gate_s,
+            "target_s": stats.target_s,
+            "closing_s": stats.closing_s,
+            "other_s": stats.other_s,
+        },
+        "flops": {"passes": stats.flops_passes, "tokens": stats.flops_tokens},
+    }
+
+
+def logprobs_dict(token: Token) -> dict[str, Any]:
+    """Log-probabilities of a token as JSON values; null where they are unknown."""
+    return {
+        "logprob": token.logprob,
+        "draft_logprob": token.draft_logprob,
+        "top": None if token.top_logprobs is None else [one._asdict() for one in token.top_logprobs],
+    }
+
+
+def token_dict(token: Token) -> dict[str, Any]:
+    """A token as a JSON object: what the lists of ``Generation.to_dict`` say about it, and its text."""
+    return {
+        "id": token.id,
+        "text": token.text,
+        "origin": token.origin.value,
+        "round": token.round,
+        "drift": token.drift,
+        **logprobs_dict(token),
+    }

@@ -16,22 +16,6 @@ from sprinter.models.pair import LoadedPair
 
 __all__ = ["EncodedPrompt", "PromptInput", "PromptInputs", "encode", "encode_prompt", "is_several"]
 
-PromptInput = str | Sequence[int] | Sequence[ChatMessage] | BatchEncoding
-"""One prompt: text, token ids, chat messages, or what a tokenizer returns."""
-PromptInputs = (
-    list[str]
-    | list[list[int]]
-    | list[tuple[int, ...]]
-    | list[Sequence[int]]
-    | list[list[dict[str, str]]]
-    | list[list[dict[str, Any]]]
-    | list[Sequence[ChatMessage]]
-    | list[PromptInput]
-    | tuple[PromptInput, ...]
-)
-"""Several prompts: a list of texts, of lists of token ids, of conversations, or of all of these. Every kind by itself,
-as lists are invariant."""
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
@@ -50,6 +34,23 @@ class EncodedPrompt:
     ends: tuple[int, ...] = ()
 
 
+PromptInput = str | Sequence[int] | Sequence[ChatMessage] | BatchEncoding | EncodedPrompt
+"""One prompt: text, token ids, chat messages, what a tokenizer returns, or what ``encode_prompt`` returned before."""
+PromptInputs = (
+    list[str]
+    | list[list[int]]
+    | list[tuple[int, ...]]
+    | list[Sequence[int]]
+    | list[list[dict[str, str]]]
+    | list[list[dict[str, Any]]]
+    | list[Sequence[ChatMessage]]
+    | list[PromptInput]
+    | tuple[PromptInput, ...]
+)
+"""Several prompts: a list of texts, of lists of token ids, of conversations, or of all of these. Every kind by itself,
+as lists are invariant."""
+
+
 def encode(prompt: PromptInput, pair: LoadedPair) -> list[int]:
     """Token ids of a prompt; see ``encode_prompt``."""
     return encode_prompt(prompt, pair).ids
@@ -61,7 +62,7 @@ def encode_prompt(
     """A prompt as token ids, checked against the vocabulary.
 
     Args:
-        prompt: text, token ids, chat messages, or a ``BatchEncoding`` of one row.
+        prompt: text, token ids, chat messages, a ``BatchEncoding`` of one row, or a prompt that is encoded.
         pair: the loaded models.
         chat_template_kwargs: see ``render_chat``.
 
@@ -69,6 +70,8 @@ def encode_prompt(
         UserError: an empty prompt, text without a tokenizer, messages without a chat template or that it refuses, ids
             out of range, or a prompt longer than the context.
     """
+    if isinstance(prompt, EncodedPrompt):
+        return prompt
     encoded = _encoded(prompt, pair, chat_template_kwargs)
     if chat_template_kwargs and encoded.messages is None:
         raise UserError("chat_template_kwargs goes with messages, and the prompt has none: leave it out")

@@ -45,7 +45,7 @@ class AsyncRequest:
         number: the engine's number, once it has rows.
         generation, error: at the end.
         queued, admitted, first, ended: times of ``time.perf_counter``, None before.
-        over: a future that is done at the end.
+        started, over: futures that are done when it has rows, and at the end.
     """
 
     task: Task
@@ -57,6 +57,7 @@ class AsyncRequest:
     admitted: float | None = None
     first: float | None = None
     ended: float | None = None
+    started: Future[None] = field(default_factory=Future)
     over: Future[None] = field(default_factory=Future)
     _tokens: list[Token] = field(default_factory=list)
     _reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
@@ -95,6 +96,8 @@ class AsyncRequest:
         with self._lock:
             self.generation, self.error, self.ended = generation, error, time.perf_counter()
         self._wake()
+        if not self.started.done():
+            self.started.set_result(None)
         self.over.set_result(None)
 
     def _wake(self) -> None:
@@ -259,6 +262,7 @@ class EngineWorker:
     def _admit(self, request: AsyncRequest) -> None:
         request.number = self.engine._batch.add(request.task)
         request.admitted = time.perf_counter()
+        request.started.set_result(None)
         self._live[request.number] = request
 
     def _step(self) -> None:

@@ -1,0 +1,137 @@
+"""``sprinter serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.errors import UserError
+
+__all__ = ["serve"]
+
+_DECODING, _LIMITS, _SAFETY = "Decoding", "Limits", "Safety"  # panels on the help page
+_MIB = 2**20
+
+
+@loads()
+def serve(
+    loading: Loading = Loading(),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    model_name: Annotated[
+        str | None, typer.Option(help="Name of the model in requests.", show_default="the target's")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            "-m",
+            help="Method of requests that name none.",
+            show_default="exact",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    require_lossless: Annotated[
+        bool,
+        typer.Option("--require-lossless", help="Refuse lossy methods.", rich_help_panel=_DECODING),
+    ] = False,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Texts generated at the same time.", rich_help_panel=_DECODING)
+    ] = 8,
+    max_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a row, prompt included.",
+            show_default="the context, at most 2048",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    memory_mib: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Maximum size of the KV caches.",
+            show_default="90 % of the free memory",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Texts that wait for a row.", rich_help_panel=_LIMITS)
+    ] = 64,
+    max_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest prompt.", show_default="the row", rich_help_panel=_LIMITS),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest text.", show_default="the row", rich_help_panel=_LIMITS)
+    ] = None,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request.", rich_help_panel=_LIMITS)] = 4,
+    queue_timeout: Annotated[
+        float, typer.Option(help="Seconds that a request waits for a row.", rich_help_panel=_LIMITS)
+    ] = 60.0,
+    request_timeout: Annotated[
+        float, typer.Option(help="Seconds that a request takes.", rich_help_panel=_LIMITS)
+    ] = 600.0,
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds for open requests after SIGTERM.", rich_help_panel=_LIMITS)
+    ] = 30.0,
+    rate_limit: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Requests per minute of a key.", show_default="none", rich_help_panel=_LIMITS
+        ),
+    ] = None,
+    api_keys: Annotated[
+        Path | None,
+        typer.Option(help="File of keys, one per line; read again when it changes.", rich_help_panel=_SAFETY),
+    ] = None,
+    allow_anonymous: Annotated[
+        bool,
+        typer.Option(
+            "--allow-anonymous", help="Let other machines in without a key.", rich_help_panel=_SAFETY
+        ),
+    ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Further name of this server in the header Host; may be repeated.",
+            show_default=False,
+            rich_help_panel=_SAFETY,
+        ),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel=_SAFETY)] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Key of the certificate (PEM).", rich_help_panel=_SAFETY)
+    ] = None,
+    log_prompts: Annotated[
+        bool,
+        typer.Option("--log-prompts", help="Write prompts and answers to the log.", rich_help_panel=_SAFETY),
+    ] = False,
+) -> int:
+    """Serve the pair over HTTP, with OpenAI's interface: completions, chat completions, models.
+
+    Logs are JSON lines on standard error. SIGTERM ends the server when its open requests have ended.
+    """
+    try:
+        from sprinter.serve.logs import log_to
+        from sprinter.serve.run import serve as run
+        from sprinter.serve.settings import ServeSettings
+    except ImportError as error:
+        raise UserError(
+            f"the server needs the package {error.name}: pip install 'sprinter-llm[serve]'"
+        ) from None
+    settings = ServeSettings(
+        host=host, port=port, model=model_name, method=method, require_lossless=require_lossless, rows=rows,
+        max_len=max_len, memory_bytes=None if memory_mib is None else memory_mib * _MIB, max_waiting=max_waiting,
+        max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, max_body_bytes=max_body_mib * _MIB,
+        queue_timeout_s=queue_timeout, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout,
+        rate_limit=rate_limit, api_keys=api_keys, allow_anonymous=allow_anonymous,
+        allowed_hosts=tuple(allowed_host or ()), tls_cert=tls_cert, tls_key=tls_key, log_prompts=log_prompts,
+    )  # fmt: skip
+    log_to()
+    run(settings, lambda: load(loading))
+    return 0

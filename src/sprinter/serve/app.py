@@ -1,0 +1,200 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from sprinter.errors import SprinterError, UserError
+from sprinter.serve.answers import Answer
+from sprinter.serve.asked import asked_of
+from sprinter.serve.choices import Choice, ClientLeft, finish_texts, in_time, open_choices, while_connected
+from sprinter.serve.events import Events
+from sprinter.serve.gate_keeper import GateKeeper, note_of
+from sprinter.serve.logs import error_fields, text_fields
+from sprinter.serve.refusals import Refusal, of_error, of_fields
+from sprinter.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from sprinter.serve.service import Service
+from sprinter.version import __version__
+
+__all__ = ["make_app"]
+
+_log = logging.getLogger("sprinter.serve")
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The server as an ASGI application; it loads the service's pair when it starts, and closes it at the end."""
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.get_running_loop().run_in_executor(None, service.load)
+        yield
+        await loading
+        await service.aclose()
+
+    app = FastAPI(
+        title="Sprinter", version=__version__, lifespan=life, docs_url=None, redoc_url=None,
+    )  # fmt: skip
+    _add_errors(app)
+    _add_state(app, service)
+    _add_tokens(app, service)
+    _add_texts(app, service)
+    return GateKeeper(app, service.settings, service.metrics)
+
+
+def _add_errors(app: FastAPI) -> None:
+    def answer(refusal: Refusal) -> JSONResponse:
+        return JSONResponse(refusal.body(), refusal.status, refusal.headers)
+
+    def refused(request: Request, error: Exception) -> JSONResponse:
+        note_of(request.scope).fields["error"] = type(error).__name__
+        return answer(of_error(error))
+
+    def failed(request: Request, error: Exception) -> JSONResponse:
+        _log.error("failed", extra={"fields": {"id": note_of(request.scope).id, **error_fields(error)}})
+        return refused(request, error)
+
+    def left(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it; for the log
+
+    for kind in (Refusal, SprinterError, ExceptionGroup):
+        app.add_exception_handler(kind, refused)
+    app.add_exception_handler(ClientLeft, left)
+    app.add_exception_handler(Exception, failed)
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(of_fields(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    def http(request: Request, error: HTTPException) -> JSONResponse:
+        what = {404: "there is no such path", 405: "this path has another method"}
+        message = what.get(error.status_code, "the request cannot be read")
+        refusal = Refusal(error.status_code, message, code={404: "not_found"}.get(error.status_code))
+        return JSONResponse(refusal.body(), refusal.status, error.headers)
+
+
+def _noted(request: Request) -> str:
+    """Note the route; returns the owner."""
+    note = note_of(request.scope)
+    note.path = request.scope["route"].path
+    return note.owner
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health(request: Request) -> Response:
+        """200 as long as the models run; 503 while they are loaded, and after they have failed."""
+        _noted(request)
+        state = service.state
+        return JSONResponse({"status": state}, 200 if state in ("ready", "closing") else 503)
+
+    @app.get("/ready")
+    async def ready(request: Request) -> Response:
+        """200 if new requests are taken."""
+        _noted(request)
+        return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Metrics for Prometheus."""
+        _noted(request)
+        return PlainTextResponse(service.metrics.scrape(), media_type=_METRICS)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Any:
+        """The model that is served."""
+        _noted(request)
+        return {"object": "list", "data": [service.describe()]}
+
+    @app.get("/v1/models/{model:path}")
+    async def model(request: Request, model: str) -> Any:
+        """The model, if it has this name."""
+        _noted(request)
+        service.check_model(model)
+        return service.describe()
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    def tokenizer() -> Any:
+        found = service.pair.tokenizer
+        if found is None:
+            raise UserError("this pair has no tokenizer: give token ids")
+        return found
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request, body: TokenizeRequest) -> Any:
+        """Token ids of a text, or of messages."""
+        _noted(request)
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise Refusal(400, "give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            encoded = await asyncio.to_thread(service.encode, body.messages)
+            ids = encoded.ids
+        else:
+            ids = await asyncio.to_thread(service.token_ids, body.prompt or "", body.add_special_tokens)
+        return {"count": len(ids), "max_model_len": service.engine.max_len, "tokens": ids}
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request, body: DetokenizeRequest) -> Any:
+        """The text of token ids."""
+        _noted(request)
+        service.check_model(body.model)
+        return {"prompt": await asyncio.to_thread(service.text_of, body.tokens)}
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(request: Request) -> Any:
+        """Special tokens and chat template: what lm-evaluation-harness asks for to tokenize here."""
+        _noted(request)
+        known = tokenizer()
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        return {
+            "tokenizer_class": type(known).__name__,
+            **{name: getattr(known, name, None) for name in names},
+            "chat_template": known.chat_template,
+            "model_max_length": service.engine.max_len,
+        }
+
+
+def _add_texts(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continue prompts: OpenAI's completions."""
+        return await _serve(service, request, body)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request, body: ChatRequest) -> Response:
+        """Answer a conversation: OpenAI's chat completions."""
+        return await _serve(service, request, body)
+
+
+async def _serve(service: Service, request: Request, body: CompletionRequest | ChatRequest) -> Response:
+    owner, note = _noted(request), note_of(request.scope)
+    pair = service.pair  # 503 while it is loaded
+    service.check_model(body.model)
+    asked = asked_of(body, service.settings)
+    answer = Answer(asked, note.id, service.now(), service.model, pair.tokenizer)
+
+    def log(choices: list[Choice]) -> Callable[[], None]:
+        return lambda: note.fields.update(text_fields(choices, prompts=service.settings.log_prompts))
+
+    async with AsyncExitStack() as leave:
+        note.fields["stream"] = asked.stream
+        choices = await leave.enter_async_context(open_choices(service, asked, owner))
+        leave.callback(log(choices))
+        if asked.stream:
+            return Events(service, answer, choices, leave.pop_all())
+        await while_connected(request.receive, in_time(service, finish_texts(service, asked, choices)))
+        return JSONResponse(answer.whole(choices))
+    raise AssertionError  # the block above leaves in one of three ways

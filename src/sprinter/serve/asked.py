@@ -1,0 +1,163 @@
+"""A request as prompts and options of generation."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.engine.prompt import PromptInput
+from sprinter.serve.refusals import Refusal
+from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, SprinterOptions
+from sprinter.serve.settings import ServeSettings
+
+__all__ = ["Asked", "asked_of"]
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default of ``max_tokens`` for completions; chat completions end with the answer or the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for.
+
+    Attributes:
+        chat: whether it is a chat completion.
+        prompts: the prompts, each of which gets ``n`` texts.
+        options: of the first text of each prompt; the i-th has the seed ``options.seed + i``.
+        generates: False if only the prompt is to be scored (``max_tokens`` 0).
+        echo: whether the answer begins with the prompt.
+        logprobs: number of most probable tokens to name for each token; None: no log-probabilities.
+        stream: whether to answer with events; include_usage: with a last one that has the usage.
+        tokens: whether to report every token.
+    """
+
+    chat: bool
+    prompts: list[PromptInput]
+    n: int
+    options: GenerationOptions
+    generates: bool
+    echo: bool
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+    tokens: bool
+
+    @property
+    def count(self) -> int:
+        """Number of texts."""
+        return self.n * len(self.prompts)
+
+
+def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> Asked:
+    """Translate the body of a request.
+
+    Raises:
+        Refusal, UserError: fields that contradict each other, values out of range.
+    """
+    ours = body.sprinter or SprinterOptions()
+    if body.stream_options is not None and not body.stream:
+        raise Refusal(400, "stream_options goes with stream=true: leave it out", param="stream_options")
+    if isinstance(body, ChatRequest):
+        prompts: list[PromptInput] = [body.messages]
+        logprobs, most = _chat_logprobs(body), _chat_limit(body)
+    else:
+        prompts, logprobs = _prompts(body), body.logprobs
+        most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    echo = isinstance(body, CompletionRequest) and bool(body.echo)
+    if most == 0 and not echo:
+        raise Refusal(
+            400,
+            "max_tokens=0 goes with echo=true, which scores the prompt: give 1 or more",
+            param="max_tokens",
+        )
+    if settings.max_new_tokens is not None:
+        if most is not None and most > settings.max_new_tokens:
+            raise Refusal(
+                400,
+                f"max_tokens={most} is more than this server allows: give at most {settings.max_new_tokens}",
+                param="max_tokens",
+            )
+        most = settings.max_new_tokens if most is None else most
+    asked = Asked(
+        chat=isinstance(body, ChatRequest), prompts=prompts, n=body.n or 1,
+        options=GenerationOptions(**_options(body, ours, settings, most, logprobs)), generates=most != 0,
+        echo=echo, logprobs=logprobs, stream=bool(body.stream),
+        include_usage=bool(body.stream_options and body.stream_options.include_usage), tokens=ours.tokens,
+    )  # fmt: skip
+    if asked.count > settings.max_choices:
+        raise Refusal(
+            400,
+            f"{asked.count} texts in one request: this server writes at most {settings.max_choices}",
+            param="n",
+        )
+    return asked
+
+
+def _options(
+    body: GenerateRequest,
+    ours: SprinterOptions,
+    settings: ServeSettings,
+    most: int | None,
+    logprobs: int | None,
+) -> GenerationKeywords:
+    given: dict[str, Any] = {
+        name: value
+        for name in (
+            "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+            "logit_bias", "stop", "stop_token_ids",
+        )
+        if (value := getattr(body, name)) is not None
+    }  # fmt: skip
+    if body.top_k is not None:
+        given["top_k"] = max(0, body.top_k)  # -1 is vLLM's "all"
+    if ours.method is not None and not ours.speculation:
+        raise Refusal(
+            400, "sprinter.method and sprinter.speculation=false exclude each other: give one of them",
+            param="sprinter.method",
+        )  # fmt: skip
+    if logprobs is not None:  # those of trusted tokens after the last target call too
+        given |= {"logprobs": logprobs, "meter": "complete"}
+    elif ours.tokens:
+        given["logprobs"] = 0
+    return {
+        **given,  # type: ignore[typeddict-item]
+        "method": (ours.method or settings.method) if ours.speculation else "autoregressive",
+        "seed": secrets.randbits(32) if body.seed is None else body.seed,
+        "max_new_tokens": most or (None if most is None else 1),
+        "require_lossless": settings.require_lossless or ours.require_lossless,
+    }
+
+
+def _prompts(body: CompletionRequest) -> list[PromptInput]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise Refusal(400, "the prompt is empty: give at least one token", param="prompt")
+    if isinstance(prompt[0], int):
+        return [_ids(prompt)]
+    return [one if isinstance(one, str) else _ids(one) for one in prompt]
+
+
+def _ids(prompt: Sequence[Any]) -> list[int]:
+    return [int(id) for id in prompt]
+
+
+def _chat_logprobs(body: ChatRequest) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refusal(400, "top_logprobs goes with logprobs=true: give it too", param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _chat_limit(body: ChatRequest) -> int | None:
+    """The limit of new tokens; None: to the end of the row."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise Refusal(
+            400,
+            "max_tokens and max_completion_tokens say the same thing: give one of them",
+            param="max_tokens",
+        )
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

@@ -1,0 +1,52 @@
+"""HTTP connections that are closed if a request's header does not arrive in time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+__all__ = ["timed_connections"]
+
+
+def timed_connections(header_timeout_s: float) -> type[H11Protocol]:
+    """A class of connections for uvicorn, which waits without limit for the header of a request.
+
+    Args:
+        header_timeout_s: maximum time from the first byte of a header, or from the connection, to the header's end.
+    """
+
+    class TimedConnection(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._stop()
+
+        def _watch(self) -> None:
+            """Begin to wait for a header, or end the wait."""
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop()
+            elif self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(header_timeout_s, self._late)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _late(self) -> None:
+            self._timer = None
+            if not self.transport.is_closing():
+                self.transport.abort()
+
+    return TimedConnection

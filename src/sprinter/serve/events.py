@@ -1,0 +1,139 @@
+"""An answer as server-sent events, written while its texts are generated."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sprinter.decode.draft import Token
+from sprinter.serve.answers import Answer, finish_of, speculation_of, usage_of
+from sprinter.serve.choices import (
+    Choice,
+    ClientLeft,
+    Unscored,
+    in_time,
+    score_prompts,
+    wait_for_rows,
+    while_connected,
+)
+from sprinter.serve.logprobs import of_tokens
+from sprinter.serve.refusals import of_error
+from sprinter.serve.service import Service
+from sprinter.serve.speculation import sprinter_report, token_report
+
+__all__ = ["EventWriter", "Events"]
+
+
+class EventWriter:
+    """Writes the events of one answer.
+
+    Args:
+        service: what serves the request. answer: the frame of all events.
+        choices: the texts. send: of the connection.
+    """
+
+    def __init__(self, service: Service, answer: Answer, choices: Sequence[Choice], send: Send) -> None:
+        self._service, self._answer, self._choices, self._send = service, answer, choices, send
+        self._one_at_a_time = asyncio.Lock()
+
+    async def write(self) -> None:
+        """Write all events; an error becomes the last one."""
+        try:
+            await in_time(self._service, self._write())
+        except Exception as error:
+            await self._data(of_error(error).body())
+        await self._line("data: [DONE]\n\n")
+
+    async def _write(self) -> None:
+        asked, choices = self._answer.asked, self._choices
+        await wait_for_rows(self._service, choices)
+        await score_prompts(self._service, asked, choices)
+        async with asyncio.TaskGroup() as texts:
+            for choice in choices:
+                texts.create_task(self._text(choice))
+        if asked.include_usage:
+            frame = self._answer.frame([], event=True)
+            await self._data({**frame, "usage": usage_of(asked, choices), **speculation_of(choices)})
+
+    async def _text(self, choice: Choice) -> None:
+        """The events of one text."""
+        answer, asked, offset = self._answer, self._answer.asked, 0
+        if asked.chat:
+            await self._event(choice, {"delta": {"role": "assistant", "content": ""}})
+        if asked.echo:
+            prompt, text = answer.prompt_tokens(choice), answer.echoed(choice)
+            await self._event(choice, {"text": text, "logprobs": answer.logprobs(prompt)})
+            offset = len(text)
+        unscored = Unscored()
+        while choice.stream is not None and (tokens := await choice.stream.read()):
+            text = "".join(token.text for token in tokens)
+            if text or asked.tokens or asked.logprobs is not None:
+                logprobs = answer.logprobs(of_tokens(tokens), offset)
+                await self._event(choice, self._part(text, logprobs), self._tokens(tokens, unscored))
+            offset += len(text)
+        await self._end(choice, unscored)
+
+    async def _end(self, choice: Choice, unscored: Unscored) -> None:
+        out, asked = choice.out, self._answer.asked
+        report: dict[str, Any] = {}
+        if out is not None:
+            report = {"sprinter": {**self._tokens([], unscored).get("sprinter", {}), **sprinter_report(out)}}
+        if not asked.include_usage and asked.count == 1:
+            report |= speculation_of([choice])
+        end: dict[str, Any] = {"delta": {}} if asked.chat else {"text": ""}
+        await self._event(choice, {**end, "finish_reason": finish_of(out)}, report)
+
+    def _part(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        part: dict[str, Any] = {"delta": {"content": text}} if self._answer.asked.chat else {"text": text}
+        return {**part, "logprobs": logprobs}
+
+    def _tokens(self, tokens: Sequence[Token], unscored: Unscored) -> dict[str, Any]:
+        """What an event says about its tokens, and about earlier ones that have been scored since."""
+        if not self._answer.asked.tokens:
+            return {}
+        settled = [token_report(token, i) for i, token in unscored.settled()]
+        found = [token_report(token, i) for i, token in unscored.add(tokens)]
+        return {"sprinter": {"tokens": found, "scored": settled}}
+
+    async def _event(self, choice: Choice, part: dict[str, Any], more: dict[str, Any] | None = None) -> None:
+        one = {"index": choice.index, "logprobs": None, "finish_reason": None, **part}
+        await self._data({**self._answer.frame([one], event=True), **(more or {})})
+
+    async def _data(self, value: dict[str, Any]) -> None:
+        await self._line(f"data: {json.dumps(value, allow_nan=False, ensure_ascii=False)}\n\n")
+
+    async def _line(self, text: str) -> None:
+        async with self._one_at_a_time:
+            body = text.encode("utf-8", "replace")
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+class Events(Response):
+    """The response that an ``EventWriter`` writes.
+
+    Args:
+        choices: the texts. leave: the context that cancels them, closed at the end or as soon as the client leaves.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, service: Service, answer: Answer, choices: Sequence[Choice], leave: AsyncExitStack
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._service, self._answer, self._choices, self._leave = service, answer, choices, leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = EventWriter(self._service, self._answer, self._choices, send)
+        async with self._leave:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with suppress(ClientLeft):
+                await while_connected(receive, writer.write())
+                await send({"type": "http.response.body", "body": b"", "more_body": False})

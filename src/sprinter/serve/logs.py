@@ -1,0 +1,70 @@
+"""Structured logs: one JSON object a line. Texts of prompts and answers are in them only if that is asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any, TextIO
+
+from sprinter.engine.generation import Generation
+from sprinter.serve.choices import Choice
+
+__all__ = ["JsonLines", "error_fields", "log_to", "text_fields"]
+
+
+class JsonLines(logging.Formatter):
+    """A record as one JSON object: time, level, event, and its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **fields,
+        }
+        return json.dumps(line, default=str)
+
+
+def log_to(stream: TextIO | None = None) -> None:
+    """Write the server's and uvicorn's logs to a stream (None: standard error)."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonLines())
+    for name in ("sprinter.serve", "uvicorn.error"):
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(logging.INFO)
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """Where an exception was raised; not its text, which may hold a prompt."""
+    trace, frames = error.__traceback__, []
+    while trace is not None:
+        frames.append(f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return {"error": type(error).__name__, "trace": frames[-8:]}
+
+
+def text_fields(choices: list[Choice], *, prompts: bool) -> dict[str, Any]:
+    """What a log says about the texts of a request. ``prompts``: with their text."""
+    outs: list[Generation] = [choice.out for choice in choices if choice.out is not None]
+    known = [out for out in outs if out.stats.mean_drift is not None]
+    fields: dict[str, Any] = {
+        "texts": len(choices),
+        "method": outs[0].method if outs else None,
+        "lossless": all(out.stats.lossless for out in outs),
+        "finish_reasons": [out.finish_reason for out in outs],
+        "prompt_tokens": sum(len(choice.prompt.ids) for choice in choices),
+        "new_tokens": sum(out.stats.new_tokens for out in outs),
+        "target_calls": sum(out.stats.target_calls for out in outs),
+        "draft_steps": sum(out.stats.draft_steps for out in outs),
+        "mean_drift": sum(out.stats.mean_drift or 0.0 for out in known) / len(known) if known else None,
+    }
+    if prompts:
+        fields["prompts"] = [choice.prompt.text or choice.prompt.ids for choice in choices]
+        fields["answers"] = [out.text for out in outs]
+    return fields

@@ -1,0 +1,133 @@
+"""Metrics for Prometheus: vLLM's names for speculative decoding, beside our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sprinter.decode.method import Method
+from sprinter.decode.registry import METHODS
+from sprinter.engine.async_engine import EngineStream
+from sprinter.engine.generation import Generation
+from sprinter.serve.speculation import Steps
+
+if TYPE_CHECKING:
+    from sprinter.serve.service import Service
+
+__all__ = ["ServeMetrics"]
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_ENGINE = "0"  # vLLM's label; there is one engine
+
+
+class ServeMetrics(Collector):
+    """Counts of a server, in a registry of their own.
+
+    Args:
+        service: asked for its rows and queue at each scrape.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._registry = own = CollectorRegistry()
+        theirs, methods = ("model_name", "engine"), ("method",)
+        self._drafts = Counter("vllm:spec_decode_num_drafts", "Rounds that drafted.", theirs, registry=own)
+        self._draft_tokens = Counter(
+            "vllm:spec_decode_num_draft_tokens", "Draft tokens proposed.", theirs, registry=own
+        )
+        self._accepted = Counter(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Draft tokens kept: trusted and accepted.",
+            theirs,
+            registry=own,
+        )
+        self._per_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens kept, per draft position.",
+            (*theirs, "position"), registry=own,
+        )  # fmt: skip
+        self._requests = Counter(
+            "sprinter_requests", "HTTP requests answered.", ("path", "status"), registry=own
+        )
+        self._texts = Counter(
+            "sprinter_texts", "Texts that ended.", ("method", "finish_reason"), registry=own
+        )
+        self._tokens = Counter(
+            "sprinter_tokens", "Tokens written, by origin.", ("method", "origin"), registry=own
+        )
+        self._prompt_tokens = Counter("sprinter_prompt_tokens", "Prompt tokens.", methods, registry=own)
+        self._calls = Counter("sprinter_target_calls", "Target forward passes.", methods, registry=own)
+        self._steps = Counter("sprinter_draft_steps", "Draft forward passes.", methods, registry=own)
+        self._drift = Counter(
+            "sprinter_drift", "Sum of the drift of the tokens whose drift is known.", methods, registry=own
+        )
+        self._scored = Counter(
+            "sprinter_drift_tokens", "Tokens whose drift is known; coverage is their share of the tokens.",
+            methods, registry=own,
+        )  # fmt: skip
+        self._queue = Histogram(
+            "sprinter_queue_seconds", "Time in the queue.", buckets=_SECONDS, registry=own
+        )
+        self._first = Histogram(
+            "sprinter_time_to_first_token_seconds", "Time to the first token, queue included.",
+            methods, buckets=_SECONDS, registry=own,
+        )  # fmt: skip
+        self._whole = Histogram(
+            "sprinter_text_seconds", "Time to the end of a text, queue included.", methods, buckets=_SECONDS,
+            registry=own,
+        )  # fmt: skip
+        own.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges, as they are now."""
+        running, waiting = self._service.rows_and_queue
+        yield GaugeMetricFamily("sprinter_texts_running", "Texts that are generated.", running)
+        yield GaugeMetricFamily("sprinter_texts_waiting", "Texts that wait for rows.", waiting)
+        yield GaugeMetricFamily("sprinter_rows", "Rows of the engine.", self._service.settings.rows)
+        ready = self._service.state == "ready"
+        yield GaugeMetricFamily("sprinter_ready", "Whether requests are served.", int(ready))
+
+    def scrape(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def answered(self, path: str, status: int) -> None:
+        """Count an HTTP request; ``path``: of a route, "other" for all others."""
+        self._requests.labels(path, str(status)).inc()
+
+    def ended(self, stream: EngineStream, out: Generation) -> None:
+        """Count a text."""
+        method = label_of(out)
+        stats, times, model = out.stats, stream.times, (self._service.model, _ENGINE)
+        steps = Steps.of([out])
+        if stats.drafted:
+            self._drafts.labels(*model).inc(len(steps.kept))
+            self._draft_tokens.labels(*model).inc(stats.drafted)
+            self._accepted.labels(*model).inc(sum(steps.kept))
+            for i, count in enumerate(steps.per_position):
+                self._per_position.labels(*model, str(i)).inc(count)
+        self._texts.labels(method, out.finish_reason).inc()
+        self._prompt_tokens.labels(method).inc(out.prompt_tokens)
+        self._calls.labels(method).inc(stats.target_calls)
+        self._steps.labels(method).inc(stats.draft_steps)
+        for token in out.tokens:
+            self._tokens.labels(method, token.origin.value).inc()
+            if token.drift is not None:
+                self._drift.labels(method).inc(token.drift)
+                self._scored.labels(method).inc()
+        if times.admitted_s is not None:
+            self._queue.observe(times.admitted_s)
+        if times.first_token_s is not None:
+            self._first.labels(method).observe(times.first_token_s)
+        if times.ended_s is not None and out.finish_reason != "cancelled":
+            self._whole.labels(method).observe(times.ended_s)
+
+
+def label_of(out: Generation) -> str:
+    """A method's name without its parameters, so that requests cannot make any number of time series."""
+    method: Method | None = None if out.request is None else out.request.method
+    name = "" if method is None else method.name.partition("(")[0]
+    return name if name in METHODS.names() else "composed"

@@ -1,0 +1,106 @@
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sprinter.errors import (
+    ClosedEngineError,
+    DeadEngineError,
+    NoMemoryError,
+    QueueFullError,
+    SprinterError,
+    UserError,
+)
+
+__all__ = ["Refusal", "of_error", "of_fields"]
+
+_NAMES = {"max_new_tokens": "max_tokens"}
+"""Names of options in our messages -> fields of a request."""
+_MOST = 500  # characters of a message
+
+
+class Refusal(Exception):
+    """A request that is not served.
+
+    Attributes:
+        status: HTTP status code. kind: OpenAI's type of error. code, param: as in OpenAI's errors.
+        retry_after_s: when to try again; None: not at all.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.kind = status, message, kind
+        self.code, self.param, self.retry_after_s = code, param, retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        message = self.message if len(self.message) <= _MOST else f"{self.message[:_MOST]}..."
+        return {
+            "error": {"message": message, "type": self.kind, "param": self.param, "code": self.code},
+        }
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The HTTP headers that belong to it."""
+        found = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+        return found | ({"www-authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def of_error(error: Exception) -> Refusal:
+    """The refusal that an exception stands for; its text is shown only if it is one of ours.
+
+    Of a group of exceptions, the first one counts.
+    """
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case Refusal():
+            return error
+        case UserError():
+            return Refusal(400, _in_fields(str(error)))
+        case QueueFullError():
+            return Refusal(429, str(error), kind="rate_limit_error", code="queue_full", retry_after_s=1)
+        case NoMemoryError():
+            return Refusal(503, str(error), kind="server_error", code="no_memory", retry_after_s=5)
+        case ClosedEngineError():
+            return Refusal(
+                503, "the server is about to end", kind="server_error", code="closing", retry_after_s=10
+            )
+        case DeadEngineError():
+            return Refusal(503, "the model has failed", kind="server_error", code="engine_failed")
+        case SprinterError():
+            return Refusal(500, str(error), kind="server_error", code="generation_failed")
+    return Refusal(500, "the server has failed at this request", kind="server_error", code="internal_error")
+
+
+def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refusal:
+    """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields."""
+    first = errors[0] if errors else {}
+    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    name = ".".join(part for part in place if part.isidentifier() or part.isdecimal())[:80]
+    if first.get("type") == "extra_forbidden":
+        return Refusal(
+            400, f"the field {name!r} is not supported: leave it out", code="unsupported_field", param=name
+        )
+    reason = (
+        "the body is no JSON" if first.get("type") == "json_invalid" else str(first.get("msg", "invalid"))
+    )
+    where = f"{name}: " if name and first.get("type") != "json_invalid" else ""
+    return Refusal(400, f"{where}{reason}", param=name or None, code="invalid_field")
+
+
+def _in_fields(message: str) -> str:
+    for ours, field in _NAMES.items():
+        message = message.replace(ours, field)
+    return message

@@ -1,0 +1,68 @@
+"""The process of a server: listens at once, loads the models, ends on a signal or with a reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import uvicorn
+
+from sprinter.engine.pair import Pair
+from sprinter.errors import SprinterError, UserError
+from sprinter.serve.app import make_app
+from sprinter.serve.connections import timed_connections
+from sprinter.serve.logs import error_fields
+from sprinter.serve.service import Service
+from sprinter.serve.settings import ServeSettings
+
+__all__ = ["make_server", "serve"]
+
+_log = logging.getLogger("sprinter.serve")
+
+
+def make_server(service: Service) -> uvicorn.Server:
+    """A server that is not started yet; it ends when the service fails."""
+    own = service.settings
+    config = uvicorn.Config(
+        make_app(service), host=own.host, port=own.port, loop="asyncio", http=timed_connections(own.header_timeout_s),
+        ws="none", lifespan="on", log_config=None, access_log=False, server_header=False, proxy_headers=False,
+        limit_concurrency=own.max_connections, timeout_keep_alive=5,
+        timeout_graceful_shutdown=max(1, round(own.drain_timeout_s)),
+        ssl_certfile=own.tls_cert, ssl_keyfile=own.tls_key,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+
+    def end() -> None:
+        server.should_exit = True
+
+    service.on_failure = end
+    return server
+
+
+def serve(settings: ServeSettings, load: Callable[[], Pair]) -> None:
+    """Serve until SIGTERM or SIGINT: open requests are finished, within ``drain_timeout_s``.
+
+    Args:
+        settings: of the server. load: loads the pair; the server answers 503 meanwhile.
+
+    Raises:
+        UserError: what is wrong with the settings or the models.
+        SprinterError: the engine has failed.
+    """
+    service = Service(replace(settings), load)
+    server = make_server(service)
+    _log.info("listening", extra={"fields": {"host": settings.host, "port": settings.port}})
+    try:
+        server.run()
+    except SystemExit as error:  # uvicorn's answer to an address that is taken; its log has the reason
+        raise UserError(
+            f"the server cannot listen on {settings.host}:{settings.port}: choose another host or port"
+        ) from error
+    if isinstance(service.error, SprinterError | OSError):
+        raise service.error
+    if service.error is not None:
+        _log.critical("engine_failed", extra={"fields": error_fields(service.error)})
+        raise SprinterError(
+            f"the engine has stopped with an error ({type(service.error).__name__}: {service.error})"
+        ) from service.error

@@ -1,0 +1,110 @@
+"""The fields of requests. Every other field is refused, so that none is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
+
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "DetokenizeRequest",
+    "GenerateRequest",
+    "SprinterOptions",
+    "TokenizeRequest",
+]
+
+_MOST_STOPS = 64
+Number = StrictInt | StrictFloat
+TokenId = Annotated[int, Field(ge=0)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class Fields(BaseModel):
+    """Base of all objects in requests: exact types, and no further fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """A null is an absent field, as in OpenAI's interface."""
+        return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+
+class StreamOptions(Fields):
+    """``include_usage``: a last event with the usage of the whole request."""
+
+    include_usage: bool = False
+
+
+class SprinterOptions(Fields):
+    """How to decode a request, and what to report of it.
+
+    Attributes:
+        method: a spec such as "sprinter(tau=0.6)"; None: the server's.
+        speculation: False: the target writes every token.
+        tokens: report every token with its origin, drift and probabilities.
+        require_lossless: refuse a method whose text does not have the target's own law.
+    """
+
+    method: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    speculation: bool = True
+    tokens: bool = False
+    require_lossless: bool = False
+
+
+class GenerateRequest(Fields):
+    """What requests for completions and for chat completions have in common."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    n: Annotated[int, Field(ge=1, le=1024)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MOST_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    sprinter: SprinterOptions | None = None
+
+
+class CompletionRequest(GenerateRequest):
+    """The body of ``/v1/completions``."""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class ChatRequest(GenerateRequest):
+    """The body of ``/v1/chat/completions``; the chat template says which roles and fields messages may have."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TokenizeRequest(Fields):
+    """The body of ``/tokenize``: a text, or messages, to which the chat template is applied."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Fields):
+    """The body of ``/detokenize``."""
+
+    model: str | None = None
+    tokens: list[TokenId]

@@ -1,0 +1,221 @@
+"""The loaded pair and its engine: what the routes of a server ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from sprinter.engine.async_engine import AsyncEngine, EngineStream
+from sprinter.engine.pair import Pair
+from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
+from sprinter.engine.tokens import text_ids
+from sprinter.errors import NoMemoryError, UserError
+from sprinter.models.memory import free_bytes
+from sprinter.serve.asked import Asked
+from sprinter.serve.prometheus import ServeMetrics
+from sprinter.serve.refusals import Refusal
+from sprinter.serve.settings import ServeSettings
+
+__all__ = ["Service"]
+
+_log = logging.getLogger("sprinter.serve")
+
+
+class Service:
+    """A server's pair and engine, from before they are loaded to the end.
+
+    Args:
+        settings: of the server.
+        load: loads the pair; called in another thread than the event loop's.
+
+    Attributes:
+        error: why there is no engine, or why it has stopped.
+        on_failure: called in any thread when ``error`` is set.
+        metrics: what has been served.
+    """
+
+    def __init__(self, settings: ServeSettings, load: Callable[[], Pair]) -> None:
+        self.settings, self._load = settings, load
+        self.error: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
+        self.created = int(time.time())
+        self._pair: Pair | None = None
+        self._engine: AsyncEngine | None = None
+        self._encoding = Lock()  # tokenizers may keep settings between calls
+        self.metrics = ServeMetrics(self)
+
+    # --- life ---
+    def load(self) -> None:
+        """Load the pair and start the engine; a failure is kept in ``error``."""
+        try:
+            pair, own = self._load(), self.settings
+            if own.method is not None:
+                pair.stream([0], method=own.method, require_lossless=own.require_lossless).close()
+            self._pair = pair
+            self._engine = AsyncEngine(
+                pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
+                max_waiting=own.max_waiting, on_death=self._fail,
+            )  # fmt: skip
+            _log.info("ready", extra={"fields": {"model": self.model, "engine": repr(self._engine)}})
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        self.on_failure()
+
+    async def aclose(self) -> None:
+        """Cancel what is open, and release the caches."""
+        if self._engine is not None:
+            await self._engine.aclose()
+
+    @property
+    def state(self) -> str:
+        """ "loading", "ready", "closing" or "failed"."""
+        if self.error is not None:
+            return "failed"
+        if self._engine is None:
+            return "loading"
+        return "closing" if self._engine.closing else "ready"
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine.
+
+        Raises:
+            Refusal: it is not loaded, or has failed.
+        """
+        if self._engine is None or self.error is not None:
+            if self.error is not None:
+                raise Refusal(503, "the model has failed", kind="server_error", code="engine_failed")
+            raise Refusal(
+                503, "the model is being loaded", kind="server_error", code="loading", retry_after_s=5
+            )
+        return self._engine
+
+    @property
+    def pair(self) -> Pair:
+        """The pair; errors as ``engine``."""
+        assert self.engine is not None and self._pair is not None
+        return self._pair
+
+    @property
+    def rows_and_queue(self) -> tuple[int, int]:
+        """Number of texts that are generated, and of those that wait."""
+        if self._engine is None:
+            return 0, 0
+        waiting = self._engine.waiting
+        return self._engine.unfinished - waiting, waiting
+
+    # --- questions ---
+    @property
+    def model(self) -> str:
+        """Name of the model; "loading" before it is known."""
+        if self.settings.model is not None:
+            return self.settings.model
+        return "loading" if self._pair is None else Path(str(self._pair.models.target.id)).name
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a request for another model."""
+        if name is not None and name != self.model:
+            raise Refusal(
+                404, f"there is no model {name[:80]!r} here: ask for {self.model!r}", code="model_not_found",
+                param="model",
+            )  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """The model as ``/v1/models`` lists it."""
+        pair = self.pair
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "sprinter",
+            "max_model_len": self.engine.max_len,
+            "sprinter": {
+                "target": pair.models.target.id,
+                "draft": pair.models.draft and pair.models.draft.id,
+                "heads": sorted(pair.heads),
+                "default_method": self.settings.method or pair.default_method,
+                "require_lossless": self.settings.require_lossless,
+            },
+        }
+
+    def encode(self, prompt: PromptInput) -> EncodedPrompt:
+        """Token ids of a prompt; not in the event loop, as it may be long.
+
+        Raises:
+            UserError: what is wrong with it. Refusal: it is longer than the server allows.
+        """
+        with self._encoding:
+            encoded = encode_prompt(prompt, self.pair.models)
+        most = self.settings.max_prompt_tokens or self.engine.max_len
+        if len(encoded.ids) > most:
+            raise Refusal(
+                400, f"the prompt has {len(encoded.ids)} tokens, and this server reads at most {most}: shorten it",
+                code="context_length_exceeded", param="messages" if encoded.messages else "prompt",
+            )  # fmt: skip
+        return encoded
+
+    def now(self) -> int:
+        """Seconds since 1970."""
+        return int(time.time())
+
+    def token_ids(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text, which may be empty. ``special``: with those that the tokenizer adds (BOS)."""
+        models = self.pair.models
+        if models.tokenizer is None:
+            raise UserError("this pair has no tokenizer: give token ids")
+        with self._encoding:
+            return text_ids(text, models, models.tokenizer, special=special)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens written out."""
+        models = self.pair.models
+        if models.tokenizer is None:
+            raise UserError("this pair has no tokenizer")
+        if outside := [id for id in ids if id >= models.vocab_size]:
+            raise UserError(
+                f"token id {outside[0]} is out of range: the vocabulary has {models.vocab_size} tokens"
+            )
+        with self._encoding:
+            return str(models.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+    def submit(self, asked: Asked, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
+        """Encode the prompts, and submit all texts or none; not in the event loop.
+
+        Returns:
+            The prompts, and the streams of the texts: those of the first prompt first.
+
+        Raises:
+            UserError, EngineError, Refusal: why they are not taken.
+        """
+        engine = self.engine
+        self._check_memory()
+        prompts = [self.encode(prompt) for prompt in asked.prompts]
+        streams: list[EngineStream] = []
+        if asked.generates:
+            try:
+                for prompt in prompts:
+                    for i in range(asked.n):
+                        options = asked.options.replace(seed=asked.options.seed + i)
+                        streams.append(engine.stream(prompt, options, owner=owner))
+            except BaseException:
+                for stream in streams:
+                    stream.cancel()
+                raise
+        return prompts, streams
+
+    async def submitted(self, asked: Asked, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
+        """``submit`` in another thread."""
+        return await asyncio.to_thread(self.submit, asked, owner)
+
+    def _check_memory(self) -> None:
+        free = free_bytes(self.pair.models.target.model.device)
+        if free is not None and free < self.settings.min_free_bytes:
+            raise NoMemoryError("there is not enough free memory for another request now: try again later")

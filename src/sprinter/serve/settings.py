@@ -1,0 +1,106 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sprinter.decode.checks import at_least
+from sprinter.errors import UserError
+
+__all__ = ["ServeSettings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What a server is started with.
+
+    Attributes:
+        host, port: address to listen on; port 0: any free port.
+        model: name of the model in requests and answers; None: that of the target.
+        method: method of requests that name none; None: exact, the pair's default.
+        require_lossless: refuse lossy methods for all requests.
+        rows: maximum number of texts that are generated at the same time.
+        max_len: length of a row in tokens, prompt included; None: the models' context, at most 2,048.
+        memory_bytes: maximum size of the KV caches; None: 90 % of the free memory.
+        max_waiting: maximum number of texts that wait for a row.
+        max_prompt_tokens, max_new_tokens: limits of a request in tokens; None: the row's length.
+        max_choices: maximum number of texts of a request: n for each of its prompts.
+        max_body_bytes: maximum size of a request's body.
+        queue_timeout_s, request_timeout_s: maximum time that a request waits for rows, and takes altogether.
+        header_timeout_s, body_timeout_s: maximum time that a client takes to send a request's header and its body.
+        drain_timeout_s: maximum time for open requests after SIGTERM.
+        max_connections: maximum number of connections.
+        min_free_bytes: free memory below which no request is taken.
+        api_keys: file of keys; None: no key is needed.
+        allow_anonymous: whether other machines may reach a server without keys.
+        allowed_hosts: names in the header Host that are accepted beside the loopback ones and ``host``; "*": all.
+        rate_limit: requests per minute of a key (without keys: of an address); None: no limit.
+        tls_cert, tls_key: files of a certificate and its key; None: plain HTTP.
+        log_prompts: whether logs hold the text of prompts and answers.
+
+    Raises:
+        UserError: a value out of range, or an address that other machines reach without keys.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model: str | None = None
+    method: str | None = None
+    require_lossless: bool = False
+    rows: int = 8
+    max_len: int | None = None
+    memory_bytes: int | None = None
+    max_waiting: int = 64
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    max_choices: int = 64
+    max_body_bytes: int = 4 * 2**20
+    queue_timeout_s: float = 60.0
+    request_timeout_s: float = 600.0
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
+    drain_timeout_s: float = 30.0
+    max_connections: int = 512
+    min_free_bytes: int = 64 * 2**20
+    api_keys: Path | None = None
+    allow_anonymous: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    rate_limit: int | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "max_choices", "max_body_bytes", "max_connections"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("max_len", "max_prompt_tokens", "max_new_tokens", "rate_limit"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        for name in ("max_waiting", "min_free_bytes"):
+            at_least(name, getattr(self, name), 0)
+        for name in (
+            "queue_timeout_s", "request_timeout_s", "header_timeout_s", "body_timeout_s", "drain_timeout_s",
+        ):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise UserError(f"{name}={getattr(self, name)!r} is out of range: give seconds above 0")
+        if not 0 <= self.port <= 65535:
+            raise UserError(f"port={self.port!r} is out of range: give 0 to 65535")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("tls_cert and tls_key go together: give both files, or neither")
+        if self.api_keys is None and not self.allow_anonymous and not self.is_loopback:
+            raise UserError(
+                f"host={self.host!r} is reached by other machines, and no key is asked for: give api_keys=FILE, or "
+                "allow_anonymous=True"
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
