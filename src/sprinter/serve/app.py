@@ -21,6 +21,7 @@ from sprinter.serve.choices import Choice, ClientLeft, finish_texts, in_time, op
 from sprinter.serve.events import Events
 from sprinter.serve.gate_keeper import GateKeeper, note_of
 from sprinter.serve.logs import error_fields, text_fields
+from sprinter.serve.page import add_page
 from sprinter.serve.refusals import Refusal, of_error, of_fields
 from sprinter.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from sprinter.serve.service import Service
@@ -49,6 +50,7 @@ def make_app(service: Service) -> ASGIApp:
     _add_state(app, service)
     _add_tokens(app, service)
     _add_texts(app, service)
+    add_page(app, service)
     return GateKeeper(app, service.settings, service.metrics)
 
 

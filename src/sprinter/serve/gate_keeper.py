@@ -20,10 +20,11 @@ from sprinter.serve.logs import error_fields
 from sprinter.serve.prometheus import ServeMetrics
 from sprinter.serve.refusals import Refusal, of_error
 from sprinter.serve.settings import ServeSettings
+from sprinter.serve.static import PATHS
 
 __all__ = ["GateKeeper", "RequestNote", "note_of"]
 
-_OPEN = frozenset({"/health", "/ready"})  # need no key, and no rate is counted
+_OPEN = frozenset({"/health", "/ready"}) | PATHS  # need no key, and no rate is counted
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MOST_DISCARDED = 256 * 2**20
