@@ -36,12 +36,12 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def http(self, **options: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, **options)
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **options)
 
     def openai(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60,
-            http_client=httpx2.Client(trust_env=False),
+            http_client=httpx2.Client(trust_env=False, verify=False),
         )  # fmt: skip
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
@@ -61,7 +61,7 @@ def builtin_pair() -> sprinter.Pair:
 def serving(pair: sprinter.Pair, *, wait: bool = True, **settings: Any) -> Iterator[Running]:
     """Serve a pair; at the end the server is asked to end, and must."""
     service = Service(
-        ServeSettings(**{"port": 0, "max_len": 512, "model": "builtin", **settings}), lambda: pair
+        ServeSettings(**{"port": 0, "max_len": 256, "model": "builtin", **settings}), lambda: pair
     )
     with running(service, wait=wait) as found:
         yield found

@@ -12,11 +12,13 @@ __all__ = ["in_options"]
 
 _SWITCHES = {
     "across=True": "--across", "compile=True": "--compile", "compile=False": "--no-compile",
-    "trust_remote_code=True": "--trust-remote-code",
+    "trust_remote_code=True": "--trust-remote-code", "require_lossless=True": "--require-lossless",
+    "allow_anonymous=True": "--allow-anonymous",
 }  # fmt: skip
 _OTHERS = (
     "prompt_share", "prompt_tokens", "new_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
-    "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price",
+    "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price", "host",
+    "port", "api_keys",
 )  # fmt: skip
 """Options of single commands that appear in messages of the library."""
 _FLAGS = {

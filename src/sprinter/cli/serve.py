@@ -117,7 +117,7 @@ def serve(
     Logs are JSON lines on standard error. SIGTERM ends the server when its open requests have ended.
     """
     try:
-        from sprinter.serve.logs import log_to
+        from sprinter.serve.logs import logs_to
         from sprinter.serve.run import serve as run
         from sprinter.serve.settings import ServeSettings
     except ImportError as error:
@@ -132,6 +132,6 @@ def serve(
         rate_limit=rate_limit, api_keys=api_keys, allow_anonymous=allow_anonymous,
         allowed_hosts=tuple(allowed_host or ()), tls_cert=tls_cert, tls_key=tls_key, log_prompts=log_prompts,
     )  # fmt: skip
-    log_to()
-    run(settings, lambda: load(loading))
+    with logs_to():
+        run(settings, lambda: load(loading))
     return 0

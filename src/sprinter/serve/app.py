@@ -76,6 +76,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        _noted(request)
         return answer(of_fields(error.errors()))
 
     @app.exception_handler(HTTPException)

@@ -6,12 +6,14 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from sprinter.engine.generation import Generation
 from sprinter.serve.choices import Choice
 
-__all__ = ["JsonLines", "error_fields", "log_to", "text_fields"]
+__all__ = ["JsonLines", "error_fields", "logs_to", "text_fields"]
 
 
 class JsonLines(logging.Formatter):
@@ -30,14 +32,23 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def log_to(stream: TextIO | None = None) -> None:
-    """Write the server's and uvicorn's logs to a stream (None: standard error)."""
+@contextmanager
+def logs_to(stream: TextIO | None = None) -> Iterator[None]:
+    """Write the server's logs, and uvicorn's warnings, to a stream (None: standard error)."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines())
-    for name in ("sprinter.serve", "uvicorn.error"):
-        log = logging.getLogger(name)
+    levels = {"sprinter.serve": logging.INFO, "uvicorn.error": logging.WARNING}
+    logs = [logging.getLogger(name) for name in levels]
+    before = [(log.handlers, log.propagate, log.level) for log in logs]
+    for log, level in zip(logs, levels.values(), strict=True):
         log.handlers, log.propagate = [handler], False
-        log.setLevel(logging.INFO)
+        log.setLevel(level)
+    try:
+        yield
+    finally:
+        for log, (handlers, propagate, level) in zip(logs, before, strict=True):
+            log.handlers, log.propagate = handlers, propagate
+            log.setLevel(level)
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:

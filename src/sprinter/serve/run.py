@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,6 +22,17 @@ __all__ = ["make_server", "serve"]
 _log = logging.getLogger("sprinter.serve")
 
 
+class _Server(uvicorn.Server):
+    """Logs the address that it listens on, with the port that port 0 became."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for one in server.sockets:
+                host, port = one.getsockname()[:2]
+                _log.info("listening", extra={"fields": {"host": host, "port": port}})
+
+
 def make_server(service: Service) -> uvicorn.Server:
     """A server that is not started yet; it ends when the service fails."""
     own = service.settings
@@ -31,7 +43,7 @@ def make_server(service: Service) -> uvicorn.Server:
         timeout_graceful_shutdown=max(1, round(own.drain_timeout_s)),
         ssl_certfile=own.tls_cert, ssl_keyfile=own.tls_key,
     )  # fmt: skip
-    server = uvicorn.Server(config)
+    server = _Server(config)
 
     def end() -> None:
         server.should_exit = True
@@ -52,7 +64,6 @@ def serve(settings: ServeSettings, load: Callable[[], Pair]) -> None:
     """
     service = Service(replace(settings), load)
     server = make_server(service)
-    _log.info("listening", extra={"fields": {"host": settings.host, "port": settings.port}})
     try:
         server.run()
     except SystemExit as error:  # uvicorn's answer to an address that is taken; its log has the reason

@@ -118,7 +118,7 @@ class Service:
         """Name of the model; "loading" before it is known."""
         if self.settings.model is not None:
             return self.settings.model
-        return "loading" if self._pair is None else Path(str(self._pair.models.target.id)).name
+        return "loading" if self._pair is None else _shown(self._pair.models.target.id)
 
     def check_model(self, name: str | None) -> None:
         """Refuse a request for another model."""
@@ -138,8 +138,8 @@ class Service:
             "owned_by": "sprinter",
             "max_model_len": self.engine.max_len,
             "sprinter": {
-                "target": pair.models.target.id,
-                "draft": pair.models.draft and pair.models.draft.id,
+                "target": _shown(pair.models.target.id),
+                "draft": pair.models.draft and _shown(pair.models.draft.id),
                 "heads": sorted(pair.heads),
                 "default_method": self.settings.method or pair.default_method,
                 "require_lossless": self.settings.require_lossless,
@@ -198,6 +198,7 @@ class Service:
         engine = self.engine
         self._check_memory()
         prompts = [self.encode(prompt) for prompt in asked.prompts]
+        self._check_lengths(prompts, asked.options.max_new_tokens if asked.generates else 0)
         streams: list[EngineStream] = []
         if asked.generates:
             try:
@@ -211,6 +212,15 @@ class Service:
                 raise
         return prompts, streams
 
+    def _check_lengths(self, prompts: Sequence[EncodedPrompt], new: int | None) -> None:
+        longest, most = max(len(prompt.ids) for prompt in prompts), self.engine.max_len
+        if longest + (1 if new is None else new) > most:
+            raise Refusal(
+                400,
+                f"the prompt has {longest} tokens and max_tokens={new}: prompt and text have at most {most} here",
+                code="context_length_exceeded", param="max_tokens",
+            )  # fmt: skip
+
     async def submitted(self, asked: Asked, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
         """``submit`` in another thread."""
         return await asyncio.to_thread(self.submit, asked, owner)
@@ -219,3 +229,9 @@ class Service:
         free = free_bytes(self.pair.models.target.model.device)
         if free is not None and free < self.settings.min_free_bytes:
             raise NoMemoryError("there is not enough free memory for another request now: try again later")
+
+
+def _shown(id: str) -> str:
+    """A hub id as it is, a directory or file by its name: clients need not know where it is."""
+    path = Path(id).expanduser()
+    return path.name if path.exists() else id
