@@ -1,0 +1,194 @@
+"""The page at /: its files, what it is told of the pair, and the page itself in Chromium where there is one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serve.server import Running, serving
+
+import sprinter
+from sprinter.serve.page import page_methods
+from sprinter.serve.static import TYPES, read_static
+
+STATIC = Path(sprinter.__file__).parent / "serve" / "static"
+
+
+def test_the_files_of_the_page(server: Running) -> None:
+    with server.http() as client:
+        index = client.get("/")
+        assert index.status_code == 200 and index.headers["content-type"] == TYPES["index.html"]
+        for name, kind in TYPES.items():
+            found = client.get(f"/static/{name}")
+            assert (found.status_code, found.headers["content-type"]) == (200, kind)
+            assert found.content == read_static(name) == (STATIC / name).read_bytes()
+            policy = found.headers["content-security-policy"]
+            assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+            assert found.headers["x-content-type-options"] == "nosniff"
+        for name in ("__init__.py", "../page.py", "..%2fpage.py", "%2e%2e/page.py", "nothing.js"):
+            assert client.get(f"/static/{name}").status_code == 404
+    with pytest.raises(KeyError):
+        read_static("../page.py")
+
+
+def test_the_page_loads_nothing_from_elsewhere() -> None:
+    used = set()
+    for name in TYPES:
+        text = read_static(name).decode()
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), name
+        assert "innerHTML" not in re.sub(r"innerHTML =\s*\'<[^$`]*\';", "", text), (
+            "only fixed markup is set as HTML"
+        )
+        used |= set(re.findall(r'(?:src|href|from)(?:=| )"(?:static/|\./)([\w.]+)"', text))
+    assert (
+        used | {"index.html"}
+        == set(TYPES)
+        == {path.name for path in STATIC.iterdir() if path.suffix != ".py" and path.is_file()}
+    )
+
+
+def test_what_the_page_knows_of_the_pair(server: Running) -> None:
+    with server.http() as client:
+        found = client.get("/page/pair").json()
+    assert (found["model"], found["draft"], found["chat"]) == ("builtin", "draft", True)
+    methods = {one["name"]: one for one in found["methods"]}
+    assert methods["sprinter"]["spec"].startswith("sprinter(tau=0.") and not methods["sprinter"]["lossless"]
+    assert methods["certain"]["spec"].startswith("certain(signal=entropy, threshold=2.0")
+    assert "/" not in found["draft"]
+
+
+def test_methods_that_the_pair_cannot_run_are_not_offered(pair: sprinter.Pair) -> None:
+    alone = sprinter.load_pair(sprinter.builtin_paths()["target"])
+    names = {one["name"] for one in page_methods(alone)}
+    assert {"autoregressive", "lookup"} <= names and not {"speculative", "sprinter", "certain"} & names
+    lossless = page_methods(pair, lossless=True)
+    assert all(one["lossless"] for one in lossless) and {"speculative", "svip"} <= {
+        one["name"] for one in lossless
+    }
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api")
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("there is no Chromium")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def page(chromium: Any, server: Running) -> Any:
+    return opened(chromium, server)
+
+
+def opened(chromium: Any, server: Running) -> Any:
+    """The page, loaded; it fails on a script error and on a request to elsewhere."""
+    # Playwright's own functions are evaluated, which the page's policy forbids.
+    page = chromium.new_page(bypass_csp=True)
+    page.on("pageerror", lambda error: pytest.fail(str(error)))
+    page.on("request", lambda asked: asked.url.startswith(server.url) or pytest.fail(asked.url))
+    page.goto(server.url)
+    page.wait_for_selector("#dial-0-gamma")
+    return page
+
+
+def ask(page: Any, text: str, method: str, tokens: int, seed: int = 3) -> None:
+    page.select_option('.side[data-side="0"] select', label=method)
+    page.fill("#tokens", str(tokens))
+    page.fill("#seed", str(seed))
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def last(page: Any) -> Any:
+    return page.locator("#turns > li").last
+
+
+def test_an_answer_is_streamed_by_origin(page: Any, pair: sprinter.Pair) -> None:
+    page.check('input[value="text"]')
+    ask(page, "The history of", "sprinter", 24)
+    page.wait_for_selector(".answer:not(.busy)")
+    out = pair.generate("The history of", method="sprinter", max_new_tokens=24, seed=3)
+    spans = last(page).locator(".text span")
+    assert [spans.nth(i).get_attribute("class") for i in range(spans.count())] == [
+        t.origin.value for t in out.tokens
+    ]
+    assert last(page).locator(".text").text_content() == out.text
+    assert last(page).locator('[data-gauge="drift"]').text_content() == f"{out.stats.mean_drift:.3f}"
+    page.focus("#turns > li:last-child .text")
+    page.keyboard.press("ArrowRight")
+    facts = last(page).locator(".facts").text_content()
+    assert out.tokens[0].origin.value in facts and re.search(r"p 0\.\d+ · q (0\.\d+|–) · drift 0\.\d+", facts)
+    assert page.locator("#picture .point").count() == 2 and page.locator("#runs tbody tr").count() == 1
+
+
+def test_two_methods_side_by_side_on_one_seed(page: Any, pair: sprinter.Pair) -> None:
+    page.check("#compare")
+    ask(page, "A king", "speculative (lossless)", 16)
+    page.wait_for_selector("#turns > li:last-child .answer:not(.busy) >> nth=1")
+    texts = [last(page).locator(".text").nth(i).text_content() for i in (0, 1)]
+    assert texts == [
+        pair.generate("A king", method=method, max_new_tokens=16, seed=3).text
+        for method in ("speculative", "autoregressive")
+    ]
+    page.uncheck("#compare")
+
+
+def test_a_dial_is_turned_while_it_writes(page: Any) -> None:
+    ask(page, "Once", "sprinter", 200)
+    page.wait_for_function("document.querySelectorAll('#turns > li:last-child .text span').length > 3")
+    page.evaluate(
+        "const dial = document.getElementById('dial-0-tau'); dial.value = 0.2; dial.dispatchEvent(new Event('input'))"
+    )
+    page.wait_for_selector("#turns > li:last-child .mark")
+    assert "tau=0.2" in last(page).locator("h3").text_content()
+    before = last(page).locator(".text span").count()
+    page.wait_for_function(
+        f"document.querySelectorAll('#turns > li:last-child .text span').length > {before}"
+    )
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#turns > li:last-child .answer[data-ended]")
+
+
+def test_errors_are_shown_and_the_page_goes_on(page: Any) -> None:
+    ask(page, "Once", "sprinter", 100000)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "max_tokens" in page.inner_text("#error")
+    ask(page, "Once", "sprinter", 4)
+    page.wait_for_selector("#turns > li:last-child .answer:not(.busy)")
+    assert page.is_hidden("#error") and last(page).locator(".text span").count() == 4
+
+
+def test_a_chat_goes_on_after_an_answer(page: Any, server: Running) -> None:
+    page.click("#clear")
+    page.check('input[value="chat"]')
+    for text in ("Hello", "And then"):
+        ask(page, text, "speculative (lossless)", 6)
+        page.wait_for_selector("#turns > li:last-child .answer[data-ended=stop]")
+    assert page.locator("#turns > li").count() == 2
+
+
+def test_a_phone(page: Any, server: Running) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_a_key_is_asked_for(chromium: Any, pair: sprinter.Pair, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret-secret-secret-secret\n")
+    with serving(pair, api_keys=keys) as server:
+        view = chromium.new_page(bypass_csp=True)
+        view.goto(server.url)
+        view.wait_for_selector("#key-dialog[open]")
+        view.fill("#key", "secret-secret-secret-secret")
+        view.click("#key-dialog button")
+        view.wait_for_selector("#dial-0-gamma")
