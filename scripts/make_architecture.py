@@ -56,10 +56,11 @@ class Box:
 
 BOXES = {
     "cli": Box(6, 70, 876, INK, "one thin file a command"),
-    "bench": Box(5, 70, 876, PURPLE, "runs arms on suites of prompts, grades the answers, writes the report"),
+    "bench": Box(5, 70, 560, PURPLE, "runs arms on suites of prompts, grades the answers, writes the report"),
+    "serve": Box(5, 654, 292, PURPLE, "OpenAI's interface over HTTP"),
     "training": Box(4, 70, 276, RED, "labels, trains and evaluates heads"),
     "theory": Box(4, 370, 276, RED, "theorems, replay, predictions"),
-    "sprinter": Box(4, 670, 276, RED, "public names, imported when used"),
+    "sprinter": Box(4, 670, 246, RED, "public names, imported when used"),
     "engine": Box(
         3, 70, 876, ORANGE, "answers the loop with models: Pair, Task, RowDriver, steps, Scheduler"
     ),
@@ -76,6 +77,8 @@ BOXES = {
     "files": Box(0, 800, 146, GREY, "atomic writing"),
 }
 ROUTES = {
+    ("bench", "sprinter"): (612, 700),
+    ("serve", "engine"): (932, 932),
     ("decode", "lazy"): (182, 190),
     ("decode", "kinds"): (457, 510),
     ("decode", "random"): (263, 263),

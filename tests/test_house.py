@@ -44,6 +44,7 @@ PLAIN = [
     "lazy.py",
     "models",
     "random.py",
+    "serve",
     "theory",
     "training",
 ]

@@ -102,12 +102,13 @@ def test_a_slow_header_and_a_slow_body_are_cut_off(tiny: sprinter.Pair) -> None:
             client.sendall(b"GET /hea")
             with suppress(ConnectionResetError):
                 assert client.recv(100) == b""
-        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
-            with suppress(ConnectionResetError, BrokenPipeError):
-                client.sendall(
-                    b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 4_000_000 + b"\r\n\r\n"
-                )
-                assert b" 400 " in client.recv(4000)
+        large = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 4_000_000 + b"\r\n\r\n"
+        with (
+            socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
+            suppress(ConnectionResetError, BrokenPipeError),
+        ):
+            client.sendall(large)
+            assert b" 400 " in client.recv(4000)
         assert server.post(TEXT, body()).status_code == 200
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.engine.generation import Generation
-from sprinter.serve.asked import Asked
-from sprinter.serve.choices import Choice
+from sprinter.serve.asked import TextRequest
+from sprinter.serve.choices import AnswerChoice
 from sprinter.serve.logprobs import (
     LawfulToken,
     chat_logprobs,
@@ -21,20 +21,20 @@ from sprinter.serve.logprobs import (
 from sprinter.serve.speculation import llamacpp_timings, sprinter_report, token_report, vllm_metrics
 from sprinter.version import __version__
 
-__all__ = ["Answer", "finish_of", "speculation_of", "usage_of"]
+__all__ = ["ServerAnswer", "finish_of", "speculation_of", "usage_of"]
 
 _FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerAnswer:
     """The frame of an answer, the same in all of its events.
 
     Attributes:
         id: of the request. created: time in seconds since 1970. model: its name. tokenizer: of the pair.
     """
 
-    asked: Asked
+    asked: TextRequest
     id: str
     created: int
     model: str
@@ -52,7 +52,7 @@ class Answer:
             "choices": choices,
         }
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[AnswerChoice]) -> dict[str, Any]:
         """The answer as one object."""
         return {
             **self.frame([self._choice(choice) for choice in choices]),
@@ -60,7 +60,7 @@ class Answer:
             **speculation_of(choices),
         }
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
+    def _choice(self, choice: AnswerChoice) -> dict[str, Any]:
         out = choice.out
         text, tokens = ("", []) if out is None else (out.text, of_tokens(out.tokens))
         if self.asked.echo:
@@ -78,13 +78,13 @@ class Answer:
             found["sprinter"] = report
         return found
 
-    def echoed(self, choice: Choice) -> str:
+    def echoed(self, choice: AnswerChoice) -> str:
         """The prompt as text."""
         if choice.prompt.text is not None:
             return choice.prompt.text
         return "".join(token.text for token in self.prompt_tokens(choice))
 
-    def prompt_tokens(self, choice: Choice) -> list[LawfulToken]:
+    def prompt_tokens(self, choice: AnswerChoice) -> list[LawfulToken]:
         """The prompt's tokens."""
         return of_prompt(choice.prompt.ids, choice.scored, self.tokenizer)
 
@@ -102,11 +102,11 @@ def finish_of(out: Generation | None) -> str:
     return "length" if out is None else _FINISH.get(out.finish_reason, out.finish_reason)
 
 
-def _outs(choices: Sequence[Choice]) -> list[Generation]:
+def _outs(choices: Sequence[AnswerChoice]) -> list[Generation]:
     return [choice.out for choice in choices if choice.out is not None]
 
 
-def usage_of(asked: Asked, choices: Sequence[Choice]) -> dict[str, Any]:
+def usage_of(asked: TextRequest, choices: Sequence[AnswerChoice]) -> dict[str, Any]:
     """Numbers of tokens; a prompt counts once, whatever the number of its texts."""
     outs = _outs(choices)
     prompt = sum(len(choice.prompt.ids) for choice in choices[:: asked.n])
@@ -119,7 +119,7 @@ def usage_of(asked: Asked, choices: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def speculation_of(choices: Sequence[Choice]) -> dict[str, Any]:
+def speculation_of(choices: Sequence[AnswerChoice]) -> dict[str, Any]:
     """vLLM's ``metrics`` and llama.cpp's ``timings``."""
     outs = _outs(choices)
     if not outs:

@@ -15,9 +15,16 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from sprinter.errors import SprinterError, UserError
-from sprinter.serve.answers import Answer
+from sprinter.serve.answers import ServerAnswer
 from sprinter.serve.asked import asked_of
-from sprinter.serve.choices import Choice, ClientLeft, finish_texts, in_time, open_choices, while_connected
+from sprinter.serve.choices import (
+    AnswerChoice,
+    ClientLeft,
+    finish_texts,
+    in_time,
+    open_choices,
+    while_connected,
+)
 from sprinter.serve.events import Events
 from sprinter.serve.gate_keeper import GateKeeper, note_of
 from sprinter.serve.logs import error_fields, text_fields
@@ -187,9 +194,9 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
     pair = service.pair  # 503 while it is loaded
     service.check_model(body.model)
     asked = asked_of(body, service.settings)
-    answer = Answer(asked, note.id, service.now(), service.model, pair.tokenizer)
+    answer = ServerAnswer(asked, note.id, service.now(), service.model, pair.tokenizer)
 
-    def log(choices: list[Choice]) -> Callable[[], None]:
+    def log(choices: list[AnswerChoice]) -> Callable[[], None]:
         return lambda: note.fields.update(text_fields(choices, prompts=service.settings.log_prompts))
 
     async with AsyncExitStack() as leave:

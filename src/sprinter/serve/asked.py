@@ -13,14 +13,14 @@ from sprinter.serve.refusals import Refusal
 from sprinter.serve.schema import ChatRequest, CompletionRequest, GenerateRequest, SprinterOptions
 from sprinter.serve.settings import ServeSettings
 
-__all__ = ["Asked", "asked_of"]
+__all__ = ["TextRequest", "asked_of"]
 
 _COMPLETION_TOKENS = 16
 """OpenAI's default of ``max_tokens`` for completions; chat completions end with the answer or the row."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TextRequest:
     """What a request asks for.
 
     Attributes:
@@ -51,7 +51,7 @@ class Asked:
         return self.n * len(self.prompts)
 
 
-def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> Asked:
+def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> TextRequest:
     """Translate the body of a request.
 
     Raises:
@@ -81,7 +81,7 @@ def asked_of(body: CompletionRequest | ChatRequest, settings: ServeSettings) -> 
                 param="max_tokens",
             )
         most = settings.max_new_tokens if most is None else most
-    asked = Asked(
+    asked = TextRequest(
         chat=isinstance(body, ChatRequest), prompts=prompts, n=body.n or 1,
         options=GenerationOptions(**_options(body, ours, settings, most, logprobs)), generates=most != 0,
         echo=echo, logprobs=logprobs, stream=bool(body.stream),

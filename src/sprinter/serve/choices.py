@@ -15,16 +15,23 @@ from sprinter.engine.async_engine import EngineStream
 from sprinter.engine.generation import Generation
 from sprinter.engine.prompt import EncodedPrompt
 from sprinter.engine.scoring import ScoredToken
-from sprinter.serve.asked import Asked
+from sprinter.serve.asked import TextRequest
 from sprinter.serve.refusals import Refusal
 from sprinter.serve.service import Service
 
 __all__ = [
-    "Choice", "ClientLeft", "Unscored", "finish_texts", "in_time", "open_choices", "score_prompts", "wait_for_rows",
+    "AnswerChoice",
+    "ClientLeft",
+    "Unscored",
+    "finish_texts",
+    "in_time",
+    "open_choices",
+    "score_prompts",
+    "wait_for_rows",
     "while_connected",
-]  # fmt: skip
+]
 
-Given = TypeVar("Given")
+Awaited = TypeVar("Awaited")
 
 
 class ClientLeft(Exception):
@@ -32,7 +39,7 @@ class ClientLeft(Exception):
 
 
 @dataclass(eq=False)
-class Choice:
+class AnswerChoice:
     """One text of a request.
 
     Attributes:
@@ -79,7 +86,7 @@ def _is_scored(token: Token) -> bool:
 
 
 @asynccontextmanager
-async def open_choices(service: Service, asked: Asked, owner: str) -> AsyncIterator[list[Choice]]:
+async def open_choices(service: Service, asked: TextRequest, owner: str) -> AsyncIterator[list[AnswerChoice]]:
     """Submit the texts of a request; they are cancelled if the block is left before their end.
 
     Raises:
@@ -87,7 +94,9 @@ async def open_choices(service: Service, asked: Asked, owner: str) -> AsyncItera
     """
     prompts, streams = await service.submitted(asked, owner)
     n = asked.n
-    choices = [Choice(i, prompts[i // n], streams[i] if streams else None) for i in range(len(prompts) * n)]
+    choices = [
+        AnswerChoice(i, prompts[i // n], streams[i] if streams else None) for i in range(len(prompts) * n)
+    ]
     try:
         yield choices
     finally:
@@ -99,7 +108,7 @@ async def open_choices(service: Service, asked: Asked, owner: str) -> AsyncItera
                 service.metrics.ended(stream, stream.generation)
 
 
-async def score_prompts(service: Service, asked: Asked, choices: Sequence[Choice]) -> None:
+async def score_prompts(service: Service, asked: TextRequest, choices: Sequence[AnswerChoice]) -> None:
     """Fill in the log-probabilities of the prompts, if the answer shows them."""
     if not asked.echo or asked.logprobs is None:
         return
@@ -110,7 +119,7 @@ async def score_prompts(service: Service, asked: Asked, choices: Sequence[Choice
         choice.scored = first.scored
 
 
-async def finish_texts(service: Service, asked: Asked, choices: Sequence[Choice]) -> None:
+async def finish_texts(service: Service, asked: TextRequest, choices: Sequence[AnswerChoice]) -> None:
     """Wait until all texts of a request have ended.
 
     Raises:
@@ -124,7 +133,7 @@ async def finish_texts(service: Service, asked: Asked, choices: Sequence[Choice]
                 texts.create_task(choice.stream.finish())
 
 
-async def wait_for_rows(service: Service, choices: Sequence[Choice]) -> None:
+async def wait_for_rows(service: Service, choices: Sequence[AnswerChoice]) -> None:
     """Wait until the first text of a request has rows.
 
     Raises:
@@ -146,7 +155,7 @@ async def wait_for_rows(service: Service, choices: Sequence[Choice]) -> None:
         ) from None
 
 
-async def in_time(service: Service, work: Awaitable[Given]) -> Given:
+async def in_time(service: Service, work: Awaitable[Awaited]) -> Awaited:
     """Wait for the work of a request, at most as long as a request may take.
 
     Raises:
@@ -162,7 +171,7 @@ async def in_time(service: Service, work: Awaitable[Given]) -> Given:
         ) from None  # fmt: skip
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, Given]) -> Given:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Awaited]) -> Awaited:
     """Wait for work, which is cancelled as soon as the client leaves.
 
     Raises:

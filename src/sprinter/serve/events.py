@@ -12,9 +12,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sprinter.decode.draft import Token
-from sprinter.serve.answers import Answer, finish_of, speculation_of, usage_of
+from sprinter.serve.answers import ServerAnswer, finish_of, speculation_of, usage_of
 from sprinter.serve.choices import (
-    Choice,
+    AnswerChoice,
     ClientLeft,
     Unscored,
     in_time,
@@ -38,7 +38,9 @@ class EventWriter:
         choices: the texts. send: of the connection.
     """
 
-    def __init__(self, service: Service, answer: Answer, choices: Sequence[Choice], send: Send) -> None:
+    def __init__(
+        self, service: Service, answer: ServerAnswer, choices: Sequence[AnswerChoice], send: Send
+    ) -> None:
         self._service, self._answer, self._choices, self._send = service, answer, choices, send
         self._one_at_a_time = asyncio.Lock()
 
@@ -61,7 +63,7 @@ class EventWriter:
             frame = self._answer.frame([], event=True)
             await self._data({**frame, "usage": usage_of(asked, choices), **speculation_of(choices)})
 
-    async def _text(self, choice: Choice) -> None:
+    async def _text(self, choice: AnswerChoice) -> None:
         """The events of one text."""
         answer, asked, offset = self._answer, self._answer.asked, 0
         if asked.chat:
@@ -79,7 +81,7 @@ class EventWriter:
             offset += len(text)
         await self._end(choice, unscored)
 
-    async def _end(self, choice: Choice, unscored: Unscored) -> None:
+    async def _end(self, choice: AnswerChoice, unscored: Unscored) -> None:
         out, asked = choice.out, self._answer.asked
         report: dict[str, Any] = {}
         if out is not None:
@@ -101,7 +103,9 @@ class EventWriter:
         found = [token_report(token, i) for i, token in unscored.add(tokens)]
         return {"sprinter": {"tokens": found, "scored": settled}}
 
-    async def _event(self, choice: Choice, part: dict[str, Any], more: dict[str, Any] | None = None) -> None:
+    async def _event(
+        self, choice: AnswerChoice, part: dict[str, Any], more: dict[str, Any] | None = None
+    ) -> None:
         one = {"index": choice.index, "logprobs": None, "finish_reason": None, **part}
         await self._data({**self._answer.frame([one], event=True), **(more or {})})
 
@@ -124,7 +128,7 @@ class Events(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, service: Service, answer: Answer, choices: Sequence[Choice], leave: AsyncExitStack
+        self, service: Service, answer: ServerAnswer, choices: Sequence[AnswerChoice], leave: AsyncExitStack
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

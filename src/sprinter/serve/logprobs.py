@@ -42,7 +42,9 @@ def of_prompt(
     texts = ["" if writer is None else writer.push(id) for id in ids]
     if writer is not None and texts:
         texts[-1] += writer.flush()
-    laws: list[ScoredToken | None] = [None, *(scored or [None] * (len(ids) - 1))]
+    laws: list[ScoredToken | None] = [None] * len(ids)
+    if scored is not None:
+        laws[1:] = scored
     return [
         LawfulToken(id, text, law and law.logprob, law and law.top)
         for id, text, law in zip(ids, texts, laws, strict=True)

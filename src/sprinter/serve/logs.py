@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from sprinter.engine.generation import Generation
-from sprinter.serve.choices import Choice
+from sprinter.serve.choices import AnswerChoice
 
 __all__ = ["JsonLines", "error_fields", "logs_to", "text_fields"]
 
@@ -60,7 +60,7 @@ def error_fields(error: BaseException) -> dict[str, Any]:
     return {"error": type(error).__name__, "trace": frames[-8:]}
 
 
-def text_fields(choices: list[Choice], *, prompts: bool) -> dict[str, Any]:
+def text_fields(choices: list[AnswerChoice], *, prompts: bool) -> dict[str, Any]:
     """What a log says about the texts of a request. ``prompts``: with their text."""
     outs: list[Generation] = [choice.out for choice in choices if choice.out is not None]
     known = [out for out in outs if out.stats.mean_drift is not None]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -13,26 +13,33 @@ from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
 from sprinter.engine.async_engine import EngineStream
 from sprinter.engine.generation import Generation
-from sprinter.serve.speculation import Steps
+from sprinter.serve.speculation import TargetRounds
 
-if TYPE_CHECKING:
-    from sprinter.serve.service import Service
-
-__all__ = ["ServeMetrics"]
+__all__ = ["ServeMetrics", "ServeState"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _ENGINE = "0"  # vLLM's label; there is one engine
+
+
+class ServeState(NamedTuple):
+    """A server as it is now: its model's name, numbers of texts and rows, and whether requests are served."""
+
+    model: str
+    running: int
+    waiting: int
+    rows: int
+    ready: bool
 
 
 class ServeMetrics(Collector):
     """Counts of a server, in a registry of their own.
 
     Args:
-        service: asked for its rows and queue at each scrape.
+        state: asked at each scrape.
     """
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, state: Callable[[], ServeState]) -> None:
+        self._state = state
         self._registry = own = CollectorRegistry()
         theirs, methods = ("model_name", "engine"), ("method",)
         self._drafts = Counter("vllm:spec_decode_num_drafts", "Rounds that drafted.", theirs, registry=own)
@@ -83,12 +90,11 @@ class ServeMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gauges, as they are now."""
-        running, waiting = self._service.rows_and_queue
-        yield GaugeMetricFamily("sprinter_texts_running", "Texts that are generated.", running)
-        yield GaugeMetricFamily("sprinter_texts_waiting", "Texts that wait for rows.", waiting)
-        yield GaugeMetricFamily("sprinter_rows", "Rows of the engine.", self._service.settings.rows)
-        ready = self._service.state == "ready"
-        yield GaugeMetricFamily("sprinter_ready", "Whether requests are served.", int(ready))
+        now = self._state()
+        yield GaugeMetricFamily("sprinter_texts_running", "Texts that are generated.", now.running)
+        yield GaugeMetricFamily("sprinter_texts_waiting", "Texts that wait for rows.", now.waiting)
+        yield GaugeMetricFamily("sprinter_rows", "Rows of the engine.", now.rows)
+        yield GaugeMetricFamily("sprinter_ready", "Whether requests are served.", int(now.ready))
 
     def scrape(self) -> bytes:
         """All metrics in Prometheus' text format."""
@@ -101,8 +107,8 @@ class ServeMetrics(Collector):
     def ended(self, stream: EngineStream, out: Generation) -> None:
         """Count a text."""
         method = label_of(out)
-        stats, times, model = out.stats, stream.times, (self._service.model, _ENGINE)
-        steps = Steps.of([out])
+        stats, times, model = out.stats, stream.times, (self._state().model, _ENGINE)
+        steps = TargetRounds.of([out])
         if stats.drafted:
             self._drafts.labels(*model).inc(len(steps.kept))
             self._draft_tokens.labels(*model).inc(stats.drafted)

@@ -16,12 +16,12 @@ __all__ = [
 ]
 
 _MOST_STOPS = 64
-Number = StrictInt | StrictFloat
+JsonNumber = StrictInt | StrictFloat
 TokenId = Annotated[int, Field(ge=0)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class Fields(BaseModel):
+class RequestObject(BaseModel):
     """Base of all objects in requests: exact types, and no further fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -33,13 +33,13 @@ class Fields(BaseModel):
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
 
 
-class StreamOptions(Fields):
+class StreamOptions(RequestObject):
     """``include_usage``: a last event with the usage of the whole request."""
 
     include_usage: bool = False
 
 
-class SprinterOptions(Fields):
+class SprinterOptions(RequestObject):
     """How to decode a request, and what to report of it.
 
     Attributes:
@@ -55,19 +55,19 @@ class SprinterOptions(Fields):
     require_lossless: bool = False
 
 
-class GenerateRequest(Fields):
+class GenerateRequest(RequestObject):
     """What requests for completions and for chat completions have in common."""
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[JsonNumber, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[JsonNumber, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
-    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    min_p: Annotated[JsonNumber, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[JsonNumber, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[JsonNumber, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[JsonNumber, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[JsonNumber, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None = None
@@ -94,7 +94,7 @@ class ChatRequest(GenerateRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class TokenizeRequest(Fields):
+class TokenizeRequest(RequestObject):
     """The body of ``/tokenize``: a text, or messages, to which the chat template is applied."""
 
     model: str | None = None
@@ -103,7 +103,7 @@ class TokenizeRequest(Fields):
     add_special_tokens: bool = True
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(RequestObject):
     """The body of ``/detokenize``."""
 
     model: str | None = None

@@ -16,8 +16,8 @@ from sprinter.engine.prompt import EncodedPrompt, PromptInput, encode_prompt
 from sprinter.engine.tokens import text_ids
 from sprinter.errors import NoMemoryError, UserError
 from sprinter.models.memory import free_bytes
-from sprinter.serve.asked import Asked
-from sprinter.serve.prometheus import ServeMetrics
+from sprinter.serve.asked import TextRequest
+from sprinter.serve.prometheus import ServeMetrics, ServeState
 from sprinter.serve.refusals import Refusal
 from sprinter.serve.settings import ServeSettings
 
@@ -47,7 +47,7 @@ class Service:
         self._pair: Pair | None = None
         self._engine: AsyncEngine | None = None
         self._encoding = Lock()  # tokenizers may keep settings between calls
-        self.metrics = ServeMetrics(self)
+        self.metrics = ServeMetrics(self.now_served)
 
     # --- life ---
     def load(self) -> None:
@@ -104,13 +104,11 @@ class Service:
         assert self.engine is not None and self._pair is not None
         return self._pair
 
-    @property
-    def rows_and_queue(self) -> tuple[int, int]:
-        """Number of texts that are generated, and of those that wait."""
-        if self._engine is None:
-            return 0, 0
-        waiting = self._engine.waiting
-        return self._engine.unfinished - waiting, waiting
+    def now_served(self) -> ServeState:
+        """For the metrics."""
+        waiting = 0 if self._engine is None else self._engine.waiting
+        running = 0 if self._engine is None else self._engine.unfinished - waiting
+        return ServeState(self.model, running, waiting, self.settings.rows, self.state == "ready")
 
     # --- questions ---
     @property
@@ -186,7 +184,7 @@ class Service:
         with self._encoding:
             return str(models.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
-    def submit(self, asked: Asked, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
+    def submit(self, asked: TextRequest, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
         """Encode the prompts, and submit all texts or none; not in the event loop.
 
         Returns:
@@ -221,7 +219,9 @@ class Service:
                 code="context_length_exceeded", param="max_tokens",
             )  # fmt: skip
 
-    async def submitted(self, asked: Asked, owner: str) -> tuple[list[EncodedPrompt], list[EngineStream]]:
+    async def submitted(
+        self, asked: TextRequest, owner: str
+    ) -> tuple[list[EncodedPrompt], list[EngineStream]]:
         """``submit`` in another thread."""
         return await asyncio.to_thread(self.submit, asked, owner)
 

@@ -10,13 +10,13 @@ from typing import Any
 from sprinter.decode.draft import Origin, Token
 from sprinter.engine.generation import Generation, stats_dict, token_dict
 
-__all__ = ["Steps", "llamacpp_timings", "sprinter_report", "token_report", "vllm_metrics"]
+__all__ = ["TargetRounds", "llamacpp_timings", "sprinter_report", "token_report", "vllm_metrics"]
 
 _KEPT = (Origin.TRUSTED, Origin.ACCEPTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class TargetRounds:
     """The rounds of one or more texts that called the target.
 
     Attributes:
@@ -28,7 +28,7 @@ class Steps:
     longest: int | None
 
     @classmethod
-    def of(cls, outs: Sequence[Generation]) -> Steps:
+    def of(cls, outs: Sequence[Generation]) -> TargetRounds:
         """The rounds of these texts. Tokens that were trusted after the last target call belong to none."""
         kept: list[int] = []
         lengths: list[int | None] = []
@@ -59,7 +59,7 @@ class Steps:
 
 def vllm_metrics(outs: Sequence[Generation]) -> dict[str, Any]:
     """The object ``metrics.speculative_decoding`` of vLLM's answers; over all texts of a request."""
-    steps = Steps.of(outs)
+    steps = TargetRounds.of(outs)
     accepted, drafted = sum(steps.kept), sum(out.stats.drafted for out in outs)
     histogram = steps.histogram
     return {
