@@ -20,7 +20,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve"
 
 
 def run(command: list[str], server: Running) -> subprocess.CompletedProcess[str]:
-    given = {"SPRINTER_URL": server.url, "NO_PROXY": "*", "PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+    given = {
+        "SPRINTER_URL": server.url,
+        "NO_PROXY": "*",
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+    }
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -32,7 +37,10 @@ def test_the_openai_client(server: Running, pair: sprinter.Pair) -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert re.search(r"\ncertain\(.*\): 128 tokens, \d+ target calls, drift 0\.\d{3} \(known for \d+%\), lossy\n$", ended.stdout)
+    assert re.search(
+        r"\ncertain\(.*\): 128 tokens, \d+ target calls, drift 0\.\d{3} \(known for \d+%\), lossy\n$",
+        ended.stdout,
+    )
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
@@ -51,25 +59,40 @@ def test_the_dashboard_asks_for_metrics_that_there_are(server: Running) -> None:
     with server.http() as client:
         scraped = set(re.findall(r"^([a-z_:]+)(?:\{| )", client.get("/metrics").text, flags=re.MULTILINE))
     panels = json.loads((FOLDER / "grafana" / "dashboards" / "sprinter.json").read_text())["panels"]
-    asked = {name for panel in panels for one in panel["targets"] for name in re.findall(r"(?:sprinter_|vllm:)\w+", one["expr"])}
+    asked = {
+        name
+        for panel in panels
+        for one in panel["targets"]
+        for name in re.findall(r"(?:sprinter_|vllm:)\w+", one["expr"])
+    }
     assert len(panels) == 10 and asked and asked <= scraped
 
 
 def test_deployments_name_files_and_options_that_there_are() -> None:
     compose = yaml.safe_load((FOLDER / "compose.yaml").read_text())
-    mounted = [volume.split(":")[0] for one in compose["services"].values() for volume in one.get("volumes", ())]
+    mounted = [
+        volume.split(":")[0] for one in compose["services"].values() for volume in one.get("volumes", ())
+    ]
     made = {"./keys", "./prometheus.key"}  # by the user: secrets
     assert {"./prometheus.yml", "./grafana/dashboards"} <= set(mounted)
     assert all((FOLDER / path).exists() for path in set(mounted) - made)
     assert compose["services"]["sprinter"]["read_only"] is True
     docker = (FOLDER / "Dockerfile").read_text()
     assert "USER sprinter" in docker and docker.index("USER") < docker.index("ENTRYPOINT")
-    told = subprocess.run([sys.executable, "-m", "sprinter", "serve", "--help"], capture_output=True, text=True, check=True)
-    for text in (docker, (FOLDER / "sprinter.service").read_text(), json.dumps(compose["services"]["sprinter"])):
+    told = subprocess.run(
+        [sys.executable, "-m", "sprinter", "serve", "--help"], capture_output=True, text=True, check=True
+    )
+    for text in (
+        docker,
+        (FOLDER / "sprinter.service").read_text(),
+        json.dumps(compose["services"]["sprinter"]),
+    ):
         for option in re.findall(r"(?<![\w-])--(?:host|port|api-keys|target|draft|rows)\b", text):
             assert option in told.stdout
     for file in FOLDER.glob("*.sh"):
-        assert subprocess.run(["sh", "-n", str(file)], check=False).returncode == 0 and os.access(file, os.X_OK)
+        assert subprocess.run(["sh", "-n", str(file)], check=False).returncode == 0 and os.access(
+            file, os.X_OK
+        )
     listed = set(re.findall(r"^\| `([\w.]+)`", (FOLDER / "README.md").read_text(), flags=re.MULTILINE))
     others = {"README.md", "prometheus.yml", "grafana"}
     assert listed == {path.name for path in FOLDER.iterdir()} - others
