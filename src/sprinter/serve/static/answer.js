@@ -156,7 +156,7 @@ export class Answer {
       `q ${q === null ? "–" : shown(Math.exp(q), 3)}`,
       `drift ${shown(token.drift, 3)}`,
     ];
-    if (token.score !== null && token.score !== undefined) parts.push(`gate ${shown(token.score, 3)}`);
+    if (token.gate_score !== null && token.gate_score !== undefined) parts.push(`gate ${shown(token.gate_score, 3)}`);
     this.facts.textContent = parts.join(" · ");
   }
 }
