@@ -26,6 +26,7 @@ GIVEN = {
 COMMANDS: dict[str, tuple[str, ...]] = {
     "chat": ("chat",),
     "generate": ("generate", "x"),
+    "serve": ("serve", "--port", "0"),
     "doctor": ("doctor", "--json"),
     "demo": ("demo",),
     "bench": ("bench", "--suite", "{file}", "--arm", "speculative", "--out", "{folder}"),

@@ -257,6 +257,9 @@ def test_tokens_of_a_stream_tell_where_they_come_from(
         )  # fmt: skip
         assert token["drift"] == pytest.approx(expected.drift, abs=1e-4)
         assert token["logprob"] == pytest.approx(expected.logprob, abs=1e-3)
+        assert token["gate_score"] == pytest.approx(expected.gate_score, abs=1e-4)
+        assert (token["gate_score"] is None) == (token["origin"] not in ("trusted", "accepted"))
+        assert token["origin"] != "trusted" or token["gate_score"] >= 0.6
         assert token["draft_logprob"] == pytest.approx(expected.draft_logprob, abs=1e-3)
     last = events[-1]["sprinter"]
     assert late > 0 and last["coverage"] == pytest.approx(out.stats.drift_coverage)

@@ -175,6 +175,7 @@ class Token:
             were asked for; None until the target has scored its position. At least -87.3 (float32's smallest number).
         draft_logprob: as ``logprob``, of the draft model; None where it drafted nothing.
         top_logprobs: the most probable tokens of the target's raw law, most probable first; None as ``logprob``.
+        gate_score: the gate's score before this draft token; None: it is no draft token, or no rule reads the gate.
     """
 
     id: int
@@ -185,6 +186,7 @@ class Token:
     logprob: float | None = None
     draft_logprob: float | None = None
     top_logprobs: list[TopToken] | None = None
+    gate_score: float | None = None
 
 
 @dataclass(slots=True)

@@ -83,8 +83,11 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     text[row.final :] = [tree.tokens[node] for node in verdict.path]
     accepted = 0
     for x, drift in zip(text[row.final :], verdict.drifts, strict=False):
+        token = Token(x, Origin.ACCEPTED, round, drift)
+        if row.gate_scores:
+            token.gate_score = row.gate_scores[accepted]
         accepted += 1
-        if not row.settle(row.final + accepted - 1, Token(x, Origin.ACCEPTED, round, drift)):
+        if not row.settle(row.final + accepted - 1, token):
             break
     refused = not tree.is_leaf(verdict.path[-1] if verdict.path else -1)
     record.stats.checked += accepted if record.finish else accepted + refused

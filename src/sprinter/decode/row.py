@@ -49,6 +49,7 @@ class Row:
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
         kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
             type passes them on.
+        gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
         drafted: tokens drafted in this round, per draft if there are several.
         verdicts: the round's draft tokens, for a trust rule that learns.
     """
@@ -69,6 +70,7 @@ class Row:
     verdicts: Verdicts
     drafted: int = 0
     tree: Tree = field(default_factory=Tree)
+    gate_scores: list[float | None] = field(default_factory=list)
     kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
@@ -118,7 +120,7 @@ def draft_run(row: Row) -> Asking:
     tokens: list[int] = []
     laws: list[Tensor] = []
     raws: list[Tensor] = []
-    row.tree = Tree(tokens, laws, raws)
+    row.tree, row.gate_scores = Tree(tokens, laws, raws), []
     stopped = False
     while not stopped and row.room >= 1:
         path = row.kept.pop(AskDraft, ())
@@ -138,7 +140,7 @@ def draft_run(row: Row) -> Asking:
             stopped = forced or ended
             if row.final == position and trusted and (ended or not forced):
                 row.final += 1
-                token = Token(x, Origin.TRUSTED, round)
+                token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
                 if row.complete or method.needs_target:
                     spared = forced and len(text) < row.end  # trusted only because it ends the text
                     raw_q = None if answer.raw is None else answer.raw[i]
@@ -146,6 +148,7 @@ def draft_run(row: Row) -> Asking:
                 row.settle(position, token)
             else:
                 tokens.append(x)
+                row.gate_scores.append(_gate_score(answer, i))
                 laws.append(answer.laws[i])
                 raws += [] if answer.raw is None else [answer.raw[i]]
             if stopped:
@@ -153,6 +156,12 @@ def draft_run(row: Row) -> Asking:
         row.known = len(text)
         if row.complete and row.meter.waiting >= METER_CHUNK:
             yield from closing_pass(row)
+
+
+def _gate_score(answer: Draft, i: int) -> float | None:
+    """The gate's score of token i of an answer, if a rule reads it."""
+    scores = answer.signals.get("gate")
+    return None if scores is None else float(scores[i])
 
 
 def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:

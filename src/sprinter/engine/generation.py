@@ -80,6 +80,7 @@ class Generation:
             "origins": [token.origin.value for token in self.tokens],
             "rounds": [token.round for token in self.tokens],
             "drifts": [token.drift for token in self.tokens],
+            "gate_scores": [token.gate_score for token in self.tokens],
             "logprobs": self._logprobs(),
             "method": self.method,
             "lossless": stats.lossless,
@@ -146,5 +147,6 @@ def token_dict(token: Token) -> dict[str, Any]:
         "origin": token.origin.value,
         "round": token.round,
         "drift": token.drift,
+        "gate_score": token.gate_score,
         **logprobs_dict(token),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -45,9 +45,8 @@ def make_app(service: Service) -> ASGIApp:
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.get_running_loop().run_in_executor(None, service.load)
+        service.begin()
         yield
-        await loading
         await service.aclose()
 
     app = FastAPI(
@@ -196,15 +195,17 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
     asked = asked_of(body, service.settings)
     answer = ServerAnswer(asked, note.id, service.now(), service.model, pair.tokenizer)
 
-    def log(choices: list[AnswerChoice]) -> Callable[[], None]:
-        return lambda: note.fields.update(text_fields(choices, prompts=service.settings.log_prompts))
+    texts: list[AnswerChoice] = []
+
+    def log() -> None:
+        note.fields.update(text_fields(texts, prompts=service.settings.log_prompts))
 
     async with AsyncExitStack() as leave:
+        leave.callback(log)  # when the texts below are closed
         note.fields["stream"] = asked.stream
-        choices = await leave.enter_async_context(open_choices(service, asked, owner))
-        leave.callback(log(choices))
+        texts += await leave.enter_async_context(open_choices(service, asked, owner))
         if asked.stream:
-            return Events(service, answer, choices, leave.pop_all())
-        await while_connected(request.receive, in_time(service, finish_texts(service, asked, choices)))
-        return JSONResponse(answer.whole(choices))
+            return Events(service, answer, texts, leave.pop_all())
+        await while_connected(request.receive, in_time(service, finish_texts(service, asked, texts)))
+        return JSONResponse(answer.whole(texts))
     raise AssertionError  # the block above leaves in one of three ways

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from sprinter.engine.async_engine import AsyncEngine, EngineStream
@@ -46,11 +46,16 @@ class Service:
         self.created = int(time.time())
         self._pair: Pair | None = None
         self._engine: AsyncEngine | None = None
+        self._closed = False
         self._encoding = Lock()  # tokenizers may keep settings between calls
         self.metrics = ServeMetrics(self.now_served)
 
     # --- life ---
-    def load(self) -> None:
+    def begin(self) -> None:
+        """Load the pair in a thread, which a process that ends meanwhile does not wait for."""
+        Thread(target=self._load_all, name="sprinter-load", daemon=True).start()
+
+    def _load_all(self) -> None:
         """Load the pair and start the engine; a failure is kept in ``error``."""
         try:
             pair, own = self._load(), self.settings
@@ -61,6 +66,9 @@ class Service:
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
                 max_waiting=own.max_waiting, on_death=self._fail,
             )  # fmt: skip
+            if self._closed:
+                self._engine.close()
+                return
             _log.info("ready", extra={"fields": {"model": self.model, "engine": repr(self._engine)}})
         except BaseException as error:
             self._fail(error)
@@ -71,6 +79,7 @@ class Service:
 
     async def aclose(self) -> None:
         """Cancel what is open, and release the caches."""
+        self._closed = True
         if self._engine is not None:
             await self._engine.aclose()
 
