@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-pytest.importorskip("fastapi", reason="the extra serve")
 from tests.serve.server import Running, builtin_pair, serving
 
 import sprinter

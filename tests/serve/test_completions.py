@@ -195,6 +195,31 @@ def test_chat_goes_on_to_the_end_of_the_row(server: Running) -> None:
     assert answer["usage"]["total_tokens"] == 256
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_answers_have_the_shapes_of_openais_types(server: Running, streams: bool) -> None:
+    texts = {"prompt": PROMPT, "logprobs": 2, "n": 2}
+    chats = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    usage = {"stream_options": {"include_usage": True}} if streams else {}
+    more = {"max_tokens": 6, "seed": 5, "stream": streams, **usage}
+    with server.http() as http:
+        text, chat = (
+            http.post(path, json=body | more).text
+            for path, body in (("/v1/completions", texts), ("/v1/chat/completions", chats))
+        )
+    if not streams:
+        openai.types.Completion.model_validate_json(text, strict=True)
+        openai.types.chat.ChatCompletion.model_validate_json(chat, strict=True)
+        return
+    for event in sse(chat):
+        openai.types.chat.ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
+    for event in sse(text):
+        for choice in event["choices"]:
+            choice["finish_reason"] = (
+                choice["finish_reason"] or "stop"
+            )  # null before the end, as OpenAI's own
+        openai.types.Completion.model_validate_json(json.dumps(event), strict=True)
+
+
 # --- what speculation did ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "method", ["speculative(gamma=4)", "sprinter(tau=0.6)", "autoregressive", "draft-only"]

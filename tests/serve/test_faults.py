@@ -136,7 +136,7 @@ def test_a_full_queue_is_429_and_time_limits_are_kept(tiny: sprinter.Pair) -> No
 
         threads = [
             threading.Thread(target=ask, args=("first",)),
-            threading.Thread(target=ask, args=("second",)),
+            threading.Thread(target=ask, args=("second",), kwargs={"stream": True}),
         ]
         for n, thread in enumerate(threads, 1):
             thread.start()

@@ -23,6 +23,7 @@ from sprinter.serve.choices import (
     finish_texts,
     in_time,
     open_choices,
+    wait_for_rows,
     while_connected,
 )
 from sprinter.serve.events import Events
@@ -204,6 +205,9 @@ async def _serve(service: Service, request: Request, body: CompletionRequest | C
         leave.callback(log)  # when the texts below are closed
         note.fields["stream"] = asked.stream
         texts += await leave.enter_async_context(open_choices(service, asked, owner))
+        await while_connected(
+            request.receive, wait_for_rows(service, texts)
+        )  # errors have a status until here
         if asked.stream:
             return Events(service, answer, texts, leave.pop_all())
         await while_connected(request.receive, in_time(service, finish_texts(service, asked, texts)))

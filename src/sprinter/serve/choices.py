@@ -123,9 +123,8 @@ async def finish_texts(service: Service, asked: TextRequest, choices: Sequence[A
     """Wait until all texts of a request have ended.
 
     Raises:
-        ExceptionGroup: of the errors of texts. Refusal: they wait too long for rows.
+        ExceptionGroup: of the errors of texts.
     """
-    await wait_for_rows(service, choices)
     await score_prompts(service, asked, choices)
     async with asyncio.TaskGroup() as texts:
         for choice in choices:

@@ -9,6 +9,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["timed_connections"]
 
+_FAREWELL_S = 1.0
+
 
 def timed_connections(header_timeout_s: float) -> type[H11Protocol]:
     """A class of connections for uvicorn, which waits without limit for the header of a request.
@@ -31,6 +33,11 @@ def timed_connections(header_timeout_s: float) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._stop()
+
+        def shutdown(self) -> None:
+            super().shutdown()
+            if self.cycle is None or self.cycle.response_complete:  # TLS waits for the client's answer, long
+                asyncio.get_running_loop().call_later(_FAREWELL_S, self.transport.abort)
 
         def _watch(self) -> None:
             """Begin to wait for a header, or end the wait."""

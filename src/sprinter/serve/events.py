@@ -19,7 +19,6 @@ from sprinter.serve.choices import (
     Unscored,
     in_time,
     score_prompts,
-    wait_for_rows,
     while_connected,
 )
 from sprinter.serve.logprobs import of_tokens
@@ -54,7 +53,6 @@ class EventWriter:
 
     async def _write(self) -> None:
         asked, choices = self._answer.asked, self._choices
-        await wait_for_rows(self._service, choices)
         await score_prompts(self._service, asked, choices)
         async with asyncio.TaskGroup() as texts:
             for choice in choices:

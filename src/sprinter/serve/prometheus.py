@@ -106,7 +106,7 @@ class ServeMetrics(Collector):
 
     def ended(self, stream: EngineStream, out: Generation) -> None:
         """Count a text."""
-        method = label_of(out)
+        method = _label_of(out)
         stats, times, model = out.stats, stream.times, (self._state().model, _ENGINE)
         steps = TargetRounds.of([out])
         if stats.drafted:
@@ -132,7 +132,7 @@ class ServeMetrics(Collector):
             self._whole.labels(method).observe(times.ended_s)
 
 
-def label_of(out: Generation) -> str:
+def _label_of(out: Generation) -> str:
     """A method's name without its parameters, so that requests cannot make any number of time series."""
     method: Method | None = None if out.request is None else out.request.method
     name = "" if method is None else method.name.partition("(")[0]
