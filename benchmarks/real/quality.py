@@ -108,7 +108,7 @@ def merge(folder: Path) -> None:
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
     lines = [text for record in records for text in record["texts"]]
     newest = max(records, key=lambda record: record["ended"])
-    facts = {name: newest[name] for name in ("command", "environment", "new_tokens", "weights")} | {
+    facts = {name: newest[name] for name in ("command", "environment", "new_tokens", "weights", "system")} | {
         "benchmark": "real/quality",
         "part": "quality",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
@@ -129,6 +129,7 @@ def main() -> None:
     )
     parser.add_argument("--suites", nargs="+", default=sized(["humaneval:40", "gsm8k:40"], ["gsm8k:2"]))
     parser.add_argument("--new-tokens", type=int, default=sized(256, 8))
+    parser.add_argument("--system", help="system message of all prompts")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--rows", type=int, default=80, help="texts that are decoded at the same time")
     parser.add_argument("--target", default=sized(TARGET, None))
@@ -146,11 +147,27 @@ def main() -> None:
 
 def measure_arms(chosen: Any) -> None:
     """Measure each arm that --out lacks; an arm is written as soon as it has ended."""
-    weights = {} if SMOKE else {"runner": "torch", "dtype": "bfloat16", "compile": False}
-    pair = sprinter.load_pair(chosen.target, chosen.draft, gate=chosen.gate, heads=chosen.heads, **weights)
+    weights: dict[str, Any] = {} if SMOKE else {"runner": "torch", "dtype": "bfloat16", "compile": False}
+    # All arms read the same prompts: from the second arm on they come from the cache.
+    pair = sprinter.load_pair(
+        chosen.target,
+        chosen.draft,
+        gate=chosen.gate,
+        heads=chosen.heads,
+        prefix_cache_bytes=4 << 30,
+        prefix_reuse="all",
+        **weights,
+    )
     chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
     suites = [
-        load_suite(name, chosen.data, limit=int(limit or 40), new_tokens=chosen.new_tokens, chat=chat)
+        load_suite(
+            name,
+            chosen.data,
+            limit=int(limit or 40),
+            new_tokens=chosen.new_tokens,
+            chat=chat,
+            system=chosen.system,
+        )
         for name, _, limit in (suite.partition(":") for suite in chosen.suites)
     ]
     asked = questions(pair, suites)
@@ -168,7 +185,8 @@ def measure_arms(chosen: Any) -> None:
             record = {
                 "arm": arm, "temperature": temperature, "seconds": round(seconds, 1), "ended": time.time(),
                 "command": command("real/quality"), "environment": environment(), "new_tokens": chosen.new_tokens,
-                "weights": weights, "gate": Path(chosen.gate).name if chosen.gate else None, "texts": texts,
+                "weights": weights, "system": chosen.system, "gate": Path(chosen.gate).name if chosen.gate else None,
+                "texts": texts,
             }  # fmt: skip
             write_atomic(path, json.dumps(record, ensure_ascii=False))
             tokens = sum(text["new_tokens"] for text in texts)
