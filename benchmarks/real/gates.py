@@ -229,11 +229,8 @@ def main() -> None:
         "gates": facts,
         "auc": areas({**scores, **signals(records)}, data, rows),
         "curves": {
-            name: [
-                {"calls": float(one[:, 1].sum() / one[:, 0].sum()), "drift": float(one[:, 2].sum() / one[:, 0].sum())}
-                for one in settings
-            ]
-            for name, settings in found.items()
+            kind: {name: [_point(one[texts]) for one in settings] for name, settings in found.items()}
+            for kind, texts in groups.items()
         },
         "calls_at": {
             kind: {
@@ -246,6 +243,12 @@ def main() -> None:
         "seconds": round(time.time() - began, 1),
     }  # fmt: skip
     write_results("real/gates", results, "\n".join([*auc_table(results), "", *calls_table(results)]))
+
+
+def _point(texts: np.ndarray) -> dict[str, float]:
+    """Of the replayed texts of one setting: target calls, drift and draft steps a token."""
+    tokens, calls, drift, steps = texts.sum(0).tolist()
+    return {"calls": calls / tokens, "drift": drift / tokens, "draft_steps": steps / tokens}
 
 
 def auc_table(results: Mapping[str, Any]) -> list[str]:
