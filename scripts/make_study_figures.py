@@ -1,4 +1,4 @@
-"""Draw the figure of docs/studies/gate-signals.md from benchmarks/results/gate/study_builtin.json.
+"""Draw the figures of docs/studies/ from benchmarks/results/.
 
 python scripts/make_study_figures.py
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from figures_base import BLUE, GREEN, GREY, INK, ORANGE, RED, STYLE, save
 
@@ -23,10 +25,41 @@ SHOWN = {  # gate -> (label, colour, marker)
 }
 
 
+DIALS = {  # on the real pair: dial -> (label, colour, marker)
+    "coin": ("a coin", GREY, "o"),
+    "paper: linear, λ=1.2, greedy": ("the paper's gate", RED, "s"),
+    "mlp": ("gate: mlp on state and law", BLUE, "v"),
+    "certain, entropy": ("certain: entropy", ORANGE, "^"),
+    "certain, margin": ("certain: margin", GREEN, "D"),
+    "online": ("online", INK, "x"),
+}
+FAMILIES = {  # beginning of an arm's name -> (label, colour, marker)
+    "certain": ("certain", ORANGE, "^"),
+    "sprinter": ("sprinter", BLUE, "v"),
+    "fuzzy": ("fuzzy", RED, "s"),
+    "coin": ("a coin", GREY, "o"),
+    "draft-only": ("draft alone", INK, "P"),
+    "": ("other lossy methods", GREEN, "D"),
+}
+
+
 def main() -> None:
+    """Draw every figure whose results are there."""
     mpl.use("Agg")
     mpl.rcParams.update(STYLE)
-    results = json.loads((ROOT / "benchmarks/results/gate/study_builtin.json").read_text(encoding="utf-8"))
+    for name, draw in {
+        "gate/study_builtin": gate_signals,
+        "real/gates": real_dials,
+        "real/quality": drift_and_quality,
+    }.items():
+        path = ROOT / "benchmarks" / "results" / f"{name}.json"
+        if path.is_file():
+            figure, out = draw(json.loads(path.read_text(encoding="utf-8")))
+            save(figure, ROOT / "docs" / "studies" / "figures" / f"{out}.png")
+
+
+def gate_signals(results: dict[str, Any]) -> tuple[Figure, str]:
+    """Target calls a token against drift at three temperatures, built-in pair."""
     fig, axes = plt.subplots(1, 3, figsize=(9.2, 3.3), sharey=True, layout="constrained")
     for ax, temperature in zip(axes, ("1.0", "0.7", "0.0"), strict=True):
         curve = results["curves"][temperature]
@@ -46,7 +79,58 @@ def main() -> None:
     axes[0].set_ylabel("target calls a token")
     handles, labels = axes[0].get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside lower center", ncols=len(labels), columnspacing=1.2)
-    save(fig, ROOT / "docs" / "studies" / "figures" / "gate-signals.png")
+    return fig, "gate-signals"
+
+
+def real_dials(results: dict[str, Any]) -> tuple[Figure, str]:
+    """Target calls a token against drift on a real pair: all prompts, then each kind."""
+    curves = results["curves"]
+    fig, axes = plt.subplots(
+        1, len(curves), figsize=(2.1 * len(curves) + 1, 3.1), sharey=True, layout="constrained"
+    )
+    for ax, (kind, dials) in zip(axes, curves.items(), strict=True):
+        for name, (label, colour, marker) in DIALS.items():
+            points = [(0.0, 1.0), *sorted((one["drift"], one["calls"]) for one in dials[name])]
+            ax.plot(*zip(*points, strict=True), "-", color=colour, marker=marker, ms=3, lw=1.1, label=label)
+        ax.set(
+            xlabel="mean drift",
+            title=f"{kind} ({results['texts'][kind]})",
+            xlim=(-0.005, 0.25),
+            ylim=(0, 1.02),
+        )
+    axes[0].set_ylabel("target calls a token")
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside lower center", ncols=3, columnspacing=1.2)
+    return fig, "real-dials"
+
+
+def drift_and_quality(results: dict[str, Any]) -> tuple[Figure, str]:
+    """Change of accuracy against mean drift, an arm a point, with intervals; exact methods show the noise."""
+    suites = sorted({row["suite"] for row in results["rows"]})
+    fig, axes = plt.subplots(
+        1, len(suites), figsize=(4.4 * len(suites), 3.6), sharey=True, layout="constrained"
+    )
+    for ax, suite in zip(axes, suites, strict=True):
+        for row in results["rows"]:
+            if row["suite"] != suite or not row["accuracy_change"] or not row["mean_drift"]:
+                continue
+            start = next(start for start in FAMILIES if row["arm"].startswith(start))
+            label, colour, marker = FAMILIES[start]
+            if row["mean_drift"][0] == 0:
+                label, colour, marker = "exact methods", "black", "."
+            change, low, high = row["accuracy_change"]
+            ax.errorbar(
+                row["mean_drift"][0], change, yerr=[[change - low], [high - change]], fmt=marker, color=colour, ms=5,
+                lw=0.8, alpha=0.85, label=label,
+            )  # fmt: skip
+        ax.axhline(0, color=GREY, lw=0.8)
+        ax.set(xlabel="mean drift", title=suite, xlim=(-0.005, None))
+    axes[0].set_ylabel("accuracy minus the target's")
+    named = {
+        label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    fig.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), columnspacing=1.2)
+    return fig, "drift-and-quality"
 
 
 if __name__ == "__main__":

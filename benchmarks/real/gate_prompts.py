@@ -4,7 +4,7 @@
 
 Word problems of GSM8K's training set; functions of Python's standard library to be completed from signature and
 docstring, in the words of HumanEval's chat form; every second prompt of Spec-Bench (the others are for tests);
-Wikinews articles to be summarised. The records, shuffled, hold ``messages`` for ``sprinter gate label``.
+short Wikinews articles to be summarised. The records hold ``messages`` for ``sprinter gate label``.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MODULES = (
     "linecache", "logging", "ntpath", "numbers", "pickle", "pkgutil", "platform", "reprlib", "sched", "secrets",
     "stat", "symtable", "sysconfig", "tarfile", "threading", "unittest.util", "uuid", "wave", "webbrowser",
 )  # fmt: skip
-LONGEST = 1500
-"""Characters of an article or a docstring."""
+LONGEST = 900
+"""Characters of a prompt: long prompts cost as much as long answers, and give no labels."""
 
 
 def problems(data: Path) -> Iterator[str]:
@@ -57,7 +57,7 @@ def functions() -> Iterator[str]:
             continue
         for member, function in inspect.getmembers(module, inspect.isfunction):
             text = inspect.getdoc(function) or ""
-            if not member.startswith("_") and member not in seen and 60 < len(text) < LONGEST:
+            if not member.startswith("_") and member not in seen and len(text) > 60:
                 seen.add(member)
                 body = text.replace("\n", "\n    ")
                 try:
@@ -68,15 +68,14 @@ def functions() -> Iterator[str]:
 
 def questions(data: Path) -> Iterator[str]:
     """First turns of every second prompt of Spec-Bench."""
-    asked = (record["turns"][0] for record in islice(records(data / "specbench_question.jsonl"), 0, None, 2))
-    return (text for text in asked if len(text) < 4000)
+    return (record["turns"][0] for record in islice(records(data / "specbench_question.jsonl"), 0, None, 2))
 
 
 def news(data: Path) -> Iterator[str]:
     """Articles of Wikinews to be summarised."""
     for record in records(data / "wikinews_en_2022_00.jsonl.gz"):
-        if len(record["text"]) > 600:
-            yield f"Summarise this article in three sentences.\n\n{record['title']}\n\n{record['text'][:LONGEST]}"
+        if len(record["text"]) > 400:
+            yield f"Summarise this article in three sentences.\n\n{record['title']}\n\n{record['text']}"
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -101,14 +100,15 @@ def main() -> None:
     }
     found: list[dict[str, Any]] = []
     for kind, texts in kinds.items():
-        some = [*islice(texts, 4 * chosen.each)]
+        some = [*islice((text for text in texts if len(text) <= LONGEST), 4 * chosen.each)]
         random.Random(0).shuffle(some)
         found += [
             {"id": f"{kind}-{i}", "kind": kind, "messages": [{"role": "user", "content": text}]}
             for i, text in enumerate(some[: chosen.each])
         ]
         print(f"{kind}: {min(len(some), chosen.each)} prompts")
-    random.Random(1).shuffle(found)
+    # By length: labelling pads the prompts of a step to the longest one.
+    found.sort(key=lambda record: len(record["messages"][0]["content"]))
     write_atomic(chosen.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found))
     print_written("real/gate_prompts", chosen.out)
 

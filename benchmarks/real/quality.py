@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +31,50 @@ from benchmarks.real.tables import DRAFT, TARGET, right
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.quality.measure import QualitySettings, measure, prepare
 from sprinter.bench.sample import Sample, Suite
-from sprinter.bench.suites import load_suite, turn_ids
+from sprinter.bench.suites import load_suite, turn_prompt
 from sprinter.engine.generation import Generation
 from sprinter.files import write_atomic
 
-Asked = tuple[str, Sample, list[int]]
+
+@dataclass(frozen=True)
+class Question:
+    """The first turn of a sample: its prompt's token ids, the tokens that end the answer, and its longest length."""
+
+    suite: str
+    sample: Sample
+    ids: list[int]
+    ends: tuple[int, ...]
+    new_tokens: int
 
 
-def questions(pair: sprinter.Pair, suites: Sequence[Suite]) -> list[Asked]:
-    """(suite, sample, prompt's token ids) of every first turn."""
+def questions(pair: sprinter.Pair, suites: Sequence[Suite]) -> list[Question]:
+    """Every sample's first turn."""
     return [
-        (suite.name, sample, turn_ids(pair, sample, 0, [], chat=suite.chat))
+        Question(
+            suite.name,
+            sample,
+            *turn_prompt(pair, sample, 0, [], chat=suite.chat),
+            new_tokens=suite.new_tokens,
+        )
         for suite in suites
         for sample in suite.samples
     ]
 
 
 def line(
-    arm: str, temperature: float, asked: Asked, made: Generation, quality: dict[str, float]
+    arm: str, temperature: float, asked: Question, made: Generation, quality: dict[str, float]
 ) -> dict[str, Any]:
     """One text in the form of ``tables.compact``: without seconds, as texts of a batch have none of their own."""
-    suite, sample, ids = asked
     drifts = [token.drift for token in made.tokens if token.drift is not None]
     return {
-        "suite": suite,
-        "question_id": sample.id,
-        "category": sample.category,
+        "suite": asked.suite,
+        "question_id": asked.sample.id,
+        "category": asked.sample.category,
         "temperature": temperature,
         "model_id": arm,
         "right": right(quality),
         "rouge1": quality.get("rouge1"),
-        "prompt_tokens": len(ids),
+        "prompt_tokens": len(asked.ids),
         "new_tokens": made.stats.new_tokens,
         "finish": made.finish_reason,
         "seconds": None,
@@ -75,21 +89,21 @@ def line(
 
 
 def run_arm(
-    pair: sprinter.Pair, arm: str, temperature: float, asked: list[Asked], rows: int, new_tokens: int
+    pair: sprinter.Pair, arm: str, temperature: float, asked: list[Question], rows: int
 ) -> list[dict[str, Any]]:
     """One line a text."""
     settings = QualitySettings(run_code=not SMOKE, likelihood=False)
     # Long prompts first: rows that become free are filled with shorter texts.
-    order = sorted(range(len(asked)), key=lambda i: -len(asked[i][2]))
+    order = sorted(range(len(asked)), key=lambda i: -len(asked[i].ids))
     made = pair.generate_batch(
-        [asked[i][2] for i in order], rows=rows, method=arm, max_new_tokens=new_tokens, temperature=temperature,
-        seed=list(order), meter="complete",
+        [asked[i].ids for i in order], rows=rows, method=arm, temperature=temperature, seed=order, meter="complete",
+        max_new_tokens=[asked[i].new_tokens for i in order], stop_token_ids=[list(asked[i].ends) for i in order],
     )  # fmt: skip
     found = dict(zip(order, made, strict=True))
     lines = []
     for i, one in enumerate(asked):
         ids = [token.id for token in found[i].tokens]
-        quality = measure(pair, one[1], [one[2]], [ids], [found[i].text], settings)
+        quality = measure(pair, one.sample, [one.ids], [ids], [found[i].text], settings)
         lines.append(line(arm, temperature, one, found[i], quality))
     return lines
 
@@ -108,7 +122,7 @@ def merge(folder: Path) -> None:
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
     lines = [text for record in records for text in record["texts"]]
     newest = max(records, key=lambda record: record["ended"])
-    facts = {name: newest[name] for name in ("command", "environment", "new_tokens", "weights")} | {
+    facts = {name: newest[name] for name in ("command", "environment", "suites", "weights", "system")} | {
         "benchmark": "real/quality",
         "part": "quality",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
@@ -127,8 +141,9 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", default=SMOKE_ARMS, help="default: all, without a gate all that need none"
     )
-    parser.add_argument("--suites", nargs="+", default=sized(["humaneval:40", "gsm8k:40"], ["gsm8k:2"]))
-    parser.add_argument("--new-tokens", type=int, default=sized(256, 8))
+    suites = sized(["humaneval:40:256", "gsm8k:40:400"], ["gsm8k:2:8"])
+    parser.add_argument("--suites", nargs="+", default=suites, help="NAME:PROMPTS:TOKENS of an answer")
+    parser.add_argument("--system", help="system message of all prompts")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--rows", type=int, default=80, help="texts that are decoded at the same time")
     parser.add_argument("--target", default=sized(TARGET, None))
@@ -146,15 +161,31 @@ def main() -> None:
 
 def measure_arms(chosen: Any) -> None:
     """Measure each arm that --out lacks; an arm is written as soon as it has ended."""
-    weights = {} if SMOKE else {"runner": "torch", "dtype": "bfloat16", "compile": False}
-    pair = sprinter.load_pair(chosen.target, chosen.draft, gate=chosen.gate, heads=chosen.heads, **weights)
+    weights: dict[str, Any] = {} if SMOKE else {"runner": "torch", "dtype": "bfloat16", "compile": False}
+    # All arms read the same prompts: from the second arm on they come from the cache.
+    pair = sprinter.load_pair(
+        chosen.target,
+        chosen.draft,
+        gate=chosen.gate,
+        heads=chosen.heads,
+        prefix_cache_bytes=4 << 30,
+        prefix_reuse="all",
+        **weights,
+    )
     chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
     suites = [
-        load_suite(name, chosen.data, limit=int(limit or 40), new_tokens=chosen.new_tokens, chat=chat)
-        for name, _, limit in (suite.partition(":") for suite in chosen.suites)
+        load_suite(
+            name,
+            chosen.data,
+            limit=int(limit),
+            new_tokens=int(new_tokens),
+            chat=chat,
+            system=chosen.system,
+        )
+        for name, limit, new_tokens in (suite.split(":") for suite in chosen.suites)
     ]
     asked = questions(pair, suites)
-    prepare(QualitySettings(run_code=not SMOKE, likelihood=False), [sample for _, sample, _ in asked])
+    prepare(QualitySettings(run_code=not SMOKE, likelihood=False), [one.sample for one in asked])
     heads = bool(chosen.gate or chosen.heads)
     arms = chosen.arms or [arm for arm in EVERY if heads or arm not in PARTS["gate"] or arm in BASES]
     for temperature in chosen.temperatures:
@@ -163,12 +194,13 @@ def measure_arms(chosen: Any) -> None:
             if path.exists():
                 continue
             began = time.perf_counter()
-            texts = run_arm(pair, arm, temperature, asked, chosen.rows, chosen.new_tokens)
+            texts = run_arm(pair, arm, temperature, asked, chosen.rows)
             seconds = time.perf_counter() - began
             record = {
                 "arm": arm, "temperature": temperature, "seconds": round(seconds, 1), "ended": time.time(),
-                "command": command("real/quality"), "environment": environment(), "new_tokens": chosen.new_tokens,
-                "weights": weights, "gate": Path(chosen.gate).name if chosen.gate else None, "texts": texts,
+                "command": command("real/quality"), "environment": environment(), "suites": chosen.suites,
+                "weights": weights, "system": chosen.system, "gate": Path(chosen.gate).name if chosen.gate else None,
+                "texts": texts,
             }  # fmt: skip
             write_atomic(path, json.dumps(record, ensure_ascii=False))
             tokens = sum(text["new_tokens"] for text in texts)

@@ -49,6 +49,14 @@ def check_times(answer: ArmAnswer) -> None:
     assert answer.arrivals_s[-1] <= answer.wall_s
 
 
+@pytest.mark.parametrize("spec", ["autoregressive", "speculative(gamma=3)", "transformers:plain"])
+def test_a_text_ends_at_the_stop_tokens_of_a_request(pair: sprinter.Pair, spec: str) -> None:
+    arm = started(spec, pair)
+    free = arm.answer(ask(pair)).ids
+    stop = free[6]
+    assert arm.answer(ask(pair, stop_token_ids=(stop,))).ids == free[: free.index(stop) + 1]
+
+
 # --- specs -----------------------------------------------------------------------------------------------------------
 
 

@@ -75,6 +75,7 @@ def test_the_worker_answers(pair: sprinter.Pair, fake: None) -> None:
         assert answer.arrivals_s[-1] <= answer.wall_s
     eos = pair.models.target.eos_ids[0]
     assert arm.answer(Ask((5, eos, 7), 5, GREEDY, 0)).ids == [5, eos]
+    assert arm.answer(Ask((5, 6, 7), 5, GREEDY, 0, stop_token_ids=(6,))).ids == [5, 6]
     pid = worker_of(arm)._child.pid
     arm.close()
     assert not alive(pid)

@@ -12,7 +12,7 @@ from tests.training.labelling import tiny_pair, words
 
 import sprinter
 from sprinter.bench.sample import Sample
-from sprinter.bench.suites import load_suite, turn_ids
+from sprinter.bench.suites import load_suite, turn_ids, turn_prompt
 from sprinter.errors import UserError
 
 TALK = Sample("a", "b", ("w20 w21", "w22", "w23"))
@@ -61,6 +61,17 @@ def test_a_chat_template_is_used() -> None:
     assert turn_ids(pair, TALK, 0, []) == ids("w50 w20 w21 w51")
     assert turn_ids(pair, TALK, 1, ["w30"]) == ids("w50 w20 w21 w51 w30 w50 w22 w51")
     assert turn_ids(pair, TALK, 1, ["w30"], chat=False) == ids("w20 w21 w30 w22")
+
+
+def test_the_end_of_a_turn_ends_the_answer() -> None:
+    """A template may end turns with a token that is no EOS of the target."""
+    pair = chatting("{% for m in messages %}{{ m.content }} w60 {% endfor %}")
+    assert pair.tokenizer is not None
+    pair.tokenizer.add_special_tokens({"additional_special_tokens": ["w60"]})
+    end = ids("w60")
+    assert end[0] not in pair.models.target.eos_ids
+    assert turn_prompt(pair, TALK, 0, []).stop_token_ids == tuple(end)
+    assert turn_prompt(pair, TALK, 0, [], chat=False).stop_token_ids == ()
 
 
 def test_a_chat_template_that_fails_is_a_one_line_error() -> None:

@@ -44,6 +44,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
     "real/equality": {"rows"},
+    "real/gates": {"auc", "calls_at"},
     "real/probe": {"rows"},
     "real/quality": {"rows", "texts"},
     "real/tables": {"rows", "correlation"},

@@ -12,7 +12,7 @@ from tests.cli.tiny import Places, Run
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '; ' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ name | default('assistant') }}{{ ': ' }}{% endif %}"
 )
 COMMON = ("-m", "speculative(gamma=3)", "-n", "6")
 TALK = [
@@ -49,6 +49,12 @@ def test_a_prompt_in_chat_form(run: Run, talking: tuple[str, ...], tmp_path: Pat
         assert found["prompt"]["text"] == "user: ab; assistant: cd; user: ef; assistant: "
     status, out, _ = run("generate", "ab", "--chat", *COMMON, *talking)
     assert status == 0 and "user:" not in out
+
+
+def test_arguments_of_the_template(run: Run, talking: tuple[str, ...], tmp_path: Path) -> None:
+    found = record(run, "ab", "--chat", "--chat-template-kwargs", '{"name": "bot"}', *talking)
+    assert found["prompt"]["text"] == "user: ab; bot: "
+    assert found["chat_template_kwargs"] == {"name": "bot"}
 
 
 def test_a_file_of_prompts_in_chat_form(run: Run, talking: tuple[str, ...], tmp_path: Path) -> None:

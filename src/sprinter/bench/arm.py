@@ -17,10 +17,12 @@ class Ask:
 
     Attributes:
         ids: token ids of the prompt.
-        new_tokens: maximum number of new tokens; a text also ends at an end-of-sequence token of the target.
+        new_tokens: maximum number of new tokens; a text also ends at an end-of-sequence token of the target, or at one
+            of ``stop_token_ids``.
         sampling: temperature and truncation.
         seed: seed for arms that sample.
         meter: "complete": an arm that can meter drift scores every trusted token, outside ``ArmAnswer.wall_s``.
+        stop_token_ids: further tokens that end a text: the end of a turn in chat form.
     """
 
     ids: tuple[int, ...]
@@ -28,6 +30,7 @@ class Ask:
     sampling: Sampling
     seed: int
     meter: Literal["running", "complete"] = "complete"
+    stop_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

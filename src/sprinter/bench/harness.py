@@ -17,7 +17,7 @@ from sprinter.bench.arm import Arm, ArmAnswer, Ask
 from sprinter.bench.journal import Memory, key_of
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
-from sprinter.bench.suites import turn_ids
+from sprinter.bench.suites import turn_ids, turn_prompt
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 
@@ -142,13 +142,13 @@ class Harness:
     def _talk(self, arm: Arm, place: _Slot, seed: int) -> Talk:
         talk = Talk()
         for turn in range(len(place.sample.turns)):
-            ids = turn_ids(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
+            ids, ends = turn_prompt(self._pair, place.sample, turn, talk.texts, chat=place.suite.chat)
             limit = self._limit(place.suite, len(ids))
             if limit is None:  # a later turn: ``_usable`` has checked the first
                 break
             sampling = self._settings.sampling(place.temperature)
             with _quiet():
-                answer = arm.answer(Ask(tuple(ids), limit, sampling, seed, self._settings.meter))
+                answer = arm.answer(Ask(tuple(ids), limit, sampling, seed, self._settings.meter, ends))
             _check(answer, limit)
             talk.prompts.append(ids)
             talk.answers.append(answer)

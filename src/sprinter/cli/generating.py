@@ -5,6 +5,7 @@ A field with a ``help`` is an option; the tables below hold what typer needs bes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, fields
 from types import MappingProxyType
@@ -38,6 +39,7 @@ _TYPES: dict[str, Any] = {
     "logit_bias": list[str] | None,
     "bad_words": list[str] | None,
     "logprobs": int | None,
+    "chat_template_kwargs": str | None,
 }
 _SHOWN: dict[str, dict[str, Any]] = {
     "method": {
@@ -48,6 +50,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
     "stop_token_ids": {"show_default": False},
     "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},
     "bad_words": {"show_default": False},
+    "chat_template_kwargs": {"show_default": False, "metavar": "JSON"},
 }
 
 FLAGS = {one.name: _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0] for one in _OFFERED}
@@ -70,6 +73,8 @@ def generates(
         values = {name: tuple(value or ()) if name in lists else value for name, value in given.items()}
         if values.get("logit_bias"):
             values["logit_bias"] = tuple(_bias(one) for one in values["logit_bias"])
+        if values.get("chat_template_kwargs") is not None:
+            values["chat_template_kwargs"] = _template_arguments(values["chat_template_kwargs"])
         return cast(GenerationKeywords, values)
 
     shown = [
@@ -110,6 +115,18 @@ def _bias(given: str) -> tuple[int, float]:
         raise UserError(
             f"--logit-bias {given} is no ID=NUMBER: give a token id and a number, 15=-100"
         ) from None
+
+
+def _template_arguments(given: str) -> dict[str, Any]:
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(
+            f"--chat-template-kwargs {given} is no JSON object: give one, '{{\"enable_thinking\": false}}'"
+        )
+    return found
 
 
 def _annotation(one: Field[Any]) -> Any:

@@ -349,7 +349,8 @@ class GenerationOptions:
     )  # fmt: skip
     chat_template_kwargs: Mapping[str, Any] | None = _option(
         None, _mapping, "further arguments of the chat template, for a prompt of messages: what it reads, such as "
-        '``{"enable_thinking": False}``, ``tools`` or ``documents``.', hash=False,
+        '``{"enable_thinking": False}``, ``tools`` or ``documents``.',
+        help="Further arguments of the chat template, a JSON object.", hash=False,
     )  # fmt: skip
 
     def __init__(self, **options: Unpack[GenerationKeywords]) -> None:

@@ -81,6 +81,7 @@ class LlamaPlain:
         llama.set_seed(ask.seed)
         llama.reset()
         ids: list[int] = []
+        ends = {*self._eos_ids, *ask.stop_token_ids}
         arrivals: list[float] = []
         began = time.perf_counter()
         stream = llama.generate(
@@ -90,7 +91,7 @@ class LlamaPlain:
             ids.append(int(token))
             sizes[-1] += 1
             arrivals.append(time.perf_counter() - began)
-            if len(ids) == ask.new_tokens or token in self._eos_ids:
+            if len(ids) == ask.new_tokens or token in ends:
                 break
         wall_s = time.perf_counter() - began
         stream.close()

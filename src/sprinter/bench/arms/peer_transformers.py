@@ -121,7 +121,7 @@ class TransformersPlain:
         s = ask.sampling
         drawn = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p or None}
         return GenerationConfig(  # type: ignore[no-untyped-call]
-            max_new_tokens=ask.new_tokens, do_sample=not s.greedy, eos_token_id=list(eos_ids) or None,
+            max_new_tokens=ask.new_tokens, do_sample=not s.greedy, eos_token_id=[*eos_ids, *ask.stop_token_ids] or None,
             pad_token_id=eos_ids[0] if eos_ids else None, **({} if s.greedy else drawn), **self._options(),
         )  # fmt: skip
 

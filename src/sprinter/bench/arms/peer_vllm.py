@@ -118,7 +118,7 @@ class VllmPlain:
         return {
             "temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p,
             "max_tokens": ask.new_tokens, "seed": None if s.greedy else ask.seed,
-            "stop_token_ids": list(self._eos_ids), "ignore_eos": True,  # the pair's EOS ids only
+            "stop_token_ids": [*self._eos_ids, *ask.stop_token_ids], "ignore_eos": True,  # the pair's EOS ids only
         }  # fmt: skip
 
     def _read(self, speculation: dict[str, Any] | None, **reply: Any) -> ArmAnswer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sprinter.bench.sample import Sample
 from sprinter.engine.chat import ChatMessage, conversation, render_chat
@@ -11,13 +12,27 @@ from sprinter.engine.prompt import encode
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
-__all__ = ["turn_ids"]
+__all__ = ["TurnPrompt", "turn_ids", "turn_prompt"]
+
+
+class TurnPrompt(NamedTuple):
+    """Token ids of a turn's prompt, and the tokens, besides the target's EOS, that end its answer."""
+
+    ids: list[int]
+    stop_token_ids: tuple[int, ...] = ()
 
 
 def turn_ids(
     pair: Pair | LoadedPair, sample: Sample, turn: int, answers: Sequence[str], *, chat: bool = True
 ) -> list[int]:
-    """Token ids of one turn with the conversation before it; they may exceed the context.
+    """Token ids of one turn with the conversation before it; see ``turn_prompt``."""
+    return turn_prompt(pair, sample, turn, answers, chat=chat).ids
+
+
+def turn_prompt(
+    pair: Pair | LoadedPair, sample: Sample, turn: int, answers: Sequence[str], *, chat: bool = True
+) -> TurnPrompt:
+    """One turn with the conversation before it, as a prompt; it may exceed the context.
 
     A chat template is applied to the system's, user's and assistant's messages, see ``render_chat``. Without one, turns
     and answers are joined as text, separated by blank lines.
@@ -39,9 +54,11 @@ def turn_ids(
         raise UserError("suites are text and this pair has no tokenizer: give one with --tokenizer")
     said = list(zip(sample.turns[:turn], answers, strict=True))
     if chat and tokenizer.chat_template:
-        return render_chat(_messages(sample, said, turn), models).ids
+        rendered = render_chat(_messages(sample, said, turn), models)
+        end = rendered.end_of_turn
+        return TurnPrompt(rendered.ids, () if end is None or end in models.target.eos_ids else (end,))
     text = "\n\n".join([*(part for pair_of_texts in said for part in pair_of_texts), sample.turns[turn]])
-    return encode(list(tokenizer(text, verbose=False)["input_ids"]), models)
+    return TurnPrompt(encode(list(tokenizer(text, verbose=False)["input_ids"]), models))
 
 
 def _messages(sample: Sample, said: Sequence[tuple[str, str]], turn: int) -> list[ChatMessage]:
