@@ -126,7 +126,9 @@ def test_an_answer_is_streamed_by_origin(page: Any, pair: sprinter.Pair) -> None
     page.focus("#turns > li:last-child .text")
     page.keyboard.press("ArrowRight")
     facts = last(page).locator(".facts").text_content()
-    assert out.tokens[0].origin.value in facts and re.search(r"p 0\.\d+ · q (0\.\d+|–) · drift 0\.\d+( · gate 0\.\d+)?", facts)
+    assert out.tokens[0].origin.value in facts and re.search(
+        r"p 0\.\d+ · q (0\.\d+|–) · drift 0\.\d+( · gate 0\.\d+)?", facts
+    )
     assert page.locator("#picture .point").count() == 2 and page.locator("#runs tbody tr").count() == 1
 
 
