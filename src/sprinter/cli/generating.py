@@ -74,7 +74,7 @@ def generates(
         if values.get("logit_bias"):
             values["logit_bias"] = tuple(_bias(one) for one in values["logit_bias"])
         if values.get("chat_template_kwargs") is not None:
-            values["chat_template_kwargs"] = _template_arguments(values["chat_template_kwargs"])
+            values["chat_template_kwargs"] = _template_arguments(str(values["chat_template_kwargs"]))
         return cast(GenerationKeywords, values)
 
     shown = [
