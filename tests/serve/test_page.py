@@ -13,7 +13,7 @@ from tests.serve.server import Running, serving
 
 import sprinter
 from sprinter.serve.page import page_methods
-from sprinter.serve.static import TYPES, read_static
+from sprinter.serve.static_files import TYPES, read_static
 
 STATIC = Path(sprinter.__file__).parent / "serve" / "static"
 
@@ -29,7 +29,7 @@ def test_the_files_of_the_page(server: Running) -> None:
             policy = found.headers["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
             assert found.headers["x-content-type-options"] == "nosniff"
-        for name in ("__init__.py", "../page.py", "..%2fpage.py", "%2e%2e/page.py", "nothing.js"):
+        for name in ("../static_files.py", "../page.py", "..%2fpage.py", "%2e%2e/page.py", "nothing.js"):
             assert client.get(f"/static/{name}").status_code == 404
     with pytest.raises(KeyError):
         read_static("../page.py")

@@ -20,7 +20,7 @@ from sprinter.serve.logs import error_fields
 from sprinter.serve.prometheus import ServeMetrics
 from sprinter.serve.refusals import Refusal, of_error
 from sprinter.serve.settings import ServeSettings
-from sprinter.serve.static import PATHS
+from sprinter.serve.static_files import PATHS
 
 __all__ = ["GateKeeper", "RequestNote", "note_of"]
 

@@ -16,7 +16,7 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.serve.gate_keeper import note_of
 from sprinter.serve.service import Service
-from sprinter.serve.static import TYPES, read_static
+from sprinter.serve.static_files import TYPES, read_static
 
 __all__ = ["add_page", "page_methods"]
 

@@ -25,4 +25,4 @@ def read_static(name: str) -> bytes:
     """
     if name not in TYPES:
         raise KeyError(name)
-    return files(__name__).joinpath(name).read_bytes()
+    return files("sprinter.serve").joinpath("static", name).read_bytes()
