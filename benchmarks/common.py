@@ -238,9 +238,9 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
 
 
 def command(name: str) -> str:
-    """The command line, without the folders of the data and of what is kept."""
+    """The command line, without the folders and files that lie elsewhere on another machine."""
     words = sys.argv[1:]
-    folders = ("--data", "--out", "--before", "--after")
+    folders = ("--data", "--out", "--before", "--after", "--labels", "--prompts-file", "--gate", "--heads")
     named = tuple(f"{folder}=" for folder in folders)
     kept = [
         word

@@ -90,7 +90,7 @@ def real_dials(results: dict[str, Any]) -> tuple[Figure, str]:
     )
     for ax, (kind, dials) in zip(axes, curves.items(), strict=True):
         for name, (label, colour, marker) in DIALS.items():
-            points = [(0.0, 1.0), *sorted((one["drift"], one["calls"]) for one in dials[name])]
+            points = sorted((one["drift"], one["calls"]) for one in [*dials["nothing trusted"], *dials[name]])
             ax.plot(*zip(*points, strict=True), "-", color=colour, marker=marker, ms=3, lw=1.1, label=label)
         ax.set(
             xlabel="mean drift",

@@ -1,6 +1,6 @@
 """Gates for a real instruct pair against the draft's own certainty: AU-ROC, and target calls at equal drift.
 
-    python benchmarks/real/gates.py --data DIR --prompts FILE --labels LABELS --out GATES
+    python benchmarks/real/gates.py --data DIR --prompts-file FILE --labels LABELS --out GATES
 
 FILE comes from ``gate_prompts.py``, LABELS from ``sprinter gate label FILE --chat --classes target,draft`` on the pair.
 Each gate is trained ``--folds`` times with other prompts held out, and every position is judged by a gate that has not
@@ -54,6 +54,8 @@ SHARES = sized((0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97), (0.35, 0.9))
 SIGNALS = {"entropy": -1.0, "max_prob": 1.0, "margin": 1.0}
 DRIFTS = (0.02, 0.05, 0.10)
 ALL = "all"
+NOTHING = "nothing trusted"
+"""Where all dials begin."""
 
 
 @dataclass
@@ -155,6 +157,7 @@ def dials(
         for (signal, sign), values in zip(SIGNALS.items(), signals(data.records).values(), strict=True)
     }
     specs["online"] = [f"online(tau={tau})" for tau in sized((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.6, 0.8))]
+    specs[NOTHING] = ["coin(rate=0)"]
     specs["coin"] = [f"coin(rate={rate})" for rate in sized((0.2, 0.4, 0.6, 0.8), (0.4, 0.8))]
     found: dict[str, list[np.ndarray]] = {name: [] for name in (*scores, *specs)}
     numbers = data.records.prompt[rows].unique().tolist()
@@ -177,14 +180,15 @@ def calls_at(
 ) -> BootstrapInterval | None:
     """Target calls a token at this mean drift, with the 95 % interval over texts; None: the dial does not reach it."""
     table = np.stack(settings)[:, texts]
+    # The first setting is the dial's beginning, where nothing is trusted.
     draws = np.random.default_rng(0).integers(len(texts), size=(repeats, len(texts)))
     values = []
     for rows in (np.arange(len(texts)), *draws):
         tokens, calls, drifts, _ = table[:, rows].sum(1).T
-        reached = np.append(drifts / tokens, 0.0)
+        reached = drifts / tokens
         if not values and reached.max() < drift:
             return None
-        values.append(read_off(drift, reached, np.append(calls / tokens, 1.0)))
+        values.append(read_off(drift, reached, calls / tokens))
     low, high = np.quantile(values[1:], [0.025, 0.975])
     return values[0], float(low), float(high)
 
@@ -193,7 +197,7 @@ def main() -> None:
     """Train, judge, replay, write."""
     parser = option_parser(__doc__)
     parser.add_argument("--labels", type=Path, required=not SMOKE)
-    parser.add_argument("--prompts", type=Path, help="the labelled records, with a kind each")
+    parser.add_argument("--prompts-file", type=Path, help="the labelled records, with a kind each")
     parser.add_argument("--folds", type=int, default=sized(6, 2))
     parser.add_argument("--out", type=Path, required=not SMOKE, default=scratch("gates") if SMOKE else None)
     chosen = parser.parse_args()
@@ -202,7 +206,7 @@ def main() -> None:
         texts = [f"{words} number {i}" for i in range(40)]
         chosen.labels = labelled(sprinter.load_pair(), texts, scratch("labels"), "labels", new_tokens=6)
     began, info = time.time(), read_info(chosen.labels)
-    lines = chosen.prompts.read_text(encoding="utf-8").splitlines() if chosen.prompts else ()
+    lines = chosen.prompts_file.read_text(encoding="utf-8").splitlines() if chosen.prompts_file else ()
     kinds = {number: json.loads(line)["kind"] for number, line in enumerate(lines)}
     records = read_records(chosen.labels)
     data = Data(records, kinds, int(info.settings["new_tokens"]))
@@ -234,8 +238,9 @@ def main() -> None:
         },
         "calls_at": {
             kind: {
-                name: {f"{drift:g}": calls_at(settings, texts, drift) for drift in DRIFTS}
+                name: {f"{drift:g}": calls_at([*found[NOTHING], *settings], texts, drift) for drift in DRIFTS}
                 for name, settings in found.items()
+                if name != NOTHING
             }
             for kind, texts in groups.items()
         },
