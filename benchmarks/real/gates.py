@@ -56,6 +56,12 @@ DRIFTS = (0.02, 0.05, 0.10)
 ALL = "all"
 NOTHING = "nothing trusted"
 """Where all dials begin."""
+EXACT = {
+    "speculative(gamma=3)": "exact, γ = 3",
+    "speculative(gamma=5)": "exact, γ = 5",
+    "svip": "exact, svip",
+}
+"""Lossless methods on the same laws: what a dial must beat."""
 
 
 @dataclass
@@ -158,6 +164,7 @@ def dials(
     }
     specs["online"] = [f"online(tau={tau})" for tau in sized((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.6, 0.8))]
     specs[NOTHING] = ["coin(rate=0)"]
+    specs |= {name: [spec] for spec, name in EXACT.items()}
     specs["coin"] = [f"coin(rate={rate})" for rate in sized((0.2, 0.4, 0.6, 0.8), (0.4, 0.8))]
     found: dict[str, list[np.ndarray]] = {name: [] for name in (*scores, *specs)}
     numbers = data.records.prompt[rows].unique().tolist()
@@ -240,14 +247,18 @@ def main() -> None:
             kind: {
                 name: {f"{drift:g}": calls_at([*found[NOTHING], *settings], texts, drift) for drift in DRIFTS}
                 for name, settings in found.items()
-                if name != NOTHING
+                if name not in (NOTHING, *EXACT.values())
             }
             for kind, texts in groups.items()
         },
         "texts": {kind: len(texts) for kind, texts in groups.items()},
         "seconds": round(time.time() - began, 1),
     }  # fmt: skip
-    write_results("real/gates", results, "\n".join([*auc_table(results), "", *calls_table(results)]))
+    write_results(
+        "real/gates",
+        results,
+        "\n".join([*auc_table(results), "", *exact_table(results), "", *calls_table(results)]),
+    )
 
 
 def _point(texts: np.ndarray) -> dict[str, float]:
@@ -264,6 +275,15 @@ def auc_table(results: Mapping[str, Any]) -> list[str]:
         for name in results["auc"][columns[0]]
     ]
     return grid(" | ".join(["AU-ROC", *columns]), lines)
+
+
+def exact_table(results: Mapping[str, Any]) -> list[str]:
+    """Target calls and draft steps a token of the lossless methods, and of one-token drafts of which none is trusted."""
+    lines = []
+    for kind, dials_of in results["curves"].items():
+        shown = (dials_of[name][0] for name in (NOTHING, *EXACT.values()))
+        lines.append(" | ".join([kind, *(f"{one['calls']:.3f}, {one['draft_steps']:.2f}" for one in shown)]))
+    return grid(" | ".join(["prompts", NOTHING, *EXACT.values()]), lines)
 
 
 def calls_table(results: Mapping[str, Any]) -> list[str]:
