@@ -240,7 +240,7 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
 def command(name: str) -> str:
     """The command line, without the folders and files that lie elsewhere on another machine."""
     words = sys.argv[1:]
-    folders = ("--data", "--out", "--before", "--after", "--labels", "--prompts-file", "--gate", "--heads")
+    folders = ("--data", "--out", "--before", "--after", "--labels", "--prompts-file", "--gate")
     named = tuple(f"{folder}=" for folder in folders)
     kept = [
         word

@@ -92,6 +92,8 @@ def real_dials(results: dict[str, Any]) -> tuple[Figure, str]:
         for name, (label, colour, marker) in DIALS.items():
             points = sorted((one["drift"], one["calls"]) for one in [*dials["nothing trusted"], *dials[name]])
             ax.plot(*zip(*points, strict=True), "-", color=colour, marker=marker, ms=3, lw=1.1, label=label)
+        exact = [dials[name][0]["calls"] for name in dials if name.startswith("exact")]
+        ax.plot(0, min(exact), "*", color=INK, ms=9, label="best exact method", clip_on=False)
         ax.set(
             xlabel="mean drift",
             title=f"{kind} ({results['texts'][kind]})",

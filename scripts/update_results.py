@@ -234,7 +234,26 @@ def papers_headline() -> str:
     )
 
 
+def real_headline() -> str:
+    """The draft's own certainty against trained gates."""
+    found = need("real/gates")
+    calls, areas = found["calls_at"]["all"], found["auc"]["overlap above median"]
+    entropy, gate = (calls[name]["0.05"][0] for name in ("certain, entropy", "mlp"))
+    return (
+        f"On a pair of instruct models the draft's entropy knows where the laws agree (AUC {areas['entropy'][0]:.3f}): "
+        f"`certain` needs {entropy:.3f} target calls a token at drift 0.05, the best trained gate {gate:.3f}."
+    )
+
+
 TOPICS = {
+    "real": Topic(
+        "a pair of instruct models: overlap, trained gates against the draft's own certainty",
+        {
+            "real/probe": "Overlap and signals by kind of text",
+            "real/gates": "Gates against the draft's own certainty",
+        },
+        real_headline,
+    ),
     "methods": Topic(
         "every method on the built-in pair, and counts against transformers'",
         {

@@ -278,7 +278,7 @@ def auc_table(results: Mapping[str, Any]) -> list[str]:
 
 
 def exact_table(results: Mapping[str, Any]) -> list[str]:
-    """Target calls and draft steps a token of the lossless methods, and of one-token drafts of which none is trusted."""
+    """Target calls and draft steps a token of lossless methods, and where no draft token is trusted."""
     lines = []
     for kind, dials_of in results["curves"].items():
         shown = (dials_of[name][0] for name in (NOTHING, *EXACT.values()))

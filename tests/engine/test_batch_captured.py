@@ -29,7 +29,7 @@ def head(kind: str, *features: str) -> Head:
     return Head(config, config.network())
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_captured_rows_write_what_eager_ones_write_alone(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     heads = [head("gate", "hidden"), head("disco", "entropy", "position")]
     pair = sprinter.Pair(LoadedPair(loaded("llama"), loaded("qwen2"), None), None, heads)
