@@ -98,7 +98,7 @@ def real_dials(results: dict[str, Any]) -> tuple[Figure, str]:
             xlabel="mean drift",
             title=f"{kind} ({results['texts'][kind]})",
             xlim=(-0.005, 0.25),
-            ylim=(0, 1.02),
+            ylim=(0, 0.65),
         )
     axes[0].set_ylabel("target calls a token")
     handles, labels = axes[0].get_legend_handles_labels()
