@@ -27,8 +27,10 @@ from torch import Tensor
 
 import sprinter
 from benchmarks.common import cells, command, environment, grid, option_parser, read_off, write_results
+from benchmarks.gate.study import facts as study_facts
 from benchmarks.gate.study import labelled
 from benchmarks.smoke import SMOKE, scratch, sized
+from sprinter.bench.agreement import SIGNS
 from sprinter.bench.statistics import BootstrapInterval
 from sprinter.decode.spec import parse_method
 from sprinter.heads.head import Head
@@ -51,7 +53,6 @@ GATES: dict[str, dict[str, Any]] = {
 }
 SHARES = sized((0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97), (0.35, 0.9))
 """Shares of positions that are trusted: the thresholds of gates and of ``certain`` are these quantiles."""
-SIGNALS = {"entropy": -1.0, "max_prob": 1.0, "margin": 1.0}
 DRIFTS = (0.02, 0.05, 0.10)
 ALL = "all"
 NOTHING = "nothing trusted"
@@ -112,13 +113,8 @@ def out_of_fold(
             save_trained(
                 trained, report, positions, out / name.replace(":", "").replace(" ", "-").replace(",", "")
             )
-            facts = {"train_s": round(spent, 1), "tau": head.config.tau, **_told(report.summary())}
+            facts = {"train_s": round(spent, 1), "tau": head.config.tau, **study_facts(report)}
     return scores, heads, facts
-
-
-def _told(summary: Mapping[str, Any]) -> dict[str, Any]:
-    areas = {name: truth["auc"] for name, truth in summary["truths"].items()}
-    return {"auc": areas, "positions": summary["positions"], "prompts": summary["prompts"]}
 
 
 def areas(scores: Mapping[str, Tensor], data: Data, rows: Tensor) -> dict[str, Any]:
@@ -160,7 +156,7 @@ def dials(
         f"certain, {signal}": [
             f"certain(signal={signal}, threshold={sign * quantile(values):.6f})" for quantile in quantiles
         ]
-        for (signal, sign), values in zip(SIGNALS.items(), signals(data.records).values(), strict=True)
+        for (signal, sign), values in zip(SIGNS.items(), signals(data.records).values(), strict=True)
     }
     specs["online"] = [f"online(tau={tau})" for tau in sized((0.3, 0.5, 0.6, 0.7, 0.8, 0.9), (0.6, 0.8))]
     specs[NOTHING] = ["coin(rate=0)"]
