@@ -16,7 +16,7 @@ from tests.engine.test_batch import facts, requests
 from tests.engine.test_failures import hooked, nan_at
 
 import sprinter
-from sprinter.engine.turns import TurnQueue
+from sprinter.engine.fair_queue import FairQueue
 from sprinter.errors import (
     ClosedEngineError,
     DeadEngineError,
@@ -316,7 +316,7 @@ def test_owners_take_turns(pair: sprinter.Pair) -> None:
 
 
 def test_turns_of_a_queue() -> None:
-    queue = TurnQueue[int]()
+    queue = FairQueue[int]()
     for owner, item in (("a", 1), ("a", 2), ("a", 3), ("b", 10), ("c", 20), ("b", 11)):
         queue.put(owner, item)
     assert queue.remove("a", 2) and not queue.remove("a", 2) and not queue.remove("z", 1)

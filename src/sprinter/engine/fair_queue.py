@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
 
-__all__ = ["TurnQueue"]
+__all__ = ["FairQueue"]
 
 Queued = TypeVar("Queued")
 
 
-class TurnQueue(Generic[Queued]):
+class FairQueue(Generic[Queued]):
     """Owners take turns, each with the one of its items that has waited longest.
 
     So an owner with a hundred items delays another owner's single one by at most one turn of each owner. Not

@@ -20,10 +20,10 @@ import torch
 
 from sprinter.decode.draft import Token
 from sprinter.engine.engine import Engine
+from sprinter.engine.fair_queue import FairQueue
 from sprinter.engine.generation import Generation
 from sprinter.engine.scoring import Scorer, Scoring
 from sprinter.engine.task import Task
-from sprinter.engine.turns import TurnQueue
 from sprinter.errors import (
     ClosedEngineError,
     DeadEngineError,
@@ -139,7 +139,7 @@ class EngineWorker:
         self.error: BaseException | None = None
         self._scorer, self._on_death = scorer, on_death
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._line: TurnQueue[AsyncRequest] = TurnQueue()
+        self._line: FairQueue[AsyncRequest] = FairQueue()
         self._live: dict[int, AsyncRequest] = {}  # the order of admission
         self._scorings: deque[tuple[Scoring, Future[Scoring]]] = deque()
         self._lock, self._open = RLock(), 0  # a finalizer may close the engine in this thread too

@@ -8,6 +8,6 @@
 | ``choices``, ``answers``, ``events`` | texts of a request; the answer as one object; the answer as events |
 | ``speculation``, ``logprobs`` | what speculation did, in vLLM's, llama.cpp's and our form; log-probabilities |
 | ``refusals``, ``prometheus`` | errors in OpenAI's shape; metrics |
-| ``gate_keeper``, ``keys``, ``connections`` | what a request must pass: hosts, keys, rates, sizes, time |
+| ``guard``, ``keys``, ``connections`` | what a request must pass: hosts, keys, rates, sizes, time |
 | ``app``, ``logs``, ``run`` | routes; structured logs; the process |
 """

@@ -27,7 +27,7 @@ from sprinter.serve.choices import (
     while_connected,
 )
 from sprinter.serve.events import Events
-from sprinter.serve.gate_keeper import GateKeeper, note_of
+from sprinter.serve.guard import RequestGuard, note_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
 from sprinter.serve.refusals import Refusal, of_error, of_fields
@@ -58,7 +58,7 @@ def make_app(service: Service) -> ASGIApp:
     _add_tokens(app, service)
     _add_texts(app, service)
     add_page(app, service)
-    return GateKeeper(app, service.settings, service.metrics)
+    return RequestGuard(app, service.settings, service.metrics)
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -22,7 +22,7 @@ from sprinter.serve.refusals import Refusal, of_error
 from sprinter.serve.settings import ServeSettings
 from sprinter.serve.static_files import PATHS
 
-__all__ = ["GateKeeper", "RequestNote", "note_of"]
+__all__ = ["RequestGuard", "RequestNote", "note_of"]
 
 _OPEN = frozenset({"/health", "/ready"}) | PATHS  # need no key, and no rate is counted
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -49,13 +49,13 @@ class RequestNote:
 
 
 def note_of(scope: Scope) -> RequestNote:
-    """The note of a request that has passed the gate keeper."""
+    """The note of a request that has passed the guard."""
     note = scope["sprinter.note"]
     assert isinstance(note, RequestNote)
     return note
 
 
-class GateKeeper:
+class RequestGuard:
     """ASGI middleware around the routes.
 
     Args:

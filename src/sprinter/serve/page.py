@@ -6,6 +6,7 @@ policy forbids it.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from sprinter.decode.spec import method_table, parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
-from sprinter.serve.gate_keeper import note_of
+from sprinter.serve.guard import note_of
 from sprinter.serve.service import Service
 from sprinter.serve.static_files import TYPES, read_static
 
@@ -34,6 +35,7 @@ _HEADERS = {
 
 def add_page(app: FastAPI, service: Service) -> None:
     """Add the routes of the page."""
+    offered: list[dict[str, Any]] = []
 
     @app.get("/", include_in_schema=False)
     async def index(request: Request) -> Response:
@@ -50,7 +52,8 @@ def add_page(app: FastAPI, service: Service) -> None:
         """The pair, and the methods that it can run, with the numbers that their defaults stand for."""
         note_of(request.scope).path = "/page/pair"
         found, settings = service.pair, service.settings
-        offered = page_methods(found, lossless=settings.require_lossless)
+        if not offered:  # every method is parsed and checked: once, and beside the event loop
+            offered.extend(await asyncio.to_thread(page_methods, found, lossless=settings.require_lossless))
         tokenizer = found.tokenizer
         return {
             "model": service.model,

@@ -153,10 +153,23 @@ function legend() {
   }
 }
 
+/** What the server says of its pair, as soon as the models are loaded. */
+async function loadedPair() {
+  for (;;) {
+    try {
+      return await getPair();
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      told("the models are loading");
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+    }
+  }
+}
+
 async function begin() {
   legend();
   draw($("picture"), runs);
-  const pair = await withKey(getPair, askKey);
+  const pair = await withKey(loadedPair, askKey);
   $("model").textContent = pair.draft ? `${pair.model}, drafted by ${pair.draft}` : pair.model;
   const [first, second] = document.querySelectorAll(".side");
   spec = [
