@@ -24,6 +24,7 @@ SLOW = {
     *("papers/fsd", "papers/sprinter", "papers/svip"),
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
+NEEDS["serve/evaluate"] = "lm_eval"
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
@@ -40,6 +41,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "llamacpp/agreement": {"rows"},
     "llamacpp/speed": {"results"},
     "llamacpp/tokenizers": {"rows"},
+    "methods/blocks": {"enumerated", "builtin"},
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
@@ -48,6 +50,9 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/probe": {"rows"},
     "real/quality": {"rows", "texts"},
     "real/tables": {"rows", "correlation"},
+    "serve/evaluate": {"rows"},
+    "serve/latency": {"rows"},
+    "serve/load": {"load"},
     "theory/predict": {"rows", "summary", "independence"},
 }
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import ChainRule, Exact
+from sprinter.decode.accept import Block, ChainRule, Exact
 from sprinter.decode.accept.base import chances
 from sprinter.decode.conformance import check_accept, check_same_law
 from sprinter.decode.draft import LawPair
@@ -17,7 +19,7 @@ from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, ta
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip, Untrusted
 from sprinter.decode.tree import Tree
-from sprinter.decode.trust import Coin
+from sprinter.decode.trust import Coin, Gate
 from sprinter.laws import residual
 
 
@@ -199,3 +201,82 @@ def test_the_loop_of_the_paper_passes(fault: str) -> None:
 def test_mutants_are_refused(fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_accept(InBlocks(fault))
+
+
+# --- block verification -----------------------------------------------------------------------------------------------
+def drafts(
+    pair: MarkovPair, n: int, count: int, seed: int = 0
+) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
+    """Chains drawn from the draft: tokens, p ``[n + 1, V]``, q ``[n, V]``."""
+    chance = torch.Generator().manual_seed(seed)
+    for start in range(count):
+        text, q = (start % pair.vocab, start), []
+        for _ in range(n):
+            q.append(pair.q(text))
+            text = (*text, int(torch.multinomial(q[-1], 1, generator=chance)))
+        yield text[2:], torch.stack([pair.p(text[: 2 + i]) for i in range(n + 1)]), torch.stack(q)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("zeros", [0.0, 0.4])
+def test_block_is_the_loop_of_the_paper(n: int, zeros: float) -> None:
+    for tokens, p, q in drafts(MarkovPair(6, 2, sharp=2.0, zeros=zeros), n, 200):
+        found = Block().outcomes(tokens, p, q)
+        assert torch.allclose(found, InBlocks().outcomes(tokens, p, q), rtol=0, atol=1e-12)
+
+
+def test_no_round_of_block_keeps_fewer_tokens_than_exact() -> None:
+    """Expected over all drafts of a pair of chains (Sun et al. 2024, Theorem 2)."""
+    gains = []
+    for seed in range(60):
+        pair = MarkovPair(3, seed, sharp=1.0 + seed % 3, zeros=0.3 * (seed % 2))
+        kept = {"block": 0.0, "exact": 0.0}
+        for tokens in itertools.product(range(3), repeat=3):
+            p = torch.stack([pair.p((0, *tokens[:i])) for i in range(4)])
+            q = torch.stack([pair.q((0, *tokens[:i])) for i in range(3)])
+            drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
+            if drawn > 0:
+                for name, rule in (("block", Block()), ("exact", Walk())):
+                    lengths = rule.outcomes(tokens, p, q).sum(-1)
+                    kept[name] += drawn * float(lengths @ torch.arange(4.0, dtype=lengths.dtype))
+        gains.append(kept["block"] - kept["exact"])
+    assert min(gains) > -1e-12 and max(gains) > 0.05
+
+
+def test_block_keeps_all_of_a_greedy_text_that_the_target_would_write() -> None:
+    """Every prefix of it is 0/0."""
+    laws = torch.eye(5, dtype=torch.float32)[[2, 4, 1, 3]]
+    assert torch.equal(Block().outcomes((2, 4, 1), laws, laws[:3])[3], laws[3])
+    other = laws.clone()
+    other[1] = torch.eye(5)[0]
+    found = Block().outcomes((2, 4, 1), other, laws[:3])
+    assert torch.equal(found[1], other[1]) and float(found.sum()) == 1.0
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method(trust=Coin(0.5), stop=Untrusted(tail=2), accept=Block(), cap=4),
+        Method(trust=Gate(0.5), stop=Untrusted(tail=1), accept=Block(), cap=3),
+    ],
+    ids=str,
+)
+def test_block_judges_what_a_trust_rule_leaves(method: Method) -> None:
+    pair = MarkovPair(3, 5, distance=0.0)
+    check_same_law(joint_law(method, pair, 3), target_joint_law(pair, 3), "block behind a trust rule")
+    apart = MarkovPair(3, 5)
+    exact = joint_law(replace(method, accept=Exact()), apart, 3)
+    assert joint_law(method, apart, 3).keys() == exact.keys()
+
+
+def test_block_in_float32_is_a_law() -> None:
+    """With a real vocabulary: the chances of a round's lengths sum to 1 within rounding."""
+    chance = torch.Generator().manual_seed(1)
+    logits = 3 * torch.randn(9, 50_000, generator=chance)
+    p = logits.softmax(-1)
+    q = (logits[:8] + torch.randn(8, 50_000, generator=chance)).softmax(-1)
+    tokens = torch.multinomial(q, 1, generator=chance).squeeze(-1).tolist()
+    ending, law_after = Block().ends(tokens, p, q)
+    assert ending.dtype == torch.float64 and abs(float(ending.sum()) - 1) < 1e-12
+    for k in ending.nonzero().flatten().tolist():
+        assert law_after(k).dtype == torch.float32 and abs(float(law_after(k).sum()) - 1) < 1e-5

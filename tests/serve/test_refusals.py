@@ -14,6 +14,7 @@ from tests.serve.server import Running, serving
 import sprinter
 from sprinter.errors import UserError
 from sprinter.serve.keys import ApiKeys, RateLimit
+from sprinter.serve.refusals import of_error
 from sprinter.serve.settings import ServeSettings
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -246,3 +247,12 @@ def test_other_machines_are_let_in_with_keys_or_on_purpose(tmp_path: Path) -> No
     assert ServeSettings(host="localhost").is_loopback and ServeSettings(host="::1").is_loopback
     assert not ServeSettings(host="0.0.0.0", allow_anonymous=True).is_loopback
     assert not ServeSettings(host="0.0.0.0", api_keys=tmp_path / "keys").is_loopback
+
+
+def test_messages_name_no_directory_of_the_server() -> None:
+    error = UserError(
+        "the draft /srv/models/org.d/draft.gguf has no gate: give max_new_tokens=1/2, org/a/b.gguf or /x"
+    )
+    assert (
+        of_error(error).message == "the draft draft.gguf has no gate: give max_tokens=1/2, org/a/b.gguf or /x"
+    )

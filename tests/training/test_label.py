@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from sprinter.laws import overlap, raw_law
 from sprinter.training import shards
 from sprinter.training.label_run import LabelProgress, LabelReport, label
 from sprinter.training.label_step import LabelSettings
+from sprinter.training.prefixes import PrefixRow, PrefixWriter, Readings
 from sprinter.training.records import INFO, KINDS, Records, read_info, read_records, shard_name
 
 SETTINGS = LabelSettings(new_tokens=NEW, prompt_tokens=16, batch_size=4)
@@ -48,6 +50,24 @@ def test_a_data_set_says_what_it_was_made_from(data: Path, tmp_path: Path) -> No
     assert texts == [0, 1, 2, 3, *range(5, 14)], (
         "numbers of the texts in the input; the short one is left out"
     )
+
+
+def test_a_step_that_needs_too_much_memory_runs_in_parts(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, whole = run(data, tmp_path / "whole")
+    rows: list[int] = []
+
+    class Watched(PrefixWriter):
+        def __call__(self, part: Sequence[PrefixRow]) -> Readings:
+            rows.append(len(part))
+            return super().__call__(part)
+
+    monkeypatch.setattr("sprinter.training.label_step.PrefixWriter", Watched)
+    monkeypatch.setattr("sprinter.training.label_step._LOGITS_BYTES", 3 * 2 * 4 * 61 * NEW)
+    report, parts = run(data, tmp_path / "parts")
+    assert rows == [3, 1, 3, 1, 3, 1, 1] and report.info.shards == 4
+    assert same_records(parts, whole, 1e-3)
 
 
 def test_classes_take_turns(data: Path, tmp_path: Path) -> None:

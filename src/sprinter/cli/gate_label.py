@@ -83,7 +83,7 @@ def command(
         float, typer.Option("--temperature", "-t", help="Of the completions; labels have their own.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Texts per step; more need more memory.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Texts per step; each step is a shard.")] = 128,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="Where the steps run.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Workers of the ray engine.", show_default="2")] = None,
     ray_address: Annotated[

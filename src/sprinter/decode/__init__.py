@@ -20,8 +20,11 @@ if TYPE_CHECKING:
         AcceptRule,
         Batch,
         Bild,
+        Block,
+        Cascade,
         ChainRule,
         Exact,
+        Fly,
         Fuzzy,
         GreedyMatch,
         Judge,
@@ -29,9 +32,11 @@ if TYPE_CHECKING:
         Mentored,
         Opt,
         RandomAccept,
+        Relaxed,
         SeveralRule,
         SpecInfer,
         SpecTr,
+        Threshold,
         Typical,
         Uno,
     )
@@ -85,13 +90,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
-    "Allocated", "Batch", "Bild", "BildFallback", "Certain", "Chain", "ChainRule", "Coin", "Confidence", "Context",
-    "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge",
-    "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt",
-    "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry", "RuleState", "SeveralRule", "SpecDec",
-    "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "Token", "Tree", "TrustRule", "Typical", "Uno",
-    "Untrusted", "Verdict", "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust",
-    "method_table", "parse_method", "preset", "signal",
+    "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cascade", "Certain", "Chain", "ChainRule", "Coin",
+    "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate",
+    "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model", "Never",
+    "Nobody", "Nothing", "Online", "Opt", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry",
+    "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip",
+    "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between",
+    "check_accept", "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -99,8 +104,9 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "sprinter.decode.accept": (
-            "AcceptRule", "Batch", "Bild", "ChainRule", "Exact", "Fuzzy", "GreedyMatch", "Judge", "Lenient", "Mentored",
-            "Opt", "RandomAccept", "SeveralRule", "SpecInfer", "SpecTr", "Typical", "Uno",
+            "AcceptRule", "Batch", "Bild", "Block", "Cascade", "ChainRule", "Exact", "Fly", "Fuzzy", "GreedyMatch",
+            "Judge", "Lenient", "Mentored", "Opt", "RandomAccept", "Relaxed", "SeveralRule", "SpecInfer", "SpecTr",
+            "Threshold", "Typical", "Uno",
         ),
         "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),

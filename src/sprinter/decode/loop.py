@@ -79,7 +79,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     row.trust_state = row.verdicts.learn(row.trust_state)
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
-    verdict = row.method.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)
+    verdict = row.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)
     text[row.final :] = [tree.tokens[node] for node in verdict.path]
     accepted = 0
     for x, drift in zip(text[row.final :], verdict.drifts, strict=False):

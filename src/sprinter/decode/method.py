@@ -25,6 +25,7 @@ class Method:
         trust, stop, accept: the three rules.
         cap: maximum length of a draft run, tokens; the token at the cap is checked. None: limited by the text alone.
         drafter: proposes the draft tokens.
+        head: the first so many tokens of a text are decoded exactly: none is trusted, and the exact rule judges them.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
         name, paper: label and source.
@@ -35,6 +36,7 @@ class Method:
     accept: Judge = Exact()
     cap: int | None = None
     drafter: Drafter = Model()
+    head: int = 0
     to_horizon: bool = False
     name: str = "composed"
     paper: str = ""
@@ -43,6 +45,7 @@ class Method:
         self._check_parts()
         if self.cap is not None:
             at_least("cap", self.cap, 1)
+        at_least("head", self.head, 0)
         if self.stop.discards and self.sees_token:
             seeing = "it" if self.stop.sees_token else f"trust rule {self.trust!r}"
             raise UserError(
@@ -93,7 +96,7 @@ class Method:
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
         trusts_all = type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None
-        return bool(self.drafter.needs_target or self.drafter.target_states) or not trusts_all
+        return bool(self.drafter.needs_target or self.drafter.target_states or self.head) or not trusts_all
 
     @property
     def sees_token(self) -> bool:

@@ -10,13 +10,18 @@ from typing import Any
 from sprinter.decode.accept import (
     Batch,
     Bild,
+    Block,
+    Cascade,
+    Fly,
     Fuzzy,
     Lenient,
     Mentored,
     Opt,
     RandomAccept,
+    Relaxed,
     SpecInfer,
     SpecTr,
+    Threshold,
     Typical,
     Uno,
 )
@@ -82,6 +87,12 @@ def draft_only() -> Method:
 def speculative(*, gamma: int = 5) -> Method:
     """Exact speculative decoding with gamma draft tokens per round."""
     return Method(stop=Fixed(gamma))
+
+
+@preset("block", "block verification (Sun et al. 2024)")
+def block(*, gamma: int = 5) -> Method:
+    """Exact speculative decoding that judges all gamma draft tokens of a round together."""
+    return Method(stop=Fixed(gamma), accept=Block())
 
 
 @preset("sprinter", _SPRINTER)
@@ -194,6 +205,32 @@ def typical(*, epsilon: float = 0.09, delta: float = 0.3, gamma: int = 5) -> Met
 def bild(*, fallback: float = 0.6, rollback: float = 5.0) -> Method:
     """Stop where max q is low; the target replaces the first token with low p, and drops the rest."""
     return Method(stop=BildFallback(fallback), accept=Bild(rollback), cap=10)
+
+
+@preset("fly", "FLy, as in vLLM")
+def fly(
+    *, window: int = 6, entropy: float = 0.3, top: int = 3, base: str = "exact", gamma: int = 8
+) -> Method:
+    """Keep a refused token where the target is unsure and the draft goes on well behind it."""
+    return Method(stop=Fixed(gamma), accept=Fly(window, entropy, top, base))
+
+
+@preset("relaxed", "TensorRT-LLM, relaxed_topk and relaxed_delta")
+def relaxed(*, top_k: int = 10, delta: float = 0.6, gamma: int = 5) -> Method:
+    """Keep tokens that are among the target's likeliest and near its first choice."""
+    return Method(stop=Fixed(gamma), accept=Relaxed(top_k, delta))
+
+
+@preset("threshold", "SGLang, speculative_accept_threshold_single and _acc")
+def threshold(*, single: float = 1.0, total: float = 1.0, gamma: int = 5) -> Method:
+    """Keep tokens that the target finds probable, whatever the draft's law is."""
+    return Method(stop=Fixed(gamma), accept=Threshold(single, total))
+
+
+@preset("cascade", "speculative cascades (Narasimhan et al. 2025)")
+def cascade(*, deferral: str = "opt", alpha: float = 0.5, gamma: int = 5) -> Method:
+    """Keep all tokens where the draft is sure enough beside the target; elsewhere accept exactly."""
+    return Method(stop=Fixed(gamma), accept=Cascade(deferral, alpha))
 
 
 @preset("random", "Fuzzy Speculative Decoding, Appendix E")

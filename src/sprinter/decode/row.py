@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Exact
+from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores, Token
 from sprinter.decode.meter import Meter
@@ -44,6 +44,7 @@ class Row:
     Attributes:
         text: the prompt, final tokens, and the current untrusted draft.
         final: text[:final] is final. known: the drafter has text[:known].
+        head: tokens at the text's beginning that are decoded exactly, because the method is lossy.
         scored: the target has read text[:scored], always at least one token less than the text.
         proposes: whether to draft in this text.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
@@ -66,6 +67,7 @@ class Row:
     scored: int
     trust_state: State
     stop_state: State
+    head: int
     proposes: bool
     verdicts: Verdicts
     drafted: int = 0
@@ -93,7 +95,8 @@ class Row:
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            proposes=method.drafter.begin(draws), verdicts=Verdicts(method.trust), meter=Meter(rule),
+            head=0 if method.lossless() else method.head, proposes=method.drafter.begin(draws),
+            verdicts=Verdicts(method.trust), meter=Meter(rule),
         )  # fmt: skip
 
     def settle(self, position: int, token: Token) -> bool:
@@ -105,11 +108,23 @@ class Row:
         return self.record.finish is None
 
     @property
+    def guarded(self) -> bool:
+        """Whether this round begins in the head."""
+        return len(self.record.tokens) < self.head
+
+    @property
+    def accept(self) -> Judge:
+        """The rule that judges this round's draft."""
+        return Exact() if self.guarded else self.method.accept
+
+    @property
     def room(self) -> int:
         """Number of tokens that may still be drafted in this round."""
         method = self.method
         # If no token can be trusted, the target call draws the last token of the text.
         left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
+        if self.guarded:  # one rule judges a whole draft
+            left = min(left, self.end - self.limits.max_new_tokens + self.head - len(self.text))
         bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
         return min([left, *bounds])
 
@@ -138,7 +153,7 @@ def draft_run(row: Row) -> Asking:
             ended = len(text) == row.end or row.limits.ends(text) is not None
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
             stopped = forced or ended
-            if row.final == position and trusted and (ended or not forced):
+            if row.final == position and trusted and not row.guarded and (ended or not forced):
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
                 if row.complete or method.needs_target:

@@ -1,7 +1,7 @@
 """The spec language and the table of methods.
 
 A spec is a preset, ``name`` or ``name(param=value, ...)``, or a composition such as
-``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. Both accept ``cap=``.
+``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. Both accept ``cap=`` and ``head=``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+NUMBERS = ("cap", "head")
+"""Parts of a method that are whole numbers."""
+
+
 def spell(rule: object) -> str:
     """A rule as a spec writes it, without parameters that are None by default: ``gate(tau=0.5)``."""
     for registry in (TRUST, STOP, ACCEPT, DRAFTER):
@@ -43,9 +47,8 @@ def spell(rule: object) -> str:
 def full_spec(method: Method) -> str:
     """A spec that parses to the same rules; the method's repr, which does not parse, if there is no such spec."""
     rules = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
-    composed = ",".join(f"{part}={rule}" for part, rule in {**rules, "cap": method.cap}.items()).replace(
-        " ", ""
-    )
+    rules |= {"cap": str(method.cap)} | ({"head": str(method.head)} if method.head else {})
+    composed = _joined(rules)
     for spec in (method.name, composed):
         try:
             parsed = parse_method(spec)
@@ -105,16 +108,14 @@ def parse_method(spec: str | Method) -> Method:
 
 def _preset_from(text: str) -> Method:
     name, params = parse_call(text)
-    capped = "cap" in params and "cap" not in _parameters(METHODS.get(name))
-    cap = params.pop("cap") if capped else None
+    known = _parameters(METHODS.get(name))
+    numbers = {key: params.pop(key) for key in NUMBERS if key in params and key not in known}
     method = _method_of(name, params)
-    if not capped:
+    if not numbers:
         return method
-    return dataclasses.replace(
-        method,
-        cap=cap,
-        name=f"{method.name[:-1]}, cap={cap})" if "(" in method.name else f"{name}(cap={cap})",
-    )
+    inside = ", ".join(f"{key}={value}" for key, value in numbers.items())
+    named = f"{method.name[:-1]}, {inside})" if "(" in method.name else f"{name}({inside})"
+    return dataclasses.replace(method, **numbers, name=named)
 
 
 def _method_of(name: str, params: dict[str, Any]) -> Method:
@@ -139,13 +140,14 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         pair = _assignment(item)
         if pair is None:
             raise UserError(
-                f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=... or cap=..."
+                f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=..., cap=... or "
+                "head=..."
             )
         key, value = pair
         written[key] = value
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")
-        if key == "cap":
+        if key in NUMBERS:
             parts[key] = _value(value)
         elif key in registries:
             name, params = parse_call(value)
@@ -155,7 +157,7 @@ def _composed_from(spec: str, items: list[str]) -> Method:
             ):  # kept in the name, to be filled in
                 written[key] = whole
         else:
-            raise did_you_mean("part of a method", key, [*registries, "cap"])
+            raise did_you_mean("part of a method", key, [*registries, *NUMBERS])
     method = Method(**parts, name=_joined(written))
     defaults = {"stop": Fixed(), "cap": 40} if method.trust.never else {"stop": Untrusted(), "cap": 20}
     return dataclasses.replace(method, **{**defaults, **parts})

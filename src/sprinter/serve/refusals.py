@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["Refusal", "of_error", "of_fields"]
 _NAMES = {"max_new_tokens": "max_tokens"}
 """Names of options in our messages -> fields of a request."""
 _MOST = 500  # characters of a message
+_DIRECTORIES = re.compile(r"(?<![\w.@+~-])(?:/[\w.@+~-]+)+/(?=[\w.@+~-])")  # before a file's name
 
 
 class Refusal(Exception):
@@ -101,6 +103,8 @@ def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refusal:
 
 
 def _in_fields(message: str) -> str:
+    """A message of ours for a client: fields in place of options, and no directory of this machine."""
+    message = _DIRECTORIES.sub("", message)
     for ours, field in _NAMES.items():
         message = message.replace(ours, field)
     return message

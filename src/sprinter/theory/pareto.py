@@ -20,7 +20,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Bild, Fuzzy, Lenient, Mentored, Opt, RandomAccept, Typical, Uno
+from sprinter.decode.accept import (
+    AcceptRule,
+    Bild,
+    Cascade,
+    Fuzzy,
+    Lenient,
+    Mentored,
+    Opt,
+    RandomAccept,
+    Relaxed,
+    Threshold,
+    Typical,
+    Uno,
+)
 from sprinter.decode.draft import LawPair
 from sprinter.decode.spec import parse_method
 from sprinter.decode.threshold import reaches
@@ -47,11 +60,15 @@ RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]
     "random": (RandomAccept, "rate", (0.0, 0.25, 0.5, 0.75, 1.0)),
     "typical": (lambda e: Typical(epsilon=e), "epsilon", (0.001, 0.003, 0.01, 0.03, 0.09)),
     "bild": (Bild, "rollback", (2.0, 3.0, 5.0, 7.0)),
+    "cascade": (lambda a: Cascade("opt", a), "alpha", (0.0, 0.25, 0.5, 0.75, 1.0)),
+    "threshold": (lambda t: Threshold(total=t), "total", (1.0, 0.8, 0.6, 0.4, 0.2)),
+    "relaxed": (lambda d: Relaxed(delta=d), "delta", (0.0, 0.05, 0.2, 0.6)),
 }
 """Accept rules: factory, name of the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept."""
 
 LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "speculative": ("speculative(gamma={:.0f})", (1, 2, 3, 5, 8, 12)),
+    "block": ("block(gamma={:.0f})", (2, 5, 8)),
     "svip": ("svip(h={:g})", (0.3, 0.6, 0.9)),
     "heuristic": ("heuristic(start={:.0f})", (5,)),
     "confidence": ("confidence(c={:g})", (0.1, 0.4)),
@@ -70,6 +87,9 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "random": ("random(rate={:g})", (0.25, 0.5, 0.75)),
     "typical": ("typical(epsilon={:g})", (0.09,)),
     "bild": ("bild(rollback={:g})", (5.0,)),
+    "cascade": ("cascade(alpha={:g})", (0.2, 0.5, 0.8)),
+    "threshold": ("threshold(total={:g})", (0.9, 0.6, 0.3)),
+    "relaxed": ("relaxed(delta={:g})", (0.05, 0.6)),
     "autoregressive": ("autoregressive", (0,)),
     "draft-only": ("draft-only", (0,)),
     "allocation": ("allocation(share={:g})", (0.5,)),

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Judge
+from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Origin, Record, Scores, Stats, merge
 from sprinter.decode.drafter import Context, Proposals
@@ -83,6 +83,7 @@ class CoupledDraws:
         first: the recording's position of the text's first token; ``last``: of its last one. The loop's text has one
             token before it.
         coupled: False draws without regard to the recorded text.
+        head: number of tokens at the beginning that the exact rule judges.
     """
 
     def __init__(
@@ -93,9 +94,10 @@ class CoupledDraws:
         last: int,
         numbers: np.random.Generator,
         coupled: bool = True,
+        head: int = 0,
     ) -> None:
         self._recording, self._accept, self._numbers, self._coupled = recording, accept, numbers, coupled
-        self._first, self._last = first, last
+        self._first, self._last, self._head = first, last, head
         self._drafted: dict[int, tuple[int, Tensor]] = {}
         self._refused = -1
 
@@ -114,7 +116,8 @@ class CoupledDraws:
         n = self.place(position)
         x, given = int(self._recording.tokens[n]), self._recording.own[n]
         if purpose is not Purpose.DRAFT and position == self._refused:
-            given = self._given_refusal(n, *self._drafted[position])
+            rule = Exact() if position <= self._head else self._accept.per_position
+            given = self._given_refusal(n, rule, *self._drafted[position])
         self._refused = -1
         if self._numbers.random() * float(given[x]) < float(law[x]):
             return x
@@ -144,9 +147,9 @@ class CoupledDraws:
         same = min(1.0, float(self._recording.own[n][y]) / float(law[y]))
         return u * same if y == int(self._recording.tokens[n]) else same + u * (1 - same)
 
-    def _given_refusal(self, n: int, y: int, law: Tensor) -> Tensor:
+    def _given_refusal(self, n: int, rule: AcceptRule | None, y: int, law: Tensor) -> Tensor:
         """The law of the recorded token, given that the draft token was refused."""
-        own, rule = self._recording.own[n], self._accept.per_position
+        own = self._recording.own[n]
         assert rule is not None
         p, q = self._recording.p[n : n + 1], law.unsqueeze(0)
         raw = LawPair(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
@@ -383,7 +386,8 @@ def _replay_text(
     # The coupling of a refusal is made of the b of one position, which not every rule has; a given text was drawn from
     # neither law.
     coupled = coupled and method.accept.per_position is not None and recording.writer != "given"
-    draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled)
+    head = 0 if method.lossless() else method.head
+    draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled, head)
     driver = ReplayDriver(recording, method, k, draws, record.stats)
     limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)
     answer_all(decode((0,), method, limits, draws, record, complete=True), driver.answer)

@@ -17,11 +17,14 @@ from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedPair
 from sprinter.training.prefixes import ORIGINAL, PrefixRow, PrefixWriter
 from sprinter.training.prompts import SPLITS, Prompt
-from sprinter.training.records import KINDS
+from sprinter.training.records import KINDS, Records
 from sprinter.training.scoring import make_records
 from sprinter.training.shards import shard_bytes
 
 __all__ = ["LabelEngine", "LabelSettings", "LabelStep", "Labeller", "steps"]
+
+
+_LOGITS_BYTES = 2 << 30  # of both models' logits that a labeller holds at once, in float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class LabelSettings:
             context are skipped.
         new_tokens: labelled positions per text (the paper: 20).
         classes_per_prompt: 1: each prompt gets the next of the prefix classes; 4: all of them.
-        batch_size: texts per step, which is one shard; memory grows with batch_size * new_tokens * vocabulary.
+        batch_size: texts per step, which is one shard. Both models' logits of at most 2 GiB are held at once: a step
+            that needs more runs in several parts.
         limit: maximum number of texts to read; None: all.
         field: field of a record (JSON lines, Parquet, data sets) that holds its text; None: the first known one.
         split: unit that is one text in a plain text file: "lines", "blank-lines" (paragraphs) or "file".
@@ -115,13 +119,18 @@ class Labeller:
     def __init__(self, models: LoadedPair, settings: LabelSettings, settings_hash: str) -> None:
         self._writer = PrefixWriter(models, settings.seed, settings.temperature)
         self._seed, self._hash, self._eos_ids = settings.seed, settings_hash, models.target.eos_ids
+        self._at_once = max(1, _LOGITS_BYTES // (2 * 4 * models.vocab_size * settings.new_tokens))
 
     def __call__(self, step: LabelStep) -> bytes:
         """Label the texts of a step and return the bytes of its shard file."""
-        records = make_records(step.rows, self._writer(step.rows), self._seed, self._eos_ids)
+        firsts = range(0, len(step.rows), self._at_once)
+        records = Records.concat([self._records(step.rows[i : i + self._at_once]) for i in firsts])
         tokens = sum(len(row.ids) + len(row.original) for row in step.rows)
         counts = {"prompts": len({row.prompt for row in step.rows}), "tokens": tokens}
         return shard_bytes(records, self._hash, step.number, counts)
+
+    def _records(self, rows: Sequence[PrefixRow]) -> Records:
+        return make_records(rows, self._writer(rows), self._seed, self._eos_ids)
 
 
 LabelEngine = Callable[[Iterable[LabelStep]], Iterator[tuple[int, bytes]]]

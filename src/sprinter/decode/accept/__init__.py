@@ -4,8 +4,12 @@ Every rule computes its own law π: tests check identities on it, and the meter 
 """
 
 from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge
+from sprinter.decode.accept.block import Block
+from sprinter.decode.accept.cascade import Cascade
 from sprinter.decode.accept.choice import Bild, GreedyMatch, RandomAccept, Typical
+from sprinter.decode.accept.engines import Relaxed, Threshold
 from sprinter.decode.accept.exact import Exact
+from sprinter.decode.accept.fly import Fly
 from sprinter.decode.accept.fuzzy import Fuzzy
 from sprinter.decode.accept.lenient import Lenient
 from sprinter.decode.accept.mentored import Mentored
@@ -16,8 +20,11 @@ __all__ = [
     "AcceptRule",
     "Batch",
     "Bild",
+    "Block",
+    "Cascade",
     "ChainRule",
     "Exact",
+    "Fly",
     "Fuzzy",
     "GreedyMatch",
     "Judge",
@@ -25,9 +32,11 @@ __all__ = [
     "Mentored",
     "Opt",
     "RandomAccept",
+    "Relaxed",
     "SeveralRule",
     "SpecInfer",
     "SpecTr",
+    "Threshold",
     "Typical",
     "Uno",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -149,6 +150,19 @@ class ChainRule(Judge):
             control: raw temperature-1 laws of the same shapes, for rules with ``needs_raw = True``.
         """
 
+    def ends(
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+        """The same in two steps; override it if a round needs only the law after the tokens that stay.
+
+        Returns:
+            The probability that exactly k tokens stay ``[n + 1]``, and a function from k to the law ``[V]`` of the
+            token that follows them.
+        """
+        outcomes = wide(self.outcomes(tokens, p, q, control))
+        ending = outcomes.sum(-1)
+        return ending, lambda k: (outcomes[k] / ending[k]).to(p)
+
     def judge(
         self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
     ) -> Verdict:
@@ -157,17 +171,14 @@ class ChainRule(Judge):
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
         control = LawPair(raw_p, torch.stack(list(tree.raws))) if raw_p is not None else None
-        chances = wide(self.outcomes(tree.tokens, p, torch.stack(list(tree.laws)), control))
-        total = float(chances.sum())
-        if not abs(total - 1.0) < _SLACK:  # NaN too
-            raise SprinterError(f"{self}: the chances of all outcomes sum to {total}, not 1")
-        ending = chances.sum(-1)  # [n + 1]: probability that exactly k tokens stay
-        reached = ending.flip(0).cumsum(0).flip(0)
-        stay = torch.where(reached[:-1] > 0, reached[1:] / reached[:-1], 0.0).clamp(max=1)
-        kept = draws.keep(stay.tolist(), round, position)
+        ending, law_after = self.ends(tree.tokens, p, torch.stack(list(tree.laws)), control)
+        reached = wide(ending).flip(0).cumsum(0).flip(0).tolist()  # probability that k tokens stay or more
+        if not abs(reached[0] - 1.0) < _SLACK:  # NaN too
+            raise SprinterError(f"{self}: the chances of all outcomes sum to {reached[0]}, not 1")
+        stay = [min(1.0, after / here) if here > 0 else 0.0 for here, after in pairwise(reached)]
+        kept = draws.keep(stay, round, position)
         accepted = kept.index(False) if False in kept else n
-        law = (chances[accepted] / ending[accepted]).to(p)
-        token = draws.token(law, round, position + accepted, Purpose.TARGET)
+        token = draws.token(law_after(accepted), round, position + accepted, Purpose.TARGET)
         return Verdict(range(accepted), token, [0.0 if self.lossless else None] * (accepted + 1))
 
 

@@ -1,0 +1,135 @@
+"""Figures of block verification and of the lossy acceptance that engines offer."""
+
+from __future__ import annotations
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from figures_base import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    accept_panels,
+    canvas,
+    curve,
+    example,
+    figure,
+    law_pairs,
+    plane,
+)
+from sprinter.decode.accept import Block, Cascade, ChainRule, Exact, Fly, Lenient, Relaxed, Threshold
+from sprinter.decode.accept.cascade import DEFERRALS
+
+STEPS = range(1, 9)
+
+
+def drafts(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """25 drafts of up to 15 tokens: tokens ``[25, 16]``, p and q ``[25, 16, V]``."""
+    p, q = (laws.view(25, 16, -1) for laws in law_pairs())
+    chance = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.multinomial(laws, 1, generator=chance).squeeze(-1) for laws in q]), p, q
+
+
+def staying(rule: ChainRule | Exact, n: int, tokens: Tensor, p: Tensor, q: Tensor) -> Tensor:
+    """Chance that at least k = 1 ... n tokens of each draft stay, ``[drafts, n]``."""
+    if isinstance(rule, Exact):
+        return rule.keep(p, q).gather(-1, tokens[..., None]).squeeze(-1)[:, :n].cumprod(-1)
+    ends = [rule.ends(x[:n].tolist(), a[: n + 1], b[:n])[0] for x, a, b in zip(tokens, p, q, strict=True)]
+    return torch.stack(ends).flip(-1).cumsum(-1).flip(-1)[:, 1:]
+
+
+def chain_panels(rules: dict[str, ChainRule | Exact], chain: int, seed: int) -> Figure:
+    """One draft on the left; draft tokens kept a round against the draft's length on the right."""
+    fig, (left, right) = canvas(3.1, ncols=2)
+    marks = ((GREEN, "-", "o"), (GREY, "--", "s"), (PURPLE, ":", "^"))
+    for (name, rule), (color, line, mark) in zip(rules.items(), marks, strict=False):
+        stays = [staying(rule, n, *drafts(seed)) for n in STEPS]
+        left.plot(STEPS, stays[-1][chain], line, marker=mark, color=color, ms=4, label=name)
+        kept = [float(one.sum(-1).mean()) for one in stays]
+        right.plot(STEPS, kept, line, marker=mark, color=color, ms=4, label=name)
+    left.set(
+        xlabel="k", ylabel="chance that k tokens stay, or more", ylim=(0, 1.03), title="One draft of 8 tokens"
+    )
+    right.set(
+        xlabel="draft length",
+        ylabel="draft tokens kept a round",
+        ylim=(0, None),
+        title="25 drafts, random laws",
+    )
+    for ax in (left, right):
+        ax.legend()
+    return fig
+
+
+@figure("block")
+def _block() -> Figure:
+    return chain_panels({"block": Block(), "exact": Exact()}, chain=3, seed=5)
+
+
+@figure("fly")
+def _fly() -> Figure:
+    return chain_panels(
+        {"fly(window=2)": Fly(window=2), "exact": Exact(), "fly(window=4)": Fly(window=4)}, 8, 5
+    )
+
+
+@figure("relaxed")
+def _relaxed() -> Figure:
+    fig, top, left, right = accept_panels()
+    example(top, left, Relaxed(4, 0.2), "relaxed(top_k=4, delta=0.2)")
+    plane(right)
+    values = [0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0]
+    marks = [(0.0, "0"), (0.1, "0.1"), (0.6, "delta = 0.6")]
+    curve(right, lambda d: Relaxed(10, d), values, "relaxed, top_k = 10", marks, offset=(6, 5))
+    curve(right, lambda d: Relaxed(10, d, True), values, "the same, sampled", color=PURPLE, line="--")
+    right.legend(loc="upper right")
+    return fig
+
+
+@figure("threshold")
+def _threshold() -> Figure:
+    fig, top, left, right = accept_panels()
+    example(top, left, Threshold(0.2, 0.5), "threshold(single=0.2, total=0.5)")
+    plane(right)
+    values = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02]
+    marks = [(1.0, "1"), (0.5, "0.5"), (0.1, "0.1")]
+    curve(right, lambda t: Threshold(1.0, t), values, "total from 1, single = 1", marks)
+    curve(right, lambda t: Threshold(t, 1.0), values, "single from 1, total = 1", color=PURPLE, line="--")
+    right.legend(loc="upper right")
+    return fig
+
+
+@figure("cascade")
+def _cascade() -> Figure:
+    fig, (left, right) = canvas(3.3, ncols=2)
+    _deferrals(left)
+    plane(right)
+    values = [i / 20 for i in range(21)]
+    for name, color, line in (("opt", GREEN, "-"), ("diff", PURPLE, "--"), ("chow", BLUE, ":")):
+        marks = [(0.2, "0.2"), (0.5, "alpha = 0.5")] if name == "opt" else []
+        curve(right, lambda a, d=name: Cascade(d, a), values, name, marks, color, (6, 5), line)  # type: ignore[misc]
+    curve(right, Lenient, [i / 10 for i in range(11)], "lenient", color=GREY, line="--")
+    right.legend(loc="upper right")
+    return fig
+
+
+def _deferrals(ax: Axes) -> None:
+    p, q = (laws[:200] for laws in law_pairs())
+    deferred = DEFERRALS["opt"](p, q, 0.5)
+    for chosen, color, text in ((deferred, RED, "deferred: exact"), (~deferred, ORANGE, "not deferred: q")):
+        ax.plot(p.amax(-1)[chosen], q.amax(-1)[chosen], ".", color=color, ms=5, label=text)
+    ax.plot([0, 1], [0, 1], color=INK, lw=1)
+    ax.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="max p",
+        ylabel="max q",
+        title="opt, alpha = 0.5, on 200 pairs of laws",
+    )
+    ax.legend(loc="lower right")

@@ -1,0 +1,69 @@
+"""Block verification: exact acceptance that judges a chain as a whole (Sun et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import ChainRule
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT
+from sprinter.laws import residual, wide
+
+__all__ = ["Block"]
+
+
+@ACCEPT.rule("block")
+@dataclass(frozen=True, slots=True)
+class Block(ChainRule):
+    """Keeps the longest prefix that passes a test of its own (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
+
+    With the weights b_0 = 1 and b_i = min(1, b_{i-1} p(x_i)/q(x_i)), and r_i = sum of [b_i p - q]_+ over the laws after
+    x_1..x_i, prefix i passes with probability h_i = r_i / (r_i + 1 - b_i), and the whole chain with b_n. After the
+    longest prefix that passes, the next token is drawn from [b_i p - q]_+, normalised; after the whole chain, from p.
+
+    The text has the target's law, as under ``exact``, and no round keeps fewer tokens of the same drafts in
+    expectation: a token that is more probable under p than under q makes up for an earlier one that is less so.
+    """
+
+    @property
+    def lossless(self) -> bool:
+        """True (Sun et al., Theorem 1)."""
+        return True
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """The probabilities of all verdicts, ``[n + 1, V]``."""
+        ending, law_after = self.ends(tokens, p, q, control)
+        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
+
+    def ends(
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+        """How many tokens stay, and what follows them; only one residual law is made."""
+        n, b = len(tokens), prefix_weights(tokens, p, q)
+        weights = b.to(p).unsqueeze(-1)
+        left = wide((weights[1:n] * p[1:n] - q[1:]).clamp_(min=0).sum(-1))
+        room = left + (1 - b[1:n])
+        # 0/0 where b = 1 and p = q next, as at each match of a greedy text: then the next prefix passes too.
+        passes = torch.where(room > 0, left / room, 1.0)
+        passes = torch.cat([b[:1], passes, b[n:]])
+        fails_after = torch.cat([(1 - passes[1:]).flip(0).cumprod(0).flip(0), b[:1]])
+
+        def law_after(k: int) -> Tensor:
+            return p[n] if k == n else residual(weights[k] * p[k], q[k])
+
+        return passes * fails_after, law_after
+
+
+def prefix_weights(tokens: Sequence[int], p: Tensor, q: Tensor) -> Tensor:
+    """b_0 = 1, b_i = min(1, b_{i-1} p(x_i)/q(x_i)): ``[n + 1]`` in float64.
+
+    With S_i = sum of ln p(x_j)/q(x_j) up to i this is exp(S_i - max(S_0, ..., S_i)), which a GPU computes at once.
+    """
+    at = torch.tensor(tokens, device=q.device).unsqueeze(-1)
+    ratio = wide(p[: len(tokens)].gather(-1, at)) / wide(q.gather(-1, at))
+    sums = torch.nn.functional.pad(ratio.squeeze(-1).log().cumsum(0), (1, 0))
+    return (sums - sums.cummax(0).values).exp()

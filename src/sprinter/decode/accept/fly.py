@@ -1,0 +1,89 @@
+"""FLy: a refused token stays if the draft goes on well behind it (as in vLLM)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import AcceptRule, ChainRule
+from sprinter.decode.accept.choice import GreedyMatch
+from sprinter.decode.accept.exact import Exact
+from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT, did_you_mean
+
+__all__ = ["Fly"]
+
+_BASES: dict[str, AcceptRule] = {"exact": Exact(), "greedy": GreedyMatch()}
+
+
+@ACCEPT.rule("fly")
+@dataclass(frozen=True, slots=True)
+class Fly(ChainRule):
+    """Keeps a refused token if the target was unsure there and its base rule accepts the tokens that follow (FLy).
+
+    A refused x stays if p(x) > 0, the sum of -p ln p over the k largest p is at least ``entropy``, and the next
+    ``window`` draft tokens are accepted. The window lies inside the draft and is at most its length less one.
+
+    Args:
+        window: number of tokens behind it that must be accepted.
+        entropy: least partial entropy of the target, in nats.
+        top: number of probabilities in the partial entropy.
+        base: rule that accepts and refuses, "exact" or "greedy".
+    """
+
+    window: int = 6
+    entropy: float = 0.3
+    top: int = 3
+    base: str = "exact"
+
+    def __post_init__(self) -> None:
+        at_least("window", self.window, 1)
+        at_least("top", self.top, 1)
+        ranged(self, "entropy", 0.0, math.inf)
+        if self.base not in _BASES:
+            raise did_you_mean("base", str(self.base), list(_BASES))
+
+    @property
+    def lossless_greedy(self) -> bool:
+        """True: at temperature 0 a refused token has p(x) = 0."""
+        return True
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """The probabilities of all verdicts, ``[n + 1, V]``."""
+        ending, law_after = self.ends(tokens, p, q, control)
+        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
+
+    def ends(
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+        """How many tokens stay, and what follows them."""
+        n, base = len(tokens), _BASES[self.base]
+        at = torch.tensor(tokens, device=q.device).unsqueeze(-1)
+        accepted = base.keep(p[:n], q).gather(-1, at).squeeze(-1).tolist()
+        forgiven, window = self._forgiven(at, p[:n]), min(self.window, n - 1)
+        ending = torch.zeros(n + 1, dtype=torch.float64)
+        reached = [1.0, *[0.0] * n]  # probability that all before position i stay, whatever comes
+        for i, keep in enumerate(accepted):
+            ahead = math.prod(accepted[i + 1 : i + 1 + window]) if forgiven[i] and 0 < window < n - i else 0.0
+            reached[i + 1] += reached[i] * keep
+            if ahead:
+                reached[i + 1 + window] += reached[i] * (1 - keep) * ahead
+            ending[i] = reached[i] * (1 - keep) * (1 - ahead)
+        ending[n] = reached[n]
+
+        def law_after(k: int) -> Tensor:
+            return p[n] if k == n else base.replacement(p[k : k + 1], q[k : k + 1])[0]
+
+        return ending, law_after
+
+    def _forgiven(self, at: Tensor, p: Tensor) -> list[bool]:
+        """Whether each draft token may stay although it is refused."""
+        most = p.topk(min(self.top, p.shape[-1]), -1).values
+        unsure = -torch.special.xlogy(most, most).sum(-1) >= self.entropy
+        found: list[bool] = (unsure & (p.gather(-1, at).squeeze(-1) > 0)).tolist()
+        return found
