@@ -30,8 +30,19 @@ from figures_base import (
     rounds,
 )
 from sprinter.decode.accept import Exact
+from sprinter.decode.regression import Regression
 from sprinter.decode.spec import parse_method
-from sprinter.decode.stop import AdaEdl, BildFallback, Confidence, Disco, Heuristic, SpecDec, StopRule, Svip
+from sprinter.decode.stop import (
+    AdaEdl,
+    BildFallback,
+    Calibrated,
+    Confidence,
+    Disco,
+    Heuristic,
+    SpecDec,
+    StopRule,
+    Svip,
+)
 from sprinter.laws import entropy, overlap
 
 
@@ -164,6 +175,22 @@ def _svip() -> Figure:
     h = torch.linspace(0, 3.4, 60, dtype=torch.float64)
     ax.plot(h, 1 - (rule.c * h).sqrt(), color=INK, lw=1.4, label="1 − √(c·H)")
     shade(ax, rule.h**2 / rule.c, 3.4)
+    ax.set_xlim(0, 3.4)
+    legend_left(fig, ax)
+    return fig
+
+
+@figure("calibrated")
+def _calibrated() -> Figure:
+    fig, ax = stop_figure("calibrated(rate=0.5)", 0)
+    rule, h = Calibrated(), torch.linspace(0.02, 3.4, 80, dtype=torch.float64)
+    certainty(ax, rule, "entropy", "H(q), nats", "What it learns; line: rate")
+    for new, color in ((0, GREY), (40, PURPLE), (400, BLUE)):
+        fit = follow(parse_method("calibrated"), new).record.rules if new else None
+        state = rule.start() if fit is None else fit.stop_state
+        chance = Regression(rule.signal, rule.memory).predict({"entropy": h}, state)
+        ax.plot(h, chance, color=color, lw=1.4, label=f"fit after {int(state[2])} verdicts")
+    ax.axhline(rule.rate, color=INK, lw=0.8, ls=":")
     ax.set_xlim(0, 3.4)
     legend_left(fig, ax)
     return fig

@@ -19,14 +19,15 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "dial": (
         *BASES, "draft-only", "certain", "certain(threshold=0.1)", "certain(threshold=0.5)", "certain(threshold=1.0)",
-        "coin(rate=0.3)", "coin(rate=0.6)", "allocation(share=0.5)",
+        "certain(threshold=0.5, head=16)", "draft-only(head=16)", "coin(rate=0.3)", "coin(rate=0.6)",
+        "allocation(share=0.5)",
     ),
     "gate": (
         *BASES, "sprinter", *(f"sprinter(tau={tau})" for tau in (0.95, 0.9, 0.8, 0.7, 0.5)), "specdec++", "disco",
     ),
     "lossy": (
         *BASES, *(f"fuzzy(threshold={threshold})" for threshold in (0.1, 0.2, 0.4, 0.6)), "opt(epsilon=0.1)",
-        "mentored", "lenient", "typical", "bild",
+        "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "cascade", "cascade(alpha=0.1)",
     ),
     "peers": (*BASES, BEST, "llamacpp:plain", "llamacpp:lookup"),
 }  # fmt: skip

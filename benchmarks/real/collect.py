@@ -1,14 +1,15 @@
 """Drift against quality over all parts that ``tables.py`` has measured. No model is run.
 
 For every arm and suite: accuracy and its difference from the target's own (paired by prompt, 95 % bootstrap), drift,
-target calls and draft steps a token, and speed over the bases of the same part. Then how well mean drift predicts
-the loss of accuracy.
+target calls and draft steps a token, and speed over the bases of the same part. Then how well drift, and other measures
+of distance, predict the loss of accuracy: over arms (Spearman's rank correlation), and over the answers of lossy arms
+to prompts that the target alone answers rightly (AUC for "this answer is wrong").
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,19 @@ from benchmarks.real.arms import BASES, PARTS
 from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
 
 PLAIN, EXACT = BASES
+PREDICTORS: dict[str, tuple[str, str | None]] = {
+    "mean drift": ("drift_sum", "new_tokens"),
+    "sum of drifts": ("drift_sum", None),
+    "drift of the first 16 tokens": ("drift_first", None),
+    "worst drift": ("drift_most", None),
+    "mean overshoot": ("over_sum", "new_tokens"),
+    "worst overshoot": ("over_most", None),
+    "mean shortfall": ("below_sum", "new_tokens"),
+    "sum of shortfalls": ("below_sum", None),
+    "worst shortfall": ("below_most", None),
+    "length": ("new_tokens", None),
+}
+"""Measure of an answer -> field of a text, and the field that it is divided by."""
 COLUMNS = ("new_tokens", "seconds", "target_calls", "draft_steps", "drift_sum", "drift_tokens", "right")
 
 
@@ -112,16 +126,74 @@ def _speed(one: Measured, base: Measured) -> BootstrapInterval | None:
     return ratio_of_ratios((tops[0], tops[1]), (bottoms[0], bottoms[1]))
 
 
-def correlation(rows: list[dict[str, Any]]) -> float | None:
-    """Spearman's rank correlation of mean drift and change of accuracy over arms; None for fewer than four."""
-    known = [row for row in rows if row["accuracy_change"] and row["mean_drift"]]
-    if len(known) < 4:
+def predictor(texts: Sequence[dict[str, Any]], name: str) -> np.ndarray:
+    """A measure of every text; NaN where it was not taken."""
+    top, bottom = PREDICTORS[name]
+    tops = np.array([text.get(top, np.nan) for text in texts], dtype=float)
+    return tops if bottom is None else tops / np.array([text[bottom] for text in texts], dtype=float)
+
+
+def over_arms(measured: list[Measured], rows: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Spearman's rank correlation over arms of each measure's mean and the change of accuracy."""
+    changes = {(row["arm"], row["part"]): row["accuracy_change"] for row in rows if row["accuracy_change"]}
+    arms = [one for one in measured if (one.arm, one.part) in changes]
+    change = np.array([changes[one.arm, one.part][0] for one in arms])
+    return {
+        name: correlation(
+            np.array([float(np.mean(predictor([*one.texts.values()], name))) for one in arms]), change
+        )
+        for name in PREDICTORS
+    }
+
+
+def correlation(values: np.ndarray, change: np.ndarray) -> float | None:
+    """Spearman's rank correlation; None for fewer than four arms, unknown or equal values."""
+    if len(values) < 4 or np.isnan(values).any():
         return None
-    drift, change = (np.array([row[name][0] for row in known]) for name in ("mean_drift", "accuracy_change"))
-    ranks = [_ranks(values) for values in (drift, change)]
-    if any(values.std() == 0 for values in ranks):
+    ranks = [_ranks(one) for one in (values, change)]
+    if any(one.std() == 0 for one in ranks):
         return None
     return float(np.corrcoef(*ranks)[0, 1])
+
+
+def over_answers(measured: list[Measured]) -> dict[str, Any]:
+    """AUC of each measure for a wrong answer, over lossy arms' answers to prompts that the target answers rightly.
+
+    Intervals: bootstrap over prompts.
+    """
+    plain = {
+        (one.part, prompt): text for one in measured if one.arm == PLAIN for prompt, text in one.texts.items()
+    }
+    found = [
+        (prompt, text)
+        for one in measured
+        if sum(text["drift_sum"] for text in one.texts.values()) > 0
+        for prompt, text in one.texts.items()
+        if plain.get((one.part, prompt), {}).get("right") and text["right"] is not None
+    ]
+    texts = [text for _, text in found]
+    wrong = np.array([not text["right"] for text in texts], dtype=bool)
+    if len(texts) < 20 or wrong.all() or not wrong.any():
+        return {"answers": len(texts), "wrong": int(wrong.sum()), "auc": {}}
+    prompts = sorted({prompt for prompt, _ in found})
+    of = [np.array([i for i, (prompt, _) in enumerate(found) if prompt == one]) for one in prompts]
+    chance = np.random.default_rng(0)
+    samples = [np.concatenate([of[i] for i in chance.integers(len(of), size=len(of))]) for _ in range(500)]
+    areas: dict[str, BootstrapInterval] = {}
+    for name in PREDICTORS:
+        values = predictor(texts, name)
+        if not np.isnan(values).any():
+            drawn = [area(values[rows], wrong[rows]) for rows in samples if 0 < wrong[rows].sum() < len(rows)]
+            low, high = np.percentile(drawn, [2.5, 97.5])
+            areas[name] = (area(values, wrong), float(low), float(high))
+    return {"answers": len(texts), "wrong": int(wrong.sum()), "auc": areas}
+
+
+def area(values: np.ndarray, wrong: np.ndarray) -> float:
+    """Chance that a wrong answer has the larger value than a right one; equal values count half."""
+    ranks = _ranks(values)
+    bad, good = int(wrong.sum()), int((~wrong).sum())
+    return float((ranks[wrong].sum() - bad * (bad - 1) / 2) / (bad * good))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
@@ -132,18 +204,32 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 def collect(parts: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], str]:
     """Rows and correlations of all parts' texts, and their tables in Markdown."""
-    rows = [*rows_of(read(parts))]
+    measured = read(parts)
+    rows = [*rows_of(measured)]
     lines: list[str] = []
     links = []
     for suite, temperature in sorted({(row["suite"], row["temperature"]) for row in rows}):
         block = [row for row in rows if (row["suite"], row["temperature"]) == (suite, temperature)]
-        link = correlation(block)
-        links.append({"suite": suite, "temperature": temperature, "arms": len(block), "spearman": link})
+        mine = [one for one in measured if (one.suite, one.temperature) == (suite, temperature)]
+        arms, answers = over_arms(mine, block), over_answers(mine)
+        links.append(
+            {"suite": suite, "temperature": temperature, "arms": len(block), "spearman": arms, **answers}
+        )
         lines += ["", f"**{suite}, temperature {temperature:g}**", "", *_table(block)]
-        if link is not None:
+        if answers["auc"]:
             lines += [
                 "",
-                f"Rank correlation of drift and change of accuracy over {len(block)} arms: {link:.2f}.",
+                f"What foretells harm: rank correlation with the change of accuracy over {len(block)} arms, and AUC "
+                f"for a wrong answer over {answers['answers']} answers of lossy arms to prompts that the target "
+                f"answers rightly ({answers['wrong']} wrong).",
+                "",
+                *grid(
+                    "measure | over arms | over answers",
+                    [
+                        f"{name} | {_signed(arms[name])} | {_cells(answers['auc'].get(name))}"
+                        for name in PREDICTORS
+                    ],
+                ),
             ]
     return {"rows": rows, "correlation": links}, "\n".join(lines).strip()
 
@@ -169,6 +255,10 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
 def _cells(values: BootstrapInterval | None, digits: int = 2) -> str:
     return "–" if values is None else cells(values, digits)
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
 
 
 def _number(value: BootstrapInterval | None) -> str:

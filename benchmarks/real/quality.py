@@ -32,6 +32,7 @@ from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.quality.measure import QualitySettings, measure, prepare
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import load_suite, turn_prompt
+from sprinter.decode import Origin, Token
 from sprinter.engine.generation import Generation
 from sprinter.files import write_atomic
 
@@ -61,11 +62,32 @@ def questions(pair: sprinter.Pair, suites: Sequence[Suite]) -> list[Question]:
     ]
 
 
+def overshoots(tokens: Sequence[Token]) -> list[float]:
+    """max(0, ln q(x)/p(x)) of every draft token in the text: how much surer the draft was than the target."""
+    return [
+        max(0.0, token.draft_logprob - token.logprob)
+        for token in tokens
+        if token.origin in (Origin.TRUSTED, Origin.ACCEPTED)
+        and token.logprob is not None
+        and token.draft_logprob is not None
+    ]
+
+
+def shortfalls(tokens: Sequence[Token]) -> list[float]:
+    """ln of the target's largest probability over p(x), of every token: 0 where x is the target's first choice."""
+    return [
+        token.top_logprobs[0].logprob - token.logprob
+        for token in tokens
+        if token.top_logprobs and token.logprob is not None
+    ]
+
+
 def line(
     arm: str, temperature: float, asked: Question, made: Generation, quality: dict[str, float]
 ) -> dict[str, Any]:
     """One text in the form of ``tables.compact``: without seconds, as texts of a batch have none of their own."""
     drifts = [token.drift for token in made.tokens if token.drift is not None]
+    over, below = overshoots(made.tokens), shortfalls(made.tokens)
     return {
         "suite": asked.suite,
         "question_id": asked.sample.id,
@@ -84,6 +106,11 @@ def line(
         "drift_sum": sum(drifts),
         "drift_first": sum(drifts[:16]),
         "drift_tokens": len(drifts),
+        "drift_most": max(drifts, default=0.0),
+        "over_sum": sum(over),
+        "over_most": max(over, default=0.0),
+        "below_sum": sum(below),
+        "below_most": max(below, default=0.0),
         "text": made.text,
     }
 
@@ -98,6 +125,7 @@ def run_arm(
     made = pair.generate_batch(
         [asked[i].ids for i in order], rows=rows, method=arm, temperature=temperature, seed=order, meter="complete",
         max_new_tokens=[asked[i].new_tokens for i in order], stop_token_ids=[list(asked[i].ends) for i in order],
+        logprobs=1,
     )  # fmt: skip
     found = dict(zip(order, made, strict=True))
     lines = []

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from sprinter.decode.stop import (
         AdaEdl,
         BildFallback,
+        Calibrated,
         Confidence,
         Disco,
         Fixed,
@@ -90,13 +91,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
-    "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cascade", "Certain", "Chain", "ChainRule", "Coin",
-    "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate",
-    "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model", "Never",
-    "Nobody", "Nothing", "Online", "Opt", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry",
-    "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip",
-    "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between",
-    "check_accept", "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
+    "Allocated", "Batch", "Bild", "BildFallback", "Block", "Calibrated", "Cascade", "Certain", "Chain", "ChainRule",
+    "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy",
+    "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model",
+    "Never", "Nobody", "Nothing", "Online", "Opt", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept",
+    "Registry", "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats",
+    "StopRule", "Svip", "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict",
+    "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table",
+    "parse_method", "preset", "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -124,7 +126,7 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.registry": ("Registry",),
         "sprinter.decode.state": ("RuleState",),
         "sprinter.decode.stop": (
-            "AdaEdl", "BildFallback", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "SpecDec",
+            "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "SpecDec",
             "StopRule", "Svip", "Untrusted",
         ),
         "sprinter.decode.tree": ("Chain", "Tree"),

@@ -295,7 +295,7 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
             assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
 
 
-def _check_learning(rule: TrustRule) -> None:
+def _check_learning(rule: TrustRule | StopRule) -> None:
     signals = {name: values for name, values in _signals(64, 2).items() if name in rule.needs}
     overlaps = torch.rand(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     start = rule.start()
@@ -338,7 +338,7 @@ def check_trust(rule: TrustRule) -> None:
 
 
 def check_stop(rule: StopRule) -> None:
-    """Check that the decision is pure, and that texts keep the target's law under exact acceptance.
+    """Check that the decision is pure, and that texts keep the target's law under exact acceptance, learning on.
 
     The law must hold also when tokens are drafted ahead, and when the rule stops a run of trusted tokens.
 
@@ -346,6 +346,8 @@ def check_stop(rule: StopRule) -> None:
         AssertionError: says which property does not hold.
     """
     _check_decision(rule, "stop")
+    if rule.learns:
+        _check_learning(rule)
     assert not (rule.discards and rule.sees_token), f"{rule}: discards a token that it looks at"
     for ahead, longest in ((1, 4), (3, 3)):  # tokens drafted ahead and discarded multiply the paths
         check_lossless(Method(stop=rule, cap=3), f"{rule} with ahead={ahead}", ahead, longest)

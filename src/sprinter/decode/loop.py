@@ -76,7 +76,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     record.stats.target_calls += 1
     row.meter.score(row.scored, scores)
     row.verdicts.score(row.scored, scores)
-    row.trust_state = row.verdicts.learn(row.trust_state)
+    row.learn()
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     verdict = row.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)

@@ -93,6 +93,12 @@ class Method:
         return self.trust.needs | self.stop.needs
 
     @property
+    def learned_from(self) -> frozenset[str]:
+        """Names of the signals that are shown with the target's verdicts to the rules that learn."""
+        rules: tuple[TrustRule | StopRule, ...] = (self.trust, self.stop)
+        return frozenset().union(*(rule.needs for rule in rules if rule.learns))
+
+    @property
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
         trusts_all = type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None

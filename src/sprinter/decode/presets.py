@@ -32,6 +32,7 @@ from sprinter.decode.registry import METHODS
 from sprinter.decode.stop import (
     AdaEdl,
     BildFallback,
+    Calibrated,
     Confidence,
     Disco,
     Fixed,
@@ -139,6 +140,12 @@ def svip(*, h: float = 0.3, c: float = 0.15) -> Method:
 def adaedl() -> Method:
     """Exact speculative decoding that stops at high entropy, with a threshold that adapts to the acceptance rate."""
     return Method(stop=AdaEdl(), cap=40)
+
+
+@preset("calibrated", "of this project; logistic regression, updated by the target's verdicts")
+def calibrated(*, rate: float = 0.5, signal: str = "entropy") -> Method:
+    """Exact speculative decoding that stops a run where a token's chance, learned while decoding, is low."""
+    return Method(stop=Calibrated(rate, signal), cap=40)
 
 
 @preset("allocation", "Fuzzy Speculative Decoding, section 5.3")

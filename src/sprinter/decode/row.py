@@ -52,7 +52,7 @@ class Row:
             type passes them on.
         gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
         drafted: tokens drafted in this round, per draft if there are several.
-        verdicts: the round's draft tokens, for a trust rule that learns.
+        verdicts: the round's draft tokens, for rules that learn.
     """
 
     method: Method
@@ -96,8 +96,17 @@ class Row:
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
             head=0 if method.lossless() else method.head, proposes=method.drafter.begin(draws),
-            verdicts=Verdicts(method.trust), meter=Meter(rule),
+            verdicts=Verdicts(method.learned_from), meter=Meter(rule),
         )  # fmt: skip
+
+    def learn(self) -> None:
+        """Pass the target's verdicts since the last call to the rules that learn."""
+        method, taken = self.method, self.verdicts.take()
+        if taken is None:
+            return
+        signals, overlaps = taken
+        self.trust_state = method.trust.learn(signals, overlaps, self.trust_state)
+        self.stop_state = method.stop.learn(signals, overlaps, self.stop_state)
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""

@@ -1,4 +1,4 @@
-"""The target's verdicts on draft tokens, for trust rules that learn."""
+"""The target's verdicts on draft tokens, for rules that learn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import Draft, Scores
-from sprinter.decode.trust import State, TrustRule
 from sprinter.laws import overlap
 
 __all__ = ["Verdicts"]
@@ -19,18 +18,21 @@ __all__ = ["Verdicts"]
 class Verdicts:
     """Holds a round's draft tokens until the target has scored them, and passes the verdicts on at the target call.
 
-    A closing forward pass of the meter may score them earlier. The rule learns at the target call all the same, so that
+    A closing forward pass of the meter may score them earlier. The rules learn at the target call all the same, so that
     metering does not change texts.
+
+    Attributes:
+        needs: signals that the rules that learn read; empty: none learns.
     """
 
-    rule: TrustRule
+    needs: frozenset[str]
     _waiting: list[tuple[int, Mapping[str, Tensor], Tensor]] = field(default_factory=list)
     _scored: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
 
     def wait(self, position: int, answer: Draft, i: int) -> None:
         """Add token i of an answer, which stands at ``position`` of the text."""
-        if self.rule.learns:
-            signals = {name: answer.signals[name][i] for name in self.rule.needs & answer.signals.keys()}
+        if self.needs:
+            signals = {name: answer.signals[name][i] for name in self.needs & answer.signals.keys()}
             self._waiting.append((position, signals, answer.laws[i]))
 
     def score(self, start: int, scores: Scores) -> None:
@@ -45,11 +47,12 @@ class Verdicts:
             ]
             del self._waiting[:count]
 
-    def learn(self, state: State) -> State:
-        """The rule's state after all verdicts since the last target call."""
+    def take(self) -> tuple[dict[str, Tensor], Tensor] | None:
+        """Signals ``[n]`` by name and overlaps ``[n]`` since the last target call; None: nothing was scored."""
         if not self._scored:
-            return state
+            return None
         signals, overlaps = zip(*self._scored, strict=True)
         self._scored.clear()
-        columns = {name: torch.stack([one[name] for one in signals]) for name in signals[0]}
-        return self.rule.learn(columns, torch.stack(overlaps), state)
+        return {name: torch.stack([one[name] for one in signals]) for name in signals[0]}, torch.stack(
+            overlaps
+        )

@@ -73,6 +73,7 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "heuristic": ("heuristic(start={:.0f})", (5,)),
     "confidence": ("confidence(c={:g})", (0.1, 0.4)),
     "adaedl": ("stop=adaedl(threshold={:g})", (0.1, 0.5)),
+    "calibrated": ("calibrated(rate={:g})", (0.3, 0.6)),
     "specdec++": ("specdec++(h={:g})", (0.7,)),
     "disco": ("disco(threshold={:g})", (0.5,)),
     "batch": ("batch(drafts={:.0f})", (2, 4)),

@@ -4,6 +4,7 @@ The loop itself ends a run at the cap and at the end of the text. Stop strings e
 """
 
 from sprinter.decode.stop.base import StopRule
+from sprinter.decode.stop.calibrated import Calibrated
 from sprinter.decode.stop.confidence import AdaEdl, BildFallback, Confidence, Svip
 from sprinter.decode.stop.fixed import Fixed, Heuristic, Never, Untrusted
 from sprinter.decode.stop.learned import Disco, SpecDec
@@ -11,6 +12,7 @@ from sprinter.decode.stop.learned import Disco, SpecDec
 __all__ = [
     "AdaEdl",
     "BildFallback",
+    "Calibrated",
     "Confidence",
     "Disco",
     "Fixed",

@@ -21,6 +21,8 @@ class StopRule(ABC):
     ``needs`` names signals of ``sprinter.decode.signals``; ``trusted`` (the trust rule's answer) and ``drafted``
     (tokens drafted in this run, from 1) are always given. ``discards = True``: the token that triggers the
     stop is dropped; such a rule must not read it (``sees_token`` False), or exact methods would be biased.
+
+    Of a rule that ``learns``, ``learn`` is given the target's verdicts at each target call, as in a trust rule.
     """
 
     discards: ClassVar[bool] = False
@@ -33,6 +35,11 @@ class StopRule(ABC):
     @property
     def sees_token(self) -> bool:
         """Whether the decision depends on x beyond its prefix."""
+        return False
+
+    @property
+    def learns(self) -> bool:
+        """Whether the rule is given the target's verdicts."""
         return False
 
     def start(self) -> State:
@@ -50,6 +57,10 @@ class StopRule(ABC):
     @abstractmethod
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decision (bool tensor, shape of the signals) and the next state."""
+
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
+        """The state after a target call, before ``end_round``, if the rule ``learns``; as ``TrustRule.learn``."""
+        return state
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
         """State after the target call.

@@ -68,6 +68,11 @@ class Untrusted(StopRule):
         """False: ``under`` decides only on tokens that are checked in any case."""
         return False
 
+    @property
+    def learns(self) -> bool:
+        """Whether ``under`` learns."""
+        return self.under is not None and self.under.learns
+
     def start(self) -> State:
         """(number of untrusted tokens in this run, state of ``under``...)."""
         return (torch.tensor(0), *(self.under.start() if self.under else ()))
@@ -94,6 +99,10 @@ class Untrusted(StopRule):
             stop = stop | (begun & ended)
             rest = tuple(torch.where(begun, new, old) for new, old in zip(after, rest, strict=True))
         return stop, (waiting, *rest)
+
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
+        """The state after ``under`` has learned."""
+        return state if self.under is None else (state[0], *self.under.learn(signals, overlaps, state[1:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
         """Update the state of ``under``."""
