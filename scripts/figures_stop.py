@@ -39,6 +39,7 @@ from sprinter.decode.stop import (
     Confidence,
     Disco,
     Heuristic,
+    Optimal,
     SpecDec,
     StopRule,
     Svip,
@@ -192,6 +193,24 @@ def _calibrated() -> Figure:
         ax.plot(h, chance, color=color, lw=1.4, label=f"fit after {int(state[2])} verdicts")
     ax.axhline(rule.rate, color=INK, lw=0.8, ls=":")
     ax.set_xlim(0, 3.4)
+    legend_left(fig, ax)
+    return fig
+
+
+@figure("optimal")
+def _optimal() -> Figure:
+    fig, ax = stop_figure("optimal(step=0.25, token=0.03)", 0)
+    rule = Optimal()
+    learned = follow(parse_method("optimal"), 300).record.rules
+    assert learned is not None
+    _, overlap_, tokens, cost = learned.stop_state[:4]
+    places = torch.arange(0, 13)
+    for chance, color in ((0.9, GREEN), (0.75, BLUE), (0.5, PURPLE)):
+        gain = chance**places * overlap_ * cost / tokens
+        ax.plot(places, gain, "-o", ms=3.2, color=color, lw=1.2, label=f"each accepted at {chance:g}")
+    ax.axhline(rule.step + rule.token, color=RED, lw=1.2, label="its cost")
+    ax.set(xlabel="tokens drafted", ylim=(0, None), title="Gain of another draft token")
+    ax.set_ylabel("target passes")
     legend_left(fig, ax)
     return fig
 

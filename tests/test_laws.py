@@ -23,6 +23,7 @@ from sprinter.errors import UserError
 from sprinter.laws import (
     Sampling,
     entropy,
+    first_largest,
     js_divergence,
     kl_divergence,
     overlap,
@@ -353,3 +354,14 @@ def test_top_p_beyond_the_first_tokens_that_are_ranked(top_p: float) -> None:
         kept = (ranked.cumsum(-1) - ranked < top_p - 1e-9).sum(-1)
         assert torch.equal((law > 0).sum(-1), kept)
         assert ((law > 0).cumsum(-1).amax(-1) == kept).all() and (law > 0).diff(dim=-1).sum(-1).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_largest_is_found_as_torch_finds_it(dtype: torch.dtype) -> None:
+    chance = torch.Generator().manual_seed(1)
+    values = torch.randint(0, 5, (4, 7, 300), generator=chance).to(dtype)
+    assert torch.equal(first_largest(values), values.argmax(-1, keepdim=True))
+    assert torch.equal(first_largest(values[0, 0]), values[0, 0].argmax(-1, keepdim=True))
+    assert torch.equal(first_largest(values.transpose(1, 2)), values.transpose(1, 2).argmax(-1, keepdim=True))
+    asked = values.clone().requires_grad_()
+    assert torch.equal(first_largest(asked), values.argmax(-1, keepdim=True))

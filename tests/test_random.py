@@ -269,3 +269,19 @@ def test_a_race_of_rows_gives_the_tokens_of_the_single_draws(vocab: int) -> None
     ]
     assert numbers.race(laws, low, high, words).tolist() == expected
     assert len(set(expected)) > 20
+
+
+@pytest.mark.parametrize("kept", [1, 3, 40, 4000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_draws_from_truncated_laws_of_large_vocabularies_look_at_what_is_left(
+    kept: int, dtype: torch.dtype
+) -> None:
+    """The same tokens as over the whole vocabulary, whatever share of it has a probability."""
+    chance = torch.Generator().manual_seed(kept)
+    for i in range(20):
+        law = torch.zeros(50_000, dtype=dtype)
+        ids = torch.randperm(50_000, generator=chance)[:kept]
+        law[ids] = torch.rand(kept, generator=chance, dtype=dtype) + 1e-3
+        draws = AddressedDraws(i)
+        times = numbers._race_times_numpy(draws.address(1, 2, Purpose.DRAFT), 50_000)
+        assert draws.token(law, 1, 2, Purpose.DRAFT) == int((law.numpy() / times).argmax())

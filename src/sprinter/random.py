@@ -25,6 +25,7 @@ __all__ = ["AddressedDraws", "Draws", "Purpose", "race", "race_words"]
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
+_MANY = 1 << 14  # tokens, from which on counting those with a probability above 0 pays
 
 
 class Purpose(IntEnum):
@@ -74,6 +75,9 @@ class AddressedDraws:
         key = self.address(round, position, purpose, row)
         if law.device.type == "cpu":
             weights = law.numpy()
+            if len(weights) >= _MANY and 0 < 8 * np.count_nonzero(weights) < len(weights):
+                ids = np.flatnonzero(weights)  # the other tokens never arrive
+                return int(ids[(weights[ids] / _race_times_numpy(key, len(weights), ids)).argmax()])
             return int((weights / _race_times_numpy(key, len(weights))).argmax())
         times = _race_times_torch(key, law.shape[-1], law.device)
         return int((law / times).argmax())
@@ -116,9 +120,11 @@ def _words_torch(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return high, low
 
 
-def _race_times_numpy(key: int, vocab: int) -> np.ndarray:
-    """Exp(1) times of all tokens, ``[vocab]`` float32, strictly positive."""
+def _race_times_numpy(key: int, vocab: int, ids: np.ndarray | None = None) -> np.ndarray:
+    """Exp(1) times of all tokens, or of those in ``ids``, float32, strictly positive."""
     high, low = _words(vocab)
+    if ids is not None:
+        high, low = high[ids], low[ids]
     x = high ^ np.uint32(key & 0xFFFFFFFF)
     y = x >> 16
     x ^= y

@@ -9,7 +9,7 @@ import torch
 from tests.decode.chains import one_hot
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Exact, Mentored
+from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored
 from sprinter.decode.draft import LawPair, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits
@@ -165,3 +165,13 @@ def test_a_lossy_rule_is_solved_once_a_call(monkeypatch: pytest.MonkeyPatch):
     verdict = Mentored(0.05).judge(chain, p, None, AddressedDraws(3), 1, 5)
     assert len(calls) == 1
     assert verdict.drifts[:3] == Mentored(0.05).drift(p[:3], q[:3]).tolist()
+
+
+def test_the_chances_at_the_draft_tokens_are_those_of_the_whole_laws() -> None:
+    """Exact reads p and q at the draft tokens alone; with a float32 law of a large vocabulary the same bits."""
+    chance = torch.Generator().manual_seed(2)
+    p, q = (torch.randn(2, 6, 5000, generator=chance) * 3).softmax(-1)
+    tokens = torch.multinomial(q, 1, generator=chance).squeeze(-1).tolist()
+    for rule in (Exact(), Lenient(1.0)):
+        whole = rule.keep(p, q).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
+        assert torch.equal(rule.keep_tokens(tokens, p, list(q)), whole)

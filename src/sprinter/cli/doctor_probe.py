@@ -28,6 +28,7 @@ PAYS = 1.05
 """Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
 _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
+    "calibrated": ("calibrated(rate={:g})", (0.3, 0.5, 0.7)),
     "lookup": ("lookup", (0.0,)),
     "sprinter": ("sprinter(tau={:g})", (0.6, 0.7, 0.8, 0.9)),
     "certain": ("certain(threshold={:g})", (0.3, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0)),
@@ -117,6 +118,8 @@ def _methods(
 
     gamma = _best_gamma(float(overlap(recording.p, recording.q).mean()), times)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
+    tried["block"] = [f"block(gamma={gamma})"]
+    tried["optimal"] = [_optimal(times)]
     for name, (spec, values) in _DIALS.items():
         if name != "sprinter" or pair.gate is not None:
             tried[name] = [spec.format(value) for value in values]
@@ -144,6 +147,13 @@ def _best_gamma(overlap: float, times: PassTimes) -> int:
         return float(expected_tokens(overlap, gamma)) / round_s
 
     return max(_GAMMAS, key=speed)
+
+
+def _optimal(times: PassTimes) -> str:
+    """The stop rule that weighs costs, with the costs of this machine."""
+    one, most = times.pass_s(1), max(times.target_s)
+    token = max(0.0, times.pass_s(most) / one - 1) / max(1, most - 1)
+    return f"optimal(step={times.draft_s / one:.2g}, token={token:.2g})"
 
 
 def _row(spec: str, lossless: bool, run: Replay, times: PassTimes) -> dict[str, Any]:

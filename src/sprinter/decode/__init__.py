@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         Fixed,
         Heuristic,
         Never,
+        Optimal,
         SpecDec,
         StopRule,
         Svip,
@@ -94,9 +95,9 @@ __all__ = [
     "Allocated", "Batch", "Bild", "BildFallback", "Block", "Calibrated", "Cascade", "Certain", "Chain", "ChainRule",
     "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy",
     "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model",
-    "Never", "Nobody", "Nothing", "Online", "Opt", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept",
-    "Registry", "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State", "Stats",
-    "StopRule", "Svip", "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict",
+    "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose",
+    "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State",
+    "Stats", "StopRule", "Svip", "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict",
     "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table",
     "parse_method", "preset", "signal",
 ]  # fmt: skip
@@ -126,8 +127,8 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.registry": ("Registry",),
         "sprinter.decode.state": ("RuleState",),
         "sprinter.decode.stop": (
-            "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "SpecDec",
-            "StopRule", "Svip", "Untrusted",
+            "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "Optimal",
+            "SpecDec", "StopRule", "Svip", "Untrusted",
         ),
         "sprinter.decode.tree": ("Chain", "Tree"),
         "sprinter.decode.trust": (

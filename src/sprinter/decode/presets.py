@@ -38,6 +38,7 @@ from sprinter.decode.stop import (
     Fixed,
     Heuristic,
     Never,
+    Optimal,
     SpecDec,
     Svip,
     Untrusted,
@@ -146,6 +147,12 @@ def adaedl() -> Method:
 def calibrated(*, rate: float = 0.5, signal: str = "entropy") -> Method:
     """Exact speculative decoding that stops a run where a token's chance, learned while decoding, is low."""
     return Method(stop=Calibrated(rate, signal), cap=40)
+
+
+@preset("optimal", "of this project; expected tokens against measured costs")
+def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy") -> Method:
+    """Exact speculative decoding that stops a run where another draft token costs more than it gains."""
+    return Method(stop=Optimal(step, token, signal), cap=40)
 
 
 @preset("allocation", "Fuzzy Speculative Decoding, section 5.3")

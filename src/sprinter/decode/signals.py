@@ -205,6 +205,6 @@ def margin(law: Tensor) -> Tensor:
     At temperature 1 this is the difference of the two largest logits. One-hot laws, and vocabularies of one token, have
     ``MARGIN_CAP``.
     """
-    first = law.argmax(-1, keepdim=True)
+    first = laws.first_largest(law)
     second = law.scatter(-1, first, 0.0).amax(-1)
     return (law.amax(-1).log() - second.log()).clamp(max=MARGIN_CAP)

@@ -74,6 +74,7 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "confidence": ("confidence(c={:g})", (0.1, 0.4)),
     "adaedl": ("stop=adaedl(threshold={:g})", (0.1, 0.5)),
     "calibrated": ("calibrated(rate={:g})", (0.3, 0.6)),
+    "optimal": ("optimal(step={:g})", (0.1, 0.4)),
     "specdec++": ("specdec++(h={:g})", (0.7,)),
     "disco": ("disco(threshold={:g})", (0.5,)),
     "batch": ("batch(drafts={:.0f})", (2, 4)),

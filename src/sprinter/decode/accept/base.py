@@ -108,26 +108,37 @@ class AcceptRule(Judge):
         n = len(tree.tokens)
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        q = torch.stack(list(tree.laws))
         control = LawPair(raw_p[:n], torch.stack(list(tree.raws))) if raw_p is not None else None
-        at_tokens = torch.tensor(tree.tokens, device=q.device).unsqueeze(-1)
-        b, r = (self.keep(p[:n], q, control), None) if self.lossless else self.both(p[:n], q, control)
-        kept = draws.keep(b.gather(-1, at_tokens).squeeze(-1).tolist(), round, position)
+        r, drifts = None, [0.0] * n
+        if self.lossless:  # no drift to report, so that the laws are not needed as a whole
+            chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
+        else:
+            q = torch.stack(list(tree.laws))
+            b, r = self.both(p[:n], q, control)
+            chances, drifts = _at_tokens(b, tree.tokens), tv_distance(emitted(q, b, r), p[:n]).tolist()
+        kept = draws.keep(chances.tolist(), round, position)
         accepted = kept.index(False) if False in kept else n
         if accepted == n:
             law = p[n]
-        elif r is not None:
-            law = r[accepted]
-        else:  # a lossless rule has no drift to report, so one position's replacement is enough
-            law = self._replacement_at(accepted, p, q, control)
+        else:
+            law = r[accepted] if r is not None else self._replacement_at(accepted, p, tree.laws, control)
         token = draws.token(law, round, position + accepted, Purpose.TARGET)
-        drifts = [0.0] * n if r is None else tv_distance(emitted(q, b, r), p[:n]).tolist()
         return Verdict(range(accepted), token, [*drifts, 0.0])
 
-    def _replacement_at(self, i: int, p: Tensor, q: Tensor, control: LawPair | None) -> Tensor:
+    def keep_tokens(
+        self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: LawPair | None = None
+    ) -> Tensor:
+        """b at the draft tokens alone, ``[n]``; override it if that needs less than ``keep``.
+
+        Args:
+            tokens: the n draft tokens. p: ``[n, V]``. laws: the n laws ``[V]`` that they were drawn from.
+        """
+        return _at_tokens(self.keep(p, torch.stack(list(laws)), control), tokens)
+
+    def _replacement_at(self, i: int, p: Tensor, laws: Sequence[Tensor], control: LawPair | None) -> Tensor:
         row = slice(i, i + 1)
         row_control = LawPair(*(law[row] for law in control)) if control is not None else None
-        return self.replacement(p[row], q[row], row_control)[0]
+        return self.replacement(p[row], laws[i].unsqueeze(0), row_control)[0]
 
 
 class ChainRule(Judge):
@@ -180,6 +191,11 @@ class ChainRule(Judge):
         accepted = kept.index(False) if False in kept else n
         token = draws.token(law_after(accepted), round, position + accepted, Purpose.TARGET)
         return Verdict(range(accepted), token, [0.0 if self.lossless else None] * (accepted + 1))
+
+
+def _at_tokens(values: Tensor, tokens: Sequence[int]) -> Tensor:
+    """``[n, V]`` -> ``[n]``."""
+    return values.gather(-1, torch.tensor(tokens, device=values.device).unsqueeze(-1)).squeeze(-1)
 
 
 def emitted(q: Tensor, b: Tensor, r: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
@@ -27,6 +29,13 @@ class Exact(AcceptRule):
     def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """b = min(1, p/q)."""
         return chances(p, q)
+
+    def keep_tokens(
+        self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: LawPair | None = None
+    ) -> Tensor:
+        """b at the draft tokens, from their probabilities alone."""
+        q_of = torch.stack([law[x] for law, x in zip(laws, tokens, strict=True)])
+        return chances(p.gather(-1, torch.tensor(tokens, device=p.device).unsqueeze(-1)).squeeze(-1), q_of)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """r = [p − q]₊, normalised."""

@@ -8,6 +8,7 @@ from sprinter.decode.stop.calibrated import Calibrated
 from sprinter.decode.stop.confidence import AdaEdl, BildFallback, Confidence, Svip
 from sprinter.decode.stop.fixed import Fixed, Heuristic, Never, Untrusted
 from sprinter.decode.stop.learned import Disco, SpecDec
+from sprinter.decode.stop.optimal import Optimal
 
 __all__ = [
     "AdaEdl",
@@ -18,6 +19,7 @@ __all__ = [
     "Fixed",
     "Heuristic",
     "Never",
+    "Optimal",
     "SpecDec",
     "StopRule",
     "Svip",

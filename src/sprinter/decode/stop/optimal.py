@@ -1,0 +1,102 @@
+"""The stop rule that weighs the expected gain of another draft token against its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.checks import ranged
+from sprinter.decode.registry import STOP
+from sprinter.decode.regression import Regression
+from sprinter.decode.stop.base import StopRule
+from sprinter.decode.trust import State
+
+__all__ = ["Optimal"]
+
+_ROUNDS = 20  # after which a round has lost most of its weight in the price
+_VERDICTS = 100  # after which a verdict has lost most of its weight in the mean overlap
+
+
+@STOP.rule("optimal")
+@dataclass(frozen=True, slots=True)
+class Optimal(StopRule):
+    """Stops where one more draft token is expected to cost more time than it saves.
+
+    In units of a target pass over one token a pass over n tokens costs 1 + token (n - 1), and a draft step costs
+    ``step``. Another token is expected to add a_1 ... a_k a, where a_i is the predicted chance of draft token i and a
+    the mean overlap of late: it is worth that many tokens at this text's own cost a token of late, and costs
+    ``step`` + ``token``. As the gain falls with every token and the cost does not, looking one token ahead is enough.
+
+    The chances come from a logistic regression on the draft's certainty, as in ``calibrated``.
+
+    Args:
+        step: cost of a draft step. token: further cost of each token that the target reads in a pass.
+            ``sprinter doctor --probe`` measures both.
+        signal: one or more of margin, entropy and max_prob, joined by "+".
+        memory: number of verdicts after which one has lost most of its weight in the regression.
+    """
+
+    step: float = 0.25
+    token: float = 0.03
+    signal: str = "entropy"
+    memory: int = 500
+
+    def __post_init__(self) -> None:
+        ranged(self, "step", 0.0, 100.0)
+        ranged(self, "token", 0.0, 100.0)
+        self._regression.check("optimal")
+
+    @property
+    def _regression(self) -> Regression:
+        return Regression(self.signal, self.memory)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The signals, of the raw law."""
+        return frozenset(self._regression.names)
+
+    @property
+    def learns(self) -> bool:
+        """True."""
+        return True
+
+    def start(self) -> State:
+        """(chance that all of the run is accepted, mean overlap, tokens, their cost, the regression's fit...).
+
+        The tokens begin with one of plain decoding.
+        """
+        numbers = (1.0, 0.7, 1.0, 1.0)
+        return (*(torch.tensor(one, dtype=torch.float64) for one in numbers), *self._regression.start())
+
+    def possible(self, state: State) -> bool:
+        """Whether chance and overlap are in [0, 1], tokens and cost positive, and the fit possible."""
+        chance, overlap, tokens, cost = (float(part) for part in state[:4])
+        known = 0 <= chance <= 1 and 0 <= overlap <= 1 and tokens > 0 and cost > 0
+        return known and self._regression.possible(state[4:])
+
+    def begin_round(self, state: State) -> State:
+        """Nothing is drafted yet."""
+        return (torch.ones_like(state[0]), *state[1:])
+
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        """Decide (expected tokens of one more draft token) x (cost a token) < its cost."""
+        chance = state[0] * self._regression.predict(signals, state[4:])
+        _, overlap, tokens, cost = state[:4]
+        return chance * overlap * (cost / tokens) < self.step + self.token, (chance, *state[1:])
+
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
+        """Update the mean overlap and the regression."""
+        kept = (1 - 1 / _VERDICTS) ** len(overlaps)
+        mean = kept * state[1] + (1 - kept) * overlaps.double().mean()
+        fit = self._regression.learn(signals, overlaps, state[4:])
+        return (state[0], mean, *state[2:4], *fit)
+
+    def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
+        """Count the round's tokens and their cost; trusted ones cost as they are read."""
+        kept = 1 - 1 / _ROUNDS
+        tokens = kept * state[2] + drafted - checked + accepted + 1
+        cost = kept * state[3] + 1 + drafted * (self.step + self.token)
+        return (*state[:2], tokens, cost, *state[4:])

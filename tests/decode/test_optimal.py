@@ -1,0 +1,90 @@
+"""The stop rule that weighs costs: what it decides, and that no fixed length is much cheaper under its costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sprinter.decode import Method, Optimal, parse_method
+from sprinter.decode.conformance import check_same_law
+from sprinter.decode.draft import Stats
+from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.loop import Limits
+from sprinter.decode.stop import Fixed, StopRule
+from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
+
+
+def at(chance: float, overlap: float, tokens: float, cost: float, rule: Optimal) -> tuple[torch.Tensor, ...]:
+    """A state whose regression predicts 0.5 at entropy 1 (log-odds 0)."""
+    numbers = (torch.tensor(one, dtype=torch.float64) for one in (chance, overlap, tokens, cost))
+    return (*numbers, *rule.start()[4:])
+
+
+@pytest.mark.parametrize(
+    ("chance", "overlap", "price", "stops"),
+    [(1.0, 0.8, 1.0, False), (1.0, 0.4, 1.0, True), (0.5, 0.8, 1.0, True), (0.5, 0.8, 2.0, False)],
+)
+def test_it_compares_the_gain_of_one_more_token_with_its_cost(
+    chance: float, overlap: float, price: float, stops: bool
+) -> None:
+    """Gain: chance x 0.5 x overlap x price; cost: 0.2 + 0.05."""
+    rule = Optimal(step=0.2, token=0.05)
+    found, (product, *_) = rule.stop(
+        {"entropy": torch.tensor(1.0)}, at(chance, overlap, 10.0, 10.0 * price, rule)
+    )
+    assert bool(found) is stops and float(product) == pytest.approx(chance * 0.5)
+    assert float(rule.begin_round((product, *rule.start()[1:]))[0]) == 1.0
+
+
+def test_a_round_is_priced_by_what_it_added_and_cost() -> None:
+    rule = Optimal(step=0.2, token=0.05)
+    state = rule.end_round(at(0.3, 0.5, 10.0, 5.0, rule), drafted=6, checked=4, accepted=3)
+    assert float(state[2]) == pytest.approx(10.0 * 0.95 + 2 + 3 + 1)
+    assert float(state[3]) == pytest.approx(5.0 * 0.95 + 1 + 6 * 0.25)
+    assert float(state[0]) == 0.3 and float(state[1]) == 0.5
+
+
+def cost(stats: Stats, step: float, token: float) -> float:
+    """Of a text, a token of it, in target passes over one token."""
+    return (stats.target_calls + (step + token) * stats.drafted) / stats.new_tokens
+
+
+def written(stop: StopRule, pair: MarkovPair, length: int = 1200) -> Stats:
+    return run_chain(Method(stop=stop, cap=20), pair, (0,), Limits(length), AddressedDraws(4)).stats
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.4, 1.0])
+@pytest.mark.parametrize(("step", "token"), [(0.05, 0.0), (0.25, 0.03), (0.4, 0.2)])
+def test_no_fixed_length_is_much_cheaper(distance: float, step: float, token: float) -> None:
+    """Under its own costs, against the best length chosen in hindsight."""
+    pair = MarkovPair(6, 3, sharp=2.0, distance=distance)
+    own = cost(written(Optimal(step, token), pair), step, token)
+    fixed = min(cost(written(Fixed(gamma), pair), step, token) for gamma in (1, 2, 3, 4, 6, 8, 12))
+    assert own < 1.05 * fixed
+
+
+def test_dearer_drafts_are_shorter() -> None:
+    pair = MarkovPair(6, 3, sharp=2.0, distance=0.2)
+    lengths = [
+        (stats.drafted / stats.rounds)
+        for stats in (written(Optimal(step), pair) for step in (0.02, 0.2, 0.8))
+    ]
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > 2 * lengths[2]
+
+
+def test_the_law_is_kept_while_it_learns_with_either_exact_rule() -> None:
+    pair = MarkovPair(3, 5)
+    for accept in ("exact", "block"):
+        spec = f"stop=optimal(step=0.1,token=0.01),accept={accept},cap=3"
+        check_same_law(joint_law(parse_method(spec), pair, 4), target_joint_law(pair, 4), spec)
+
+
+def test_states_that_it_cannot_reach_are_refused() -> None:
+    rule = Optimal()
+    for wrong in ((1.5, 0.5, 1.0, 1.0), (0.5, -0.1, 1.0, 1.0), (0.5, 0.5, 0.0, 1.0), (0.5, 0.5, 1.0, 0.0)):
+        assert not rule.possible(at(*wrong, rule))
+    assert rule.possible(at(0.5, 0.5, 1.0, 1.0, rule))
+    for name in ("step", "token"):
+        with pytest.raises(UserError, match=f"{name}=-1"):
+            Optimal(**{name: -1})  # type: ignore[arg-type]
