@@ -34,14 +34,17 @@ def test_counts_follow_from_the_tokens() -> None:
     assert (stats.new_tokens, stats.trusted, stats.accepted) == (5, 3, 1)
     assert stats.mean_drift == pytest.approx(0.15)
     assert stats.drift_coverage == 0.8
+    assert stats.worst_drift == 0.4 and stats.drift_sum == pytest.approx(0.6)
     record.tokens[-1].drift = 1.0
     assert record.count().mean_drift == pytest.approx(0.32)
     assert stats.drift_coverage == 1.0
+    assert stats.worst_drift == 1.0 and stats.drift_sum == pytest.approx(1.6)
 
 
 def test_an_empty_record() -> None:
     stats = Record().count()
     assert (stats.new_tokens, stats.mean_drift, stats.drift_coverage) == (0, None, 0.0)
+    assert stats.worst_drift is None and stats.drift_sum is None
 
 
 def test_origins_are_their_names() -> None:

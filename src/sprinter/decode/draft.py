@@ -197,6 +197,7 @@ class Stats:
     because the cache held them from another text.
 
     ``mean_drift`` is None if no token was scored; ``tokens_per_target_call`` is None without target calls.
+    ``worst_drift`` is the largest drift of a token; None as ``mean_drift``.
     """
 
     lossless: bool = False
@@ -210,6 +211,7 @@ class Stats:
     checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included
     closing_passes: int = 0
     mean_drift: float | None = None
+    worst_drift: float | None = None
     drift_coverage: float = 0.0
     wall_s: float = 0.0
     prefill_s: float = 0.0
@@ -228,6 +230,15 @@ class Stats:
     def tokens_per_target_call(self) -> float | None:
         """New tokens per target call, without prefill."""
         return self.new_tokens / self.target_calls if self.target_calls else None
+
+    @property
+    def drift_sum(self) -> float | None:
+        """Sum of the drifts of the scored tokens; None as ``mean_drift``.
+
+        It bounds how many of them a text of the target, drawn beside this one as alike as possible, is expected to
+        have different, and if all are scored the total variation of the text.
+        """
+        return None if self.mean_drift is None else self.mean_drift * self.drift_coverage * self.new_tokens
 
     @property
     def tokens_per_s(self) -> float:
@@ -281,6 +292,8 @@ class Record:
         drifts = [token.drift for token in tokens if token.drift is not None]
         # A lossy chain rule has no drift of single positions: a mean over the others would say nothing.
         judged = any(token.drift is None and token.origin is not Origin.TRUSTED for token in tokens)
-        stats.mean_drift = sum(drifts) / len(drifts) if drifts and not judged else None
+        known = bool(drifts) and not judged
+        stats.mean_drift = sum(drifts) / len(drifts) if known else None
+        stats.worst_drift = max(drifts) if known else None
         stats.drift_coverage = len(drifts) / len(tokens) if tokens else 0.0
         return stats

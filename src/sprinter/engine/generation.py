@@ -114,6 +114,8 @@ def stats_dict(stats: Stats) -> dict[str, Any]:
         "cached_tokens": stats.cached_tokens,
         "draft_cached_tokens": stats.draft_cached_tokens,
         "mean_drift": stats.mean_drift,
+        "worst_drift": stats.worst_drift,
+        "drift_sum": stats.drift_sum,
         "drift_coverage": stats.drift_coverage,
         "tokens_per_target_call": stats.tokens_per_target_call,
         "wall_s": stats.wall_s,
