@@ -245,6 +245,19 @@ def real_headline() -> str:
     )
 
 
+def serve_headline() -> str:
+    """Failures, fairness and memory under load."""
+    runs = need("serve/load")["load"].values()
+    failed = sum(count for run in runs for how, count in run["ended"].items() if how not in ("done", "left"))
+    ratio = max(run["tokens_of_clients"]["ratio"] for run in runs)
+    growth = max(run["rss_growth"] for run in runs)
+    return (
+        f"{sum(run['texts'] for run in runs):,} streamed texts of {max(run['streams'] for run in runs)} clients, "
+        f"{failed} failed; the client with most tokens has {ratio:.2f} times those of the one with least; memory grew "
+        f"by {growth:.1%}."
+    )
+
+
 TOPICS = {
     "real": Topic(
         "a pair of instruct models: overlap, trained gates against the draft's own certainty",
@@ -280,6 +293,15 @@ TOPICS = {
             "engine/revisions": "Before and after drafts became trees",
         },
         engine_headline,
+    ),
+    "serve": Topic(
+        "the server under load, and its log-likelihoods against transformers'",
+        {
+            "serve/load": "Many streams for minutes",
+            "serve/latency": "Latency beside other servers",
+            "serve/evaluate": "lm-evaluation-harness through the server",
+        },
+        serve_headline,
     ),
     "llamacpp": Topic(
         "GGUF models against llama-cpp-python's own loop",

@@ -26,7 +26,7 @@ class Notes(Calibrated):
     taught: list[tuple[float, float]] = dataclasses.field(default_factory=list, compare=False)
 
     def learn(self, signals, overlaps, state: State) -> State:  # type: ignore[no-untyped-def]
-        self.taught += zip(signals["entropy"].tolist(), overlaps.tolist(), strict=True)
+        self.taught.extend(zip(signals["entropy"].tolist(), overlaps.tolist(), strict=True))
         return Calibrated.learn(self, signals, overlaps, state)
 
 
@@ -36,7 +36,7 @@ def written(method: Method, length: int = 80, seed: int = 3, complete: bool = Fa
 
 def test_it_is_taught_the_overlap_of_each_draft_token() -> None:
     rule = Notes(rate=0.3)
-    record = written(Method(stop=rule, cap=6))
+    record = written(Method(stop=rule, cap=3))
     known, ids = {}, [0, *(token.id for token in record.tokens)]
     for end in range(1, len(ids) + 1):
         for refused in ([], *([x] for x in range(4)), *([x, y] for x in range(4) for y in range(4))):
@@ -44,9 +44,7 @@ def test_it_is_taught_the_overlap_of_each_draft_token() -> None:
             q = PAIR.q(prefix)
             known[round(float(entropy(q)), 9)] = float(overlap(PAIR.p(prefix), q))
     shared = [(at, beta) for at, beta in rule.taught if round(at, 9) in known]
-    assert len(rule.taught) > 60 and len(shared) > 0.8 * len(rule.taught), (
-        "all but those behind longer refused runs"
-    )
+    assert len(rule.taught) > 60 and len(shared) == len(rule.taught)
     assert all(beta == pytest.approx(known[round(at, 9)], abs=1e-12) for at, beta in shared)
     assert len(rule.taught) == record.stats.drafted
 
@@ -54,13 +52,13 @@ def test_it_is_taught_the_overlap_of_each_draft_token() -> None:
 def test_rate_is_a_probability() -> None:
     """Tokens before the last of a run were expected to be accepted, and about as often as that they are."""
     fit = Calibrated(memory=5000)
-    margins = torch.linspace(0.05, 1.3, 400, dtype=torch.float64)
-    chance = torch.sigmoid(2.0 - 3.0 * margins)
+    entropies = torch.linspace(0.05, 4.0, 400, dtype=torch.float64)
+    chance = torch.sigmoid(-0.5 - 1.5 * entropies.log())
     state = fit.start()
     for _ in range(8):
-        state = fit.learn({"entropy": margins}, chance, state)
+        state = fit.learn({"entropy": entropies}, chance, state)
     for rate in (0.2, 0.5, 0.8):
-        stops, _ = Calibrated(rate, memory=5000).stop({"entropy": margins}, state)
+        stops, _ = Calibrated(rate, memory=5000).stop({"entropy": entropies}, state)
         edge = chance[stops].max() if bool(stops.any()) else torch.tensor(0.0)
         assert abs(float(edge) - rate) < 0.08, (rate, float(edge))
 

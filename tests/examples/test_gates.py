@@ -25,15 +25,15 @@ def test_gates_load_and_have_a_card(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == FILES
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"{gate.tau:.4f}" in card and config["draft_id"].split("/")[-1] in card
+    assert f"{config['tau']:.4f}" in card and config["draft_id"].split("/")[-1] in card
     assert "/work" not in card + json.dumps(config) and "/root" not in card + json.dumps(config)
     features = {
         "hidden": torch.zeros(3, config["hidden_size"]),
         "entropy": torch.tensor([0.0, 1.0, 3.0]),
         "max_q": torch.tensor([1.0, 0.6, 0.1]),
-        "top_q": torch.tensor([[1.0, *[0.0] * 9], [0.6, 0.4, *[0.0] * 8], [0.1] * 10]),
+        "top_q(k=10)": torch.tensor([[1.0, *[0.0] * 9], [0.6, 0.4, *[0.0] * 8], [0.1] * 10]),
     }
-    scores = gate({name: features[name] for name in ("hidden", "entropy", "max_q", "top_q")})
+    scores = gate({name: features[name] for name in gate.features})
     assert scores.tolist() == sorted(scores.tolist(), reverse=True), (
         "the surer the draft, the higher the score"
     )

@@ -97,7 +97,10 @@ class Untrusted(StopRule):
                 {**signals, "drafted": waiting}, rest
             )  # ``under`` counts the tail's tokens
             stop = stop | (begun & ended)
-            rest = tuple(torch.where(begun, new, old) for new, old in zip(after, rest, strict=True))
+            rest = tuple(
+                old if new is old else torch.where(begun, new, old)  # a fit has a shape of its own
+                for new, old in zip(after, rest, strict=True)
+            )
         return stop, (waiting, *rest)
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
