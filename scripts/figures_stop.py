@@ -183,17 +183,17 @@ def _svip() -> Figure:
 
 @figure("calibrated")
 def _calibrated() -> Figure:
-    fig, ax = stop_figure("calibrated(rate=0.5)", 0)
+    fig, ax = stop_figure("calibrated(rate=0.4)", 0)
     rule, h = Calibrated(), torch.linspace(0.02, 3.4, 80, dtype=torch.float64)
-    certainty(ax, rule, "entropy", "H(q), nats", "What it learns; line: rate")
+    certainty(ax, rule, "entropy", "H(q), nats", "First token of a run; what it learns")
     for new, color in ((0, GREY), (40, PURPLE), (400, BLUE)):
         fit = follow(parse_method("calibrated"), new).record.rules if new else None
         state = rule.start() if fit is None else fit.stop_state
-        chance = Regression(rule.signal, rule.memory).predict({"entropy": h}, state)
-        ax.plot(h, chance, color=color, lw=1.4, label=f"fit after {int(state[2])} verdicts")
+        chance = Regression(rule.signal, rule.memory).predict({"entropy": h}, state[1:])
+        ax.plot(h, chance, color=color, lw=1.4, label=f"{int(state[-1])} verdicts")
     ax.axhline(rule.rate, color=INK, lw=0.8, ls=":")
     ax.set_xlim(0, 3.4)
-    legend_left(fig, ax)
+    ax.legend(loc="upper right", fontsize=7.5)
     return fig
 
 
@@ -211,7 +211,7 @@ def _optimal() -> Figure:
     ax.axhline(rule.step + rule.token, color=RED, lw=1.2, label="its cost")
     ax.set(xlabel="tokens drafted", ylim=(0, None), title="Gain of another draft token")
     ax.set_ylabel("target passes")
-    legend_left(fig, ax)
+    ax.legend(loc="upper right", fontsize=7.5)
     return fig
 
 

@@ -50,7 +50,7 @@ def test_it_is_taught_the_overlap_of_each_draft_token() -> None:
 
 
 def test_rate_is_a_probability() -> None:
-    """Tokens before the last of a run were expected to be accepted, and about as often as that they are."""
+    """Of the first token of a run: that it is accepted. Of a later one: that all before it are accepted too."""
     fit = Calibrated(memory=5000)
     entropies = torch.linspace(0.05, 4.0, 400, dtype=torch.float64)
     chance = torch.sigmoid(-0.5 - 1.5 * entropies.log())
@@ -61,6 +61,12 @@ def test_rate_is_a_probability() -> None:
         stops, _ = Calibrated(rate, memory=5000).stop({"entropy": entropies}, state)
         edge = chance[stops].max() if bool(stops.any()) else torch.tensor(0.0)
         assert abs(float(edge) - rate) < 0.08, (rate, float(edge))
+    rule, run = Calibrated(0.5, memory=5000), Calibrated().begin_round(state)
+    own = float(torch.sigmoid(rule._regression._features({"entropy": torch.tensor(0.3)}) @ run[1]))
+    for length in range(1, 9):
+        stop, run = rule.stop({"entropy": torch.tensor(0.3)}, run)
+        assert bool(stop) == (own**length < 0.5)
+    assert 0.5**0.5 < own < 0.99 and bool(stop)
 
 
 def test_a_higher_rate_drafts_less_and_wastes_less() -> None:
@@ -80,14 +86,14 @@ def test_metering_does_not_change_what_it_learns() -> None:
     assert all(
         torch.equal(*parts) for parts in zip(one.rules.stop_state, other.rules.stop_state, strict=True)
     )
-    assert int(one.rules.stop_state[3]) > 20, "the tail's rule has learned"
+    assert int(one.rules.stop_state[4]) > 20, "the tail's rule has learned"
 
 
 def test_a_tail_and_a_trust_rule_learn_from_the_same_verdicts() -> None:
     method = Method(trust=Online("margin", after=2), stop=Untrusted(tail=2, under=Calibrated(0.4)), cap=5)
     record = written(method)
     assert record.rules is not None
-    assert int(record.rules.trust_state[2]) == int(record.rules.stop_state[3]) > 10
+    assert int(record.rules.trust_state[2]) == int(record.rules.stop_state[4]) > 10
     check_stop(Untrusted(tail=1, under=Calibrated(0.4)))
 
 

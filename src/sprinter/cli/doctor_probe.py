@@ -28,7 +28,7 @@ PAYS = 1.05
 """Least expected speed-up of a method that is said to pay: the loop's own time is not part of the expectation."""
 _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
-    "calibrated": ("calibrated(rate={:g})", (0.3, 0.5, 0.7)),
+    "calibrated": ("calibrated(rate={:g})", (0.2, 0.4, 0.6)),
     "lookup": ("lookup", (0.0,)),
     "sprinter": ("sprinter(tau={:g})", (0.6, 0.7, 0.8, 0.9)),
     "certain": ("certain(threshold={:g})", (0.3, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0)),

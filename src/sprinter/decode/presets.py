@@ -144,8 +144,8 @@ def adaedl() -> Method:
 
 
 @preset("calibrated", "of this project; logistic regression, updated by the target's verdicts")
-def calibrated(*, rate: float = 0.5, signal: str = "entropy") -> Method:
-    """Exact speculative decoding that stops a run where a token's chance, learned while decoding, is low."""
+def calibrated(*, rate: float = 0.4, signal: str = "entropy") -> Method:
+    """Exact speculative decoding that stops a run where its chance, learned while decoding, is low."""
     return Method(stop=Calibrated(rate, signal), cap=40)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sprinter.decode.checks import ranged
@@ -20,19 +21,19 @@ __all__ = ["Calibrated"]
 @STOP.rule("calibrated")
 @dataclass(frozen=True, slots=True)
 class Calibrated(StopRule):
-    """Stops at a token whose expected chance of being accepted is below ``rate``.
+    """Stops at a token whose expected chance of being accepted, with all before it in the run, is below ``rate``.
 
-    The chance is predicted by a logistic regression on the draft's certainty, fitted to the target's verdicts so far
-    (``decode.regression``, as in the trust rule ``online``), so that the threshold means the same on every pair and
-    text. Before the first verdict the certainty itself counts as the log-odds.
+    Each token's own chance is predicted by a logistic regression on the draft's certainty, fitted to the target's
+    verdicts so far (``decode.regression``, as in the trust rule ``online``), so that the threshold means the same on
+    every pair and text. Before the first verdict the certainty itself counts as the log-odds.
 
     Args:
-        rate: least predicted chance at which a run goes on, in [0, 1].
+        rate: least chance at which a run goes on, in [0, 1].
         signal: one or more of margin, entropy and max_prob, joined by "+".
         memory: number of verdicts after which one has lost most of its weight.
     """
 
-    rate: float = 0.5
+    rate: float = 0.4
     signal: str = "entropy"
     memory: int = 500
 
@@ -55,17 +56,22 @@ class Calibrated(StopRule):
         return True
 
     def start(self) -> State:
-        """(weights ``[k + 1]``, bias last; their precision ``[k + 1, k + 1]``; number of verdicts)."""
-        return self._regression.start()
+        """(chance that all of the run is accepted, the regression's fit...)."""
+        return (torch.ones((), dtype=torch.float64), *self._regression.start())
 
     def possible(self, state: State) -> bool:
-        """Whether the precision is symmetric and positive, and the count not negative."""
-        return self._regression.possible(state)
+        """Whether the chance is in [0, 1] and the fit possible."""
+        return 0 <= float(state[0]) <= 1 and self._regression.possible(state[1:])
+
+    def begin_round(self, state: State) -> State:
+        """Nothing is drafted yet."""
+        return (torch.ones_like(state[0]), *state[1:])
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Decide predicted chance < rate."""
-        return ~reaches(self._regression.predict(signals, state), self.rate), state
+        """Decide chance of the run < rate."""
+        chance = state[0] * self._regression.predict(signals, state[1:])
+        return ~reaches(chance, self.rate), (chance, *state[1:])
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """One Newton step a verdict."""
-        return self._regression.learn(signals, overlaps, state)
+        return (state[0], *self._regression.learn(signals, overlaps, state[1:]))
