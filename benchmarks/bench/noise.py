@@ -147,7 +147,7 @@ def main() -> None:
     """Run 20 times, saving after each."""
     args = arguments(__doc__, tuning_prompts=0)
     began = time.time()
-    pair = sprinter.load_pair()
+    pair = sprinter.load_pair(compile=False)
     prompts = heldout_prompts(args.data, args.prompts)
     suite = Suite("heldout", tuple(Sample(str(i), "", (text,)) for i, text in enumerate(prompts)), NEW_TOKENS)
     runs: list[list[dict[str, Any]]] = []

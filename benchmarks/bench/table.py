@@ -97,7 +97,7 @@ def main() -> None:
     ]
     settings = BenchSettings(temperatures=tuple(args.temperatures), bases=BASES)
     results = run_bench(
-        sprinter.load_pair(),
+        sprinter.load_pair(compile=False),
         parse_arms([*ARMS, *args.more]),
         suites,
         settings,

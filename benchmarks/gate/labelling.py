@@ -177,7 +177,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     began = time.time()
-    pair = sprinter.load_pair()
+    pair = sprinter.load_pair(compile=False)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         speeds = {what: speed(pair, args.data, files, args.steps, folder) for what, files in TEXTS.items()}

@@ -64,7 +64,9 @@ def main() -> None:
     args = parser.parse_args()
     began, folder = time.time(), args.work / "builtin"
     if SMOKE:
-        make_gates(sprinter.load_pair(), args.data, list(GATES), 40, folder)  # what study.py would have left
+        make_gates(
+            sprinter.load_pair(compile=False), args.data, list(GATES), 40, folder
+        )  # what study.py would have left
     specs = [("hidden",), tuple(ALL.split(", ")), (*ALL.split(", "), "temperature")]
     positions = {}
     for spec in specs:

@@ -288,7 +288,11 @@ def main() -> None:
     parser.add_argument("--add", action="store_true", help="keep what the last results hold of other gates")
     args = parser.parse_args()
     began, names = time.time(), list(dict.fromkeys([PAPER, *args.only]))
-    pair = sprinter.load_pair(args.target, draft=args.draft) if args.target else sprinter.load_pair()
+    pair = (
+        sprinter.load_pair(args.target, draft=args.draft)
+        if args.target
+        else sprinter.load_pair(compile=False)
+    )
     gates = make_gates(pair, args.data, names, args.texts, args.work / args.name)
     prompts = heldout_prompts(args.data, args.prompts, skip=sized(100, 2))
     results: dict[str, Any] = {

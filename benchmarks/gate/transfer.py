@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=sized(400, 12))
     parser.add_argument("--prompts", type=int, default=sized(20, 2))
     args = parser.parse_args()
-    began, pair = time.time(), sprinter.load_pair()
+    began, pair = time.time(), sprinter.load_pair(compile=False)
     args.work.mkdir(parents=True, exist_ok=True)
     texts = corpora(args.data, args.texts, args.held_out)
     sources, tests = (

@@ -96,7 +96,7 @@ def enumerated() -> dict[str, Any]:
 
 def builtin(data: Path, prompts: int) -> list[dict[str, Any]]:
     """One row a temperature and draft length: block over exact."""
-    pair, texts, rows = sprinter.load_pair(), heldout_prompts(data, prompts), []
+    pair, texts, rows = sprinter.load_pair(compile=False), heldout_prompts(data, prompts), []
     for temperature in TEMPERATURES:
         arms: dict[str, Arm] = {}
         for gamma in GAMMAS:

@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--greedy-prompts", type=int, default=sized(50, 2))
     args = parser.parse_args()
     began = time.time()
-    pair, peer = sprinter.load_pair(), Transformers()
+    pair, peer = sprinter.load_pair(compile=False), Transformers()
     texts = heldout_prompts(args.data, max(args.prompts, args.greedy_prompts))
     prompts = [pair.tokenizer(text)["input_ids"] for text in texts]
     exact, lenient = f"speculative(gamma={GAMMA})", f"lenient(w={WEIGHT}, gamma={GAMMA})"

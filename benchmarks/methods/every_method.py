@@ -153,7 +153,7 @@ def main() -> None:
     """Tune, measure, write."""
     args = arguments(__doc__, tuning_prompts=12, again=True)
     began = time.time()
-    pair = sprinter.load_pair()
+    pair = sprinter.load_pair(compile=False)
     tuning = heldout_prompts(args.data, args.tuning_prompts, skip=args.prompts)
     prompts = heldout_prompts(args.data, args.prompts)
     if args.again:

@@ -90,7 +90,7 @@ def main() -> None:
     """Tune, measure, write."""
     args = arguments(__doc__, tuning_prompts=8)
     began = time.time()
-    pair = sprinter.load_pair()
+    pair = sprinter.load_pair(compile=False)
     tuning = heldout_prompts(args.data, args.tuning_prompts, skip=args.prompts)
     prompts = heldout_prompts(args.data, args.prompts)
     rows: list[dict[str, Any]] = []

@@ -146,7 +146,7 @@ def run_parts(name: str, doc: str, parts: Mapping[str, Part], new_tokens: int, *
     )
     args = parser.parse_args()
     began, settings = time.time(), {option: getattr(args, option) for option in counts}
-    done, pair = _earlier(name, settings, args, parts), sprinter.load_pair()
+    done, pair = _earlier(name, settings, args, parts), sprinter.load_pair(compile=False)
     for part, work in parts.items():
         if part not in done:
             started = time.time()

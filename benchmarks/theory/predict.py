@@ -270,7 +270,7 @@ def main() -> None:
     parser.add_argument("--measured-only", action="store_true", help="stop before the predictions")
     args = parser.parse_args()
     began = time.time()
-    pair = sprinter.load_pair()
+    pair = sprinter.load_pair(compile=False)
     every = heldout_prompts(args.data, 3 * args.prompts)
     measured_on = every[::3]
     others = [prompt for i, prompt in enumerate(every) if i % 3]
