@@ -246,15 +246,22 @@ def real_headline() -> str:
 
 
 def serve_headline() -> str:
-    """Failures, fairness and memory under load."""
-    runs = need("serve/load")["load"].values()
+    """Log-likelihoods; failures, fairness and memory under load."""
+    scored = need("serve/evaluate")["rows"][0]
+    told = (
+        f"{scored['equal']} of {scored['items']} log-likelihoods through lm-evaluation-harness are transformers' "
+        f"(largest difference {scored['largest_difference']:.0e} nats)."
+    )
+    under_load = load("serve/load")
+    if under_load is None:
+        return told
+    runs = list(under_load["load"].values())
     failed = sum(count for run in runs for how, count in run["ended"].items() if how not in ("done", "left"))
     ratio = max(run["tokens_of_clients"]["ratio"] for run in runs)
     growth = max(run["rss_growth"] for run in runs)
     return (
-        f"{sum(run['texts'] for run in runs):,} streamed texts of {max(run['streams'] for run in runs)} clients, "
-        f"{failed} failed; the client with most tokens has {ratio:.2f} times those of the one with least; memory grew "
-        f"by {growth:.1%}."
+        f"{told} {sum(run['texts'] for run in runs):,} streamed texts of {max(run['streams'] for run in runs)} "
+        f"clients: {failed} failed; most over least tokens of a client {ratio:.2f}; memory grew by {growth:.1%}."
     )
 
 
