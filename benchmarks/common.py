@@ -18,7 +18,7 @@ import numpy as np
 
 import sprinter
 from benchmarks.smoke import SMOKE, made_up_data, scratch, sized
-from sprinter.bench.environment import environment
+from sprinter.bench.environment import environment as present_environment
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import load_suite
 from sprinter.engine.generation import Generation
@@ -32,8 +32,15 @@ T = TypeVar("T")
 RESULTS = scratch("results") if SMOKE else ROOT / "benchmarks" / "results"
 PROMPT_WORDS = 200
 NEW_TOKENS = sized(64, 8)
+COMMIT = present_environment()["commit"]
+"""Of the code that runs: read before the script writes results, which change the working tree."""
 TEMPERATURES = sized((1.0, 0.7, 0.0), (1.0, 0.0))
 GAMMAS = sized((1, 2, 3, 4, 5, 6), (1, 2))
+
+
+def environment() -> dict[str, Any]:
+    """Machine, threads, versions and the commit at the script's start."""
+    return {**present_environment(), "commit": COMMIT}
 
 
 def heldout_prompts(data: Path, count: int, skip: int = 0, longest: int = PROMPT_WORDS) -> list[str]:
