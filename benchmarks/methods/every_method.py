@@ -3,8 +3,9 @@
     python benchmarks/methods/every_method.py --data DIR
 
 60 paragraphs that the pair was not trained on, 64 new tokens, temperatures 0, 0.7 and 1, meter complete, arms
-interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed; the dials of opt,
-uno, fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 to 10 values, read off by interpolation).
+interleaved prompt by prompt. On 12 other paragraphs are set: γ, SVIP's h and AdaEDL's λ0 for speed (``optimal`` has
+measured costs instead); the dials of opt, uno, fuzzy, mentored and the gate for mean drift 0.05, 0.10 and 0.20 (7 to 10
+values, read off by interpolation).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from benchmarks.common import (
     write_results,
 )  # fmt: skip
 from benchmarks.smoke import sized
+from sprinter.theory.passes import measure_passes
 
 DRIFTS = sized((0.05, 0.10, 0.20), (0.10,))
 SVIP_H = sized((0.3, 0.45, 0.6, 0.75, 0.9, 1.1), (0.6,))
@@ -53,7 +55,9 @@ FIXED = (
     "specdec++", "disco",
     "heuristic", "confidence(c=0.4)", "lookup(n=3, gamma=5)", "batch(drafts=2, gamma={gamma})",
     "specinfer(drafts=2, gamma={gamma})", "spectr(drafts=2, gamma={gamma})",
-    "lenient(w=0.8, gamma={gamma})", "typical(gamma={gamma})", "bild", "random(rate=0.5, gamma={gamma})",
+    "block(gamma={gamma})", "calibrated", "lenient(w=0.8, gamma={gamma})", "typical(gamma={gamma})",
+    "bild", "random(rate=0.5, gamma={gamma})",
+    "cascade(gamma={gamma})", "relaxed(gamma={gamma})", "threshold(single=0.5, gamma={gamma})",
     "coin(rate=0.5)", "allocation(share=0.5)", "draft-only",
 )  # fmt: skip
 TAILS = (0, 2, 4)
@@ -69,6 +73,7 @@ def tune(pair: sprinter.Pair, prompts: list[str], temperature: float) -> dict[st
         pair, [f"stop=adaedl(threshold={v}),cap=40" for v in ADAEDL_LAMBDA], prompts, temperature
     )
     settings: dict[str, Any] = {"gamma": gamma, "speeds": {**speeds, **svip, **adaedl}}
+    settings["optimal"] = measure_passes(pair, sampling=sprinter.Sampling(temperature)).optimal
     settings |= {"svip": next(iter(svip)), "adaedl": next(iter(adaedl)), "dials": {}, "curves": {}}
     for name in DIALS:
         tune_dial(pair, prompts, temperature, name, settings)
@@ -94,8 +99,10 @@ def arms_of(settings: dict[str, Any]) -> dict[str, str]:
     gamma = settings["gamma"]
     arms = {"autoregressive": "autoregressive", "speculative": f"speculative(gamma={gamma})"}
     arms |= {"svip (tuned)": settings["svip"], "adaedl (tuned)": settings["adaedl"]}
+    arms["optimal (measured costs)"] = settings["optimal"]
     arms |= {spec.split("(")[0]: spec.format(gamma=gamma) for spec in FIXED} | settings["dials"]
     inside = settings["dials"]["sprinter @ 0.10"].removesuffix(")")
+    arms["sprinter @ 0.10, head 8"] = f"{inside}, head=8)"
     return arms | {f"sprinter @ 0.10, tail {k}": f"{inside}, tail={k})" for k in TAILS if k}
 
 

@@ -119,7 +119,7 @@ def _methods(
     gamma = _best_gamma(float(overlap(recording.p, recording.q).mean()), times)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
     tried["block"] = [f"block(gamma={gamma})"]
-    tried["optimal"] = [_optimal(times)]
+    tried["optimal"] = [times.optimal]
     for name, (spec, values) in _DIALS.items():
         if name != "sprinter" or pair.gate is not None:
             tried[name] = [spec.format(value) for value in values]
@@ -147,13 +147,6 @@ def _best_gamma(overlap: float, times: PassTimes) -> int:
         return float(expected_tokens(overlap, gamma)) / round_s
 
     return max(_GAMMAS, key=speed)
-
-
-def _optimal(times: PassTimes) -> str:
-    """The stop rule that weighs costs, with the costs of this machine."""
-    one, most = times.pass_s(1), max(times.target_s)
-    token = max(0.0, times.pass_s(most) / one - 1) / max(1, most - 1)
-    return f"optimal(step={times.draft_s / one:.2g}, token={token:.2g})"
 
 
 def _row(spec: str, lossless: bool, run: Replay, times: PassTimes) -> dict[str, Any]:

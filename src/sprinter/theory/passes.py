@@ -51,6 +51,13 @@ class PassTimes:
         asked = run.target_calls * self.pass_s(run.read / run.target_calls) if run.target_calls else 0.0
         return (drafted + asked) / run.tokens
 
+    @property
+    def optimal(self) -> str:
+        """The method ``optimal`` with these costs: a draft step, and each further token of a target pass."""
+        one, most = self.pass_s(1), max(self.target_s)
+        token = max(0.0, self.pass_s(most) / one - 1) / max(1, most - 1)
+        return f"optimal(step={self.draft_s / one:.2g}, token={token:.2g})"
+
     def speed_up(self, run: Replay) -> float:
         """Speed of a replay relative to plain decoding with the target."""
         return self.target_s[1] / self.token_s(run)
