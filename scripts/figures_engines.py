@@ -23,9 +23,9 @@ from figures_base import (
     law_pairs,
     plane,
 )
-from sprinter.decode.accept import Block, Cascade, ChainRule, Exact, Fly, Relaxed, Threshold
+from sprinter.decode.accept import Block, Cactus, Cascade, ChainRule, Exact, Fly, Relaxed, Threshold
 from sprinter.decode.accept.cascade import DEFERRALS
-from sprinter.laws import tv_distance
+from sprinter.laws import kl_divergence, tv_distance
 
 STEPS = range(1, 9)
 
@@ -78,6 +78,53 @@ def _fly() -> Figure:
     return chain_panels(
         {"fly(window=2)": Fly(window=2), "exact": Exact(), "fly(window=4)": Fly(window=4)}, 8, 5
     )
+
+
+@figure("cactus")
+def _cactus() -> Figure:
+    fig, (left, right) = canvas(3.1, ncols=2)
+    p, q = (laws[:60] for laws in law_pairs())
+    for delta, color, mark in ((0.01, PURPLE, "^"), (0.1, GREEN, "o"), (0.5, BLUE, "s")):
+        kl = [
+            float(kl_divergence(position_law(Cactus(delta), *pair), pair[0]))
+            for pair in zip(p, q, strict=True)
+        ]
+        shown = sorted(one / delta for one in kl)
+        left.plot(
+            [i / len(shown) for i in range(len(shown))],
+            shown,
+            mark,
+            color=color,
+            ms=3,
+            label=f"δ = {delta:g}",
+        )
+    left.axhline(1, color=INK, lw=1)
+    left.set(xlabel="share of 60 pairs of laws", ylabel="KL(π‖p) / δ", ylim=(0, None))
+    left.set_title("The bound, and what π does")
+    left.legend(loc="upper left")
+    for delta, color, line in ((0.0, GREY, "--"), (0.1, GREEN, "-"), (0.5, BLUE, ":")):
+        kept = [float(staying(Cactus(delta), n, *drafts(5)).sum(-1).mean()) for n in STEPS]
+        right.plot(STEPS, kept, line, marker="o", color=color, ms=4, label=f"δ = {delta:g}")
+    right.set(
+        xlabel="draft length",
+        ylabel="draft tokens kept a round",
+        ylim=(0, None),
+        title="200 drafts, random laws",
+    )
+    right.legend()
+    return fig
+
+
+def position_law(rule: ChainRule, p: Tensor, q: Tensor) -> Tensor:
+    """π of a single position: the mean of the outcomes over the drafted token."""
+    both = torch.stack([p, p])
+    made = torch.zeros_like(p)
+    for x, chance in enumerate(q.tolist()):
+        if chance > 0:
+            outcomes = rule.outcomes([x], both, q.unsqueeze(0))
+            made += chance * outcomes[0]
+            made[x] += chance * outcomes[1].sum()
+    return made
 
 
 @figure("relaxed")

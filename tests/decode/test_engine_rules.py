@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Cascade, Exact, Fly, GreedyMatch, Relaxed, Threshold
+from sprinter.decode.accept import Cactus, Cascade, Exact, Fly, GreedyMatch, Relaxed, Threshold
 from sprinter.decode.conformance import check_accept, law_pairs
 from sprinter.decode.draft import LawPair
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.errors import UserError
-from sprinter.laws import tv_distance
+from sprinter.laws import kl_divergence, tv_distance
 
 
 def laws(count: int = 300) -> tuple[Tensor, Tensor]:
@@ -99,6 +99,43 @@ def test_fly_is_what_its_coins_say(rule: Fly) -> None:
     assert mutant > 0 and forgave > 0, "no draft of these laws is forgiven anything"
 
 
+def cactus_law(rule: Cactus, p: Tensor, q: Tensor) -> Tensor:
+    """π of one position, token by token as the paper's algorithm has it."""
+    law = torch.zeros_like(p)
+    for x, drawn in enumerate(q.tolist()):
+        h = min(1.0, float(p[x]) + (2 * rule.delta * float(p[x]) * (1 - float(p[x]))) ** 0.5)
+        keep = min(1.0, h / drawn) if drawn > 0 else 1.0
+        law[x] += drawn * keep
+        if drawn * (1 - keep) > 0:
+            raised = p * (1 - h) / (1 - p[x])
+            raised[x] = h
+            left = (raised - q).clamp(min=0)
+            law += drawn * (1 - keep) * left / left.sum()
+    return law
+
+
+@pytest.mark.parametrize(("delta", "least"), [(0.01, 5.0), (0.1, 2.0), (0.5, 1.0)])
+def test_cactus_does_not_keep_its_bound(delta: float, least: float) -> None:
+    """Its declared chances are those of the paper's algorithm, and KL(π‖p) of a position exceeds delta."""
+    rule, worst = Cactus(delta), 0.0
+    for p, q in itertools.islice(law_pairs(200), 10, None):
+        declared = torch.zeros_like(p)
+        for x, drawn in enumerate(q.tolist()):
+            if drawn > 0:
+                outcomes = rule.outcomes([x], torch.stack([p, p]), q.unsqueeze(0))
+                declared += drawn * outcomes[0]
+                declared[x] += drawn * outcomes[1].sum()
+        law = cactus_law(rule, p, q)
+        assert torch.allclose(declared, law, rtol=0, atol=1e-9)
+        if bool((p > 1e-6).all()):
+            worst = max(worst, float(kl_divergence(law, p)) / delta)
+    assert worst > least
+
+
+def test_cactus_without_slack_is_exact() -> None:
+    check_accept(Cactus(0.0))
+
+
 @pytest.mark.parametrize("deferral", ["chow", "diff", "opt"])
 def test_a_cascade_writes_one_of_the_two_laws(deferral: str) -> None:
     p, q = laws()
@@ -132,6 +169,7 @@ def test_decisions_are_taken_on_the_raw_laws() -> None:
         (lambda: Relaxed(top_k=0), "top_k=0"),
         (lambda: Relaxed(delta=1.5), "delta=1.5"),
         (lambda: Threshold(total=0), "total=0"),
+        (lambda: Cactus(-1), "delta=-1"),
         (lambda: Cascade("opts"), "did you mean 'opt'"),
         (lambda: Fly(base="exacts"), "did you mean 'exact'"),
         (lambda: Fly(window=0), "window=0"),

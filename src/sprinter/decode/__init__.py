@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Batch,
         Bild,
         Block,
+        Cactus,
         Cascade,
         ChainRule,
         Exact,
@@ -92,10 +93,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
-    "Allocated", "Batch", "Bild", "BildFallback", "Block", "Calibrated", "Cascade", "Certain", "Chain", "ChainRule",
-    "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy",
-    "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method", "Model",
-    "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose",
+    "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain", "Chain",
+    "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly",
+    "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method",
+    "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose",
     "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State",
     "Stats", "StopRule", "Svip", "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict",
     "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table",
@@ -107,9 +108,9 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "sprinter.decode.accept": (
-            "AcceptRule", "Batch", "Bild", "Block", "Cascade", "ChainRule", "Exact", "Fly", "Fuzzy", "GreedyMatch",
-            "Judge", "Lenient", "Mentored", "Opt", "RandomAccept", "Relaxed", "SeveralRule", "SpecInfer", "SpecTr",
-            "Threshold", "Typical", "Uno",
+            "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Exact", "Fly", "Fuzzy",
+            "GreedyMatch", "Judge", "Lenient", "Mentored", "Opt", "RandomAccept", "Relaxed", "SeveralRule",
+            "SpecInfer", "SpecTr", "Threshold", "Typical", "Uno",
         ),
         "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),

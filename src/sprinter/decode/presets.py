@@ -11,6 +11,7 @@ from sprinter.decode.accept import (
     Batch,
     Bild,
     Block,
+    Cactus,
     Cascade,
     Fly,
     Fuzzy,
@@ -245,6 +246,12 @@ def threshold(*, single: float = 1.0, total: float = 1.0, gamma: int = 5) -> Met
 def cascade(*, deferral: str = "opt", alpha: float = 0.5, gamma: int = 5) -> Method:
     """Keep all tokens where the draft is sure enough beside the target; elsewhere accept exactly."""
     return Method(stop=Fixed(gamma), accept=Cascade(deferral, alpha))
+
+
+@preset("cactus", "Cactus (ICLR 2026)")
+def cactus(*, delta: float = 0.1, gamma: int = 5) -> Method:
+    """Exact acceptance with a slack in KL around the drafted token, as published."""
+    return Method(stop=Fixed(gamma), accept=Cactus(delta))
 
 
 @preset("random", "Fuzzy Speculative Decoding, Appendix E")

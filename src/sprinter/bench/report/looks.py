@@ -33,7 +33,7 @@ _KNOWN = {
     "autoregressive": "target",
     **dict.fromkeys(("sprinter",), "gate"),
     **dict.fromkeys(("batch", "specinfer", "spectr", "lookup"), "several"),
-    **dict.fromkeys(("opt", "uno", "mentored", "lenient"), "slack"),
+    **dict.fromkeys(("opt", "uno", "mentored", "lenient", "cactus"), "slack"),
     **dict.fromkeys(("fuzzy", "typical", "bild", "cascade", "relaxed", "threshold", "fly"), "position"),
     **dict.fromkeys(("draft-only", "allocation", "coin", "random"), "baseline"),
 }

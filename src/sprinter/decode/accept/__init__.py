@@ -5,6 +5,7 @@ Every rule computes its own law π: tests check identities on it, and the meter 
 
 from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge
 from sprinter.decode.accept.block import Block
+from sprinter.decode.accept.cactus import Cactus
 from sprinter.decode.accept.cascade import Cascade
 from sprinter.decode.accept.choice import Bild, GreedyMatch, RandomAccept, Typical
 from sprinter.decode.accept.engines import Relaxed, Threshold
@@ -21,6 +22,7 @@ __all__ = [
     "Batch",
     "Bild",
     "Block",
+    "Cactus",
     "Cascade",
     "ChainRule",
     "Exact",

@@ -1,0 +1,72 @@
+"""Cactus: acceptance with a slack in KL around the drafted token, as published (ICLR 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept.base import ChainRule
+from sprinter.decode.checks import ranged
+from sprinter.decode.draft import LawPair
+from sprinter.decode.registry import ACCEPT
+from sprinter.laws import residual, wide
+
+__all__ = ["Cactus"]
+
+
+@ACCEPT.rule("cactus")
+@dataclass(frozen=True, slots=True)
+class Cactus(ChainRule):
+    """Keeps x with probability min(1, h/q(x)), h = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))) (Cactus, ICLR 2026).
+
+    A refused x is replaced by a draw from [H - q]_+, normalised, where H is p with the probability of x raised to h and
+    the others scaled down. As H depends on the drafted token, the law of the replacement does: the law of a text is
+    stated for whole chains, and the published bound KL <= delta does not hold for the law of a position.
+
+    Args:
+        delta: slack, nats.
+    """
+
+    delta: float = 0.1
+
+    def __post_init__(self) -> None:
+        ranged(self, "delta", 0.0, 100.0)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether delta is 0: h = p, the exact rule."""
+        return self.delta == 0
+
+    @property
+    def lossless_greedy(self) -> bool:
+        """True: at temperature 0 p(x) is 0 or 1, and h = p."""
+        return True
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """The probabilities of all verdicts, ``[n + 1, V]``."""
+        ending, law_after = self.ends(tokens, p, q, control)
+        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
+
+    def ends(
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+        """How many tokens stay, and what follows them."""
+        n, at = len(tokens), torch.tensor(tokens, device=q.device).unsqueeze(-1)
+        p_of, q_of = (wide(laws[:n].gather(-1, at).squeeze(-1)) for laws in (p, q))
+        raised = (p_of + (2 * self.delta * p_of * (1 - p_of)).sqrt()).clamp(max=1)
+        keep = (raised / q_of).clamp(max=1)
+        reached = torch.cat([torch.ones_like(keep[:1]), keep.cumprod(0)])
+        ending = torch.cat([reached[:-1] * (1 - keep), reached[-1:]])
+
+        def law_after(k: int) -> Tensor:
+            if k == n:
+                return p[n]
+            others = (1 - raised[k]) / (1 - p_of[k]) if p_of[k] < 1 else torch.zeros_like(p_of[k])
+            wanted = p[k] * others.to(p)
+            wanted[tokens[k]] = raised[k].to(p)
+            return residual(wanted, q[k])
+
+        return ending, law_after
