@@ -147,29 +147,28 @@ def _drafted(
 def _declared_chains(
     rule: ChainRule, pair: MarkovPair, gamma: int, length: int
 ) -> dict[tuple[int, ...], float]:
-    """The law of texts that the outcomes imply for fixed drafts, by recursion over rounds, without the loop."""
-    law: dict[tuple[int, ...], float] = {}
+    """The law of texts that the outcomes imply for fixed drafts, round by round, without the loop."""
+    reached: dict[int, dict[tuple[int, ...], float]] = {n: {} for n in range(length + 1)}
+    reached[0] = {(): 1.0}
 
-    def begin(text: tuple[int, ...], chance: float) -> None:
-        left = length - len(text)
-        if left == 0:
-            law[text] = law.get(text, 0.0) + chance
-            return
-        drafts = min(gamma, left - 1)
-        if drafts == 0:  # a text that ends with a plain token of the target
-            for x, one in enumerate(pair.p((0, *text)).tolist()):
-                begin((*text, x), chance * one)
-            return
-        for tokens, p, q in _drafted(pair, drafts, (0, *text)):
-            drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
-            chances = rule.outcomes(tokens, p, q, LawPair(p, q) if rule.needs_raw else None)
-            for kept, row in enumerate(chances.tolist()):
-                for x, one in enumerate(row):
-                    if one > 0:
-                        begin((*text, *tokens[:kept], x), chance * drawn * one)
+    def add(text: tuple[int, ...], chance: float) -> None:
+        if chance > 0:
+            reached[len(text)][text] = reached[len(text)].get(text, 0.0) + chance
 
-    begin((), 1.0)
-    return law
+    for done in range(length):
+        drafts = min(gamma, length - done - 1)
+        for text, chance in reached[done].items():  # a round begins anew, however the text came about
+            if drafts == 0:  # a text that ends with a plain token of the target
+                for x, one in enumerate(pair.p((0, *text)).tolist()):
+                    add((*text, x), chance * one)
+                continue
+            for tokens, p, q in _drafted(pair, drafts, (0, *text)):
+                drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
+                chances = rule.outcomes(tokens, p, q, LawPair(p, q) if rule.needs_raw else None)
+                for kept, row in enumerate(chances.tolist()):
+                    for x, one in enumerate(row):
+                        add((*text, *tokens[:kept], x), chance * drawn * one)
+    return reached[length]
 
 
 def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:

@@ -16,7 +16,7 @@ from sprinter.errors import SprinterError
 from sprinter.laws import tv_distance, wide
 from sprinter.random import Draws, Purpose
 
-__all__ = ["AcceptRule", "ChainRule", "Judge", "chances", "emitted"]
+__all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "chances", "emitted"]
 
 
 _SLACK = 1e-3
@@ -191,6 +191,21 @@ class ChainRule(Judge):
         accepted = kept.index(False) if False in kept else n
         token = draws.token(law_after(accepted), round, position + accepted, Purpose.TARGET)
         return Verdict(range(accepted), token, [0.0 if self.lossless else None] * (accepted + 1))
+
+
+class LengthRule(ChainRule):
+    """A chain rule that is given by how many tokens stay and by the law after them: a subclass defines ``ends``."""
+
+    @abstractmethod
+    def ends(
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+    ) -> tuple[Tensor, Callable[[int], Tensor]]:
+        """As in ``ChainRule``."""
+
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """The probabilities of all verdicts, ``[n + 1, V]``."""
+        ending, law_after = self.ends(tokens, p, q, control)
+        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
 
 def _at_tokens(values: Tensor, tokens: Sequence[int]) -> Tensor:

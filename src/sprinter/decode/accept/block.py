@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import ChainRule
+from sprinter.decode.accept.base import LengthRule
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
@@ -18,7 +18,7 @@ __all__ = ["Block"]
 
 @ACCEPT.rule("block")
 @dataclass(frozen=True, slots=True)
-class Block(ChainRule):
+class Block(LengthRule):
     """Keeps the longest prefix that passes a test of its own (Sun et al. 2024, arXiv 2403.10444, Algorithm 2).
 
     With the weights b_0 = 1 and b_i = min(1, b_{i-1} p(x_i)/q(x_i)), and r_i = sum of [b_i p - q]_+ over the laws after
@@ -33,11 +33,6 @@ class Block(ChainRule):
     def lossless(self) -> bool:
         """True (Sun et al., Theorem 1)."""
         return True
-
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """The probabilities of all verdicts, ``[n + 1, V]``."""
-        ending, law_after = self.ends(tokens, p, q, control)
-        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
     def ends(
         self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import ChainRule
+from sprinter.decode.accept.base import LengthRule
 from sprinter.decode.checks import ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
@@ -19,7 +19,7 @@ __all__ = ["Cactus"]
 
 @ACCEPT.rule("cactus")
 @dataclass(frozen=True, slots=True)
-class Cactus(ChainRule):
+class Cactus(LengthRule):
     """Keeps x with probability min(1, h/q(x)), h = min(1, p(x) + sqrt(2 delta p(x) (1 - p(x)))) (Cactus, ICLR 2026).
 
     A refused x is replaced by a draw from [H - q]_+, normalised, where H is p with the probability of x raised to h and
@@ -44,11 +44,6 @@ class Cactus(ChainRule):
     def lossless_greedy(self) -> bool:
         """True: at temperature 0 p(x) is 0 or 1, and h = p."""
         return True
-
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """The probabilities of all verdicts, ``[n + 1, V]``."""
-        ending, law_after = self.ends(tokens, p, q, control)
-        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
     def ends(
         self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None

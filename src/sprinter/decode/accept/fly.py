@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule, ChainRule
+from sprinter.decode.accept.base import AcceptRule, LengthRule
 from sprinter.decode.accept.choice import GreedyMatch
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.checks import at_least, ranged
@@ -23,7 +23,7 @@ _BASES: dict[str, AcceptRule] = {"exact": Exact(), "greedy": GreedyMatch()}
 
 @ACCEPT.rule("fly")
 @dataclass(frozen=True, slots=True)
-class Fly(ChainRule):
+class Fly(LengthRule):
     """Keeps a refused token if the target was unsure there and its base rule accepts the tokens that follow (FLy).
 
     A refused x stays if p(x) > 0, the sum of -p ln p over the k largest p is at least ``entropy``, and the next
@@ -52,11 +52,6 @@ class Fly(ChainRule):
     def lossless_greedy(self) -> bool:
         """True: at temperature 0 a refused token has p(x) = 0."""
         return True
-
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
-        """The probabilities of all verdicts, ``[n + 1, V]``."""
-        ending, law_after = self.ends(tokens, p, q, control)
-        return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
     def ends(
         self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
