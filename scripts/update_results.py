@@ -304,8 +304,6 @@ TOPICS = {
     "serve": Topic(
         "the server under load, and its log-likelihoods against transformers'",
         {
-            "serve/load": "Many streams for minutes",
-            "serve/latency": "Latency beside other servers",
             "serve/evaluate": "lm-evaluation-harness through the server",
         },
         serve_headline,

@@ -2,8 +2,8 @@
 
 For every arm and suite: accuracy and its difference from the target's own (paired by prompt, 95 % bootstrap), drift,
 target calls and draft steps a token, and speed over the bases of the same part. Then how well drift, and other measures
-of distance, predict the loss of accuracy: over arms (Spearman's rank correlation), and over the answers of lossy arms
-to prompts that the target alone answers rightly (AUC for "this answer is wrong").
+of distance, predict the loss of accuracy: over lossy arms (Spearman's rank correlation), and within an arm, over its
+answers to prompts that the target alone gets right (AUC for "this answer is wrong").
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_rat
 
 PLAIN, EXACT = BASES
 PREDICTORS: dict[str, tuple[str, str | None]] = {
-    "mean drift": ("drift_sum", "new_tokens"),
+    "mean drift": ("drift_sum", "drift_tokens"),
     "sum of drifts": ("drift_sum", None),
     "drift of the first 16 tokens": ("drift_first", None),
     "worst drift": ("drift_most", None),
@@ -133,12 +133,17 @@ def predictor(texts: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     return tops if bottom is None else tops / np.array([text[bottom] for text in texts], dtype=float)
 
 
-def over_arms(measured: list[Measured], rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Spearman's rank correlation over arms of each measure's mean and the change of accuracy."""
+def lossy(one: Measured) -> bool:
+    """Whether an arm has drift; exact arms, whose drift is 0 by identity, say nothing about what drift does."""
+    return sum(text["drift_sum"] or 0.0 for text in one.texts.values()) > 0
+
+
+def over_arms(measured: list[Measured], rows: list[dict[str, Any]]) -> tuple[int, dict[str, float | None]]:
+    """Number of lossy arms, and over them the rank correlation of each measure's mean and the accuracy's change."""
     changes = {(row["arm"], row["part"]): row["accuracy_change"] for row in rows if row["accuracy_change"]}
-    arms = [one for one in measured if (one.arm, one.part) in changes]
+    arms = [one for one in measured if (one.arm, one.part) in changes and lossy(one)]
     change = np.array([changes[one.arm, one.part][0] for one in arms])
-    return {
+    return len(arms), {
         name: correlation(
             np.array([float(np.mean(predictor([*one.texts.values()], name))) for one in arms]), change
         )
@@ -157,36 +162,51 @@ def correlation(values: np.ndarray, change: np.ndarray) -> float | None:
 
 
 def over_answers(measured: list[Measured]) -> dict[str, Any]:
-    """AUC of each measure for a wrong answer, over lossy arms' answers to prompts that the target answers rightly.
+    """AUC of each measure for a wrong answer within an arm, over answers to prompts that the target gets right.
 
-    Intervals: bootstrap over prompts.
+    The areas of the lossy arms are averaged, weighted by their pairs of a right and a wrong answer, so that a measure
+    that only tells the arms apart has 0.5. Intervals: bootstrap over prompts.
     """
     plain = {
         (one.part, prompt): text for one in measured if one.arm == PLAIN for prompt, text in one.texts.items()
     }
-    found = [
-        (prompt, text)
-        for one in measured
-        if sum(text["drift_sum"] for text in one.texts.values()) > 0
-        for prompt, text in one.texts.items()
-        if plain.get((one.part, prompt), {}).get("right") and text["right"] is not None
-    ]
-    texts = [text for _, text in found]
-    wrong = np.array([not text["right"] for text in texts], dtype=bool)
-    if len(texts) < 20 or wrong.all() or not wrong.any():
-        return {"answers": len(texts), "wrong": int(wrong.sum()), "auc": {}}
-    prompts = sorted({prompt for prompt, _ in found})
-    of = [np.array([i for i, (prompt, _) in enumerate(found) if prompt == one]) for one in prompts]
+    arms: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for one in measured:
+        if lossy(one) and one.arm not in arms:  # an arm of several parts counts once
+            arms[one.arm] = [
+                (prompt, text)
+                for prompt, text in one.texts.items()
+                if plain.get((one.part, prompt), {}).get("right") and text["right"] is not None
+            ]
+    pooled = [(arm, prompt, text) for arm, answers in arms.items() for prompt, text in answers]
+    wrong = np.array([not text["right"] for *_, text in pooled], dtype=bool)
+    found: dict[str, Any] = {"answers": len(pooled), "wrong": int(wrong.sum()), "auc": {}}
+    if len(pooled) < 20 or wrong.all() or not wrong.any():
+        return found
+    prompts = sorted({prompt for _, prompt, _ in pooled})
+    of = [np.array([i for i, (_, prompt, _) in enumerate(pooled) if prompt == one]) for one in prompts]
+    number = np.array([list(arms).index(arm) for arm, *_ in pooled])
     chance = np.random.default_rng(0)
-    samples = [np.concatenate([of[i] for i in chance.integers(len(of), size=len(of))]) for _ in range(500)]
-    areas: dict[str, BootstrapInterval] = {}
+    samples = [np.concatenate([of[i] for i in chance.integers(len(of), size=len(of))]) for _ in range(300)]
     for name in PREDICTORS:
-        values = predictor(texts, name)
-        if not np.isnan(values).any():
-            drawn = [area(values[rows], wrong[rows]) for rows in samples if 0 < wrong[rows].sum() < len(rows)]
-            low, high = np.percentile(drawn, [2.5, 97.5])
-            areas[name] = (area(values, wrong), float(low), float(high))
-    return {"answers": len(texts), "wrong": int(wrong.sum()), "auc": areas}
+        values = predictor([text for *_, text in pooled], name)
+        if np.isnan(values).any():
+            continue
+        drawn = [within(values[rows], wrong[rows], number[rows]) for rows in samples]
+        low, high = np.nanpercentile(drawn, [2.5, 97.5])
+        found["auc"][name] = (within(values, wrong, number), float(low), float(high))
+    return found
+
+
+def within(values: np.ndarray, wrong: np.ndarray, arm: np.ndarray) -> float:
+    """Mean of the arms' areas, weighted by pairs; NaN if no arm has right and wrong answers."""
+    top = bottom = 0.0
+    for one in np.unique(arm):
+        mine = arm == one
+        pairs = float(wrong[mine].sum() * (~wrong[mine]).sum())
+        if pairs:
+            top, bottom = top + pairs * area(values[mine], wrong[mine]), bottom + pairs
+    return top / bottom if bottom else float("nan")
 
 
 def area(values: np.ndarray, wrong: np.ndarray) -> float:
@@ -211,17 +231,15 @@ def collect(parts: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], str
     for suite, temperature in sorted({(row["suite"], row["temperature"]) for row in rows}):
         block = [row for row in rows if (row["suite"], row["temperature"]) == (suite, temperature)]
         mine = [one for one in measured if (one.suite, one.temperature) == (suite, temperature)]
-        arms, answers = over_arms(mine, block), over_answers(mine)
-        links.append(
-            {"suite": suite, "temperature": temperature, "arms": len(block), "spearman": arms, **answers}
-        )
+        (count, arms), answers = over_arms(mine, block), over_answers(mine)
+        links.append({"suite": suite, "temperature": temperature, "arms": count, "spearman": arms, **answers})
         lines += ["", f"**{suite}, temperature {temperature:g}**", "", *_table(block)]
         if answers["auc"]:
             lines += [
                 "",
-                f"What foretells harm: rank correlation with the change of accuracy over {len(block)} arms, and AUC "
-                f"for a wrong answer over {answers['answers']} answers of lossy arms to prompts that the target "
-                f"answers rightly ({answers['wrong']} wrong).",
+                f"What foretells harm: rank correlation with the change of accuracy over {count} lossy arms, and AUC "
+                f"for a wrong answer within an arm, over {answers['answers']} answers to prompts that the target "
+                f"gets right ({answers['wrong']} wrong).",
                 "",
                 *grid(
                     "measure | over arms | over answers",

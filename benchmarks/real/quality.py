@@ -103,10 +103,10 @@ def line(
         "target_calls": made.stats.target_calls,
         "draft_steps": made.stats.draft_steps,
         "trusted": Counter(token.origin.value for token in made.tokens).get("trusted", 0),
-        "drift_sum": sum(drifts),
+        "drift_sum": made.stats.drift_sum,  # None: the rule has no drift of single positions
         "drift_first": sum(drifts[:16]),
         "drift_tokens": len(drifts),
-        "drift_most": max(drifts, default=0.0),
+        "drift_most": made.stats.worst_drift,
         "over_sum": sum(over),
         "over_most": max(over, default=0.0),
         "below_sum": sum(below),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -85,6 +86,7 @@ def harness(folder: Path, name: str, model: list[str]) -> dict[str, list[Any]]:
     if python is None:
         raise UserError("lm-eval is not at hand: set SPRINTER_LM_EVAL_PYTHON to a Python that has it")
     out = folder / name
+    shutil.rmtree(out, ignore_errors=True)  # samples of an earlier run
     line = [
         python, "-m", "lm_eval", *model, "--tasks", "choices,greedy", "--include_path", str(folder),
         "--output_path", str(out), "--log_samples", "--batch_size", "1",

@@ -1,12 +1,11 @@
-"""Latency of a stream beside vLLM's and llama.cpp's servers, at 1, 4 and 16 streams, on one model and one thread.
+"""Latency of a stream against vLLM's and llama.cpp's servers, at 1, 4 and 16 streams, on one model and one thread.
 
     python benchmarks/serve/latency.py --data DIR [--arms ...]
 
 SmolLM2-135M-Instruct, greedy, 64 new tokens after 30 % of held-out paragraphs. All servers run at the same time and
-take turns: in each of three repeats every server answers the same prompts, which no server has read before, at each
-number of streams. vLLM reads no GGUF files of this kind: it and the bfloat16 arms have the dequantised weights,
-llama.cpp's server and the other arms the file itself. ``SPRINTER_VLLM_PYTHON`` and ``SPRINTER_LLAMA_SERVER`` name the
-other engines.
+take turns: in each of three repeats every arm answers the same prompts at each number of streams. vLLM reads no GGUF
+files of this kind: it and the bfloat16 arms have the dequantised weights, llama.cpp's server and the other arms the
+file itself. ``SPRINTER_VLLM_PYTHON`` and ``SPRINTER_LLAMA_SERVER`` name the other engines.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def open_servers(arms: list[str], stack: ExitStack, folder: Path) -> dict[str, S
                 max_len=MAX_LEN,
                 dtype="bfloat16",
             )
-            more = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
+            more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
             found[arm] = stack.enter_context(started(arm, line, port, log, **more))
         else:
             file = find(SMOLLM2, "target").path

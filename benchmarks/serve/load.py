@@ -59,16 +59,17 @@ class Clients:
     ) -> None:
         self._server, self._keys, self._methods, self._prompts = server, keys, methods, prompts
         self.found: list[list[StreamTimes]] = [[] for _ in keys]
+        self._phase = 0  # each has prompts of its own
 
     async def run(self, count: int, seconds: float, leave: float) -> list[StreamTimes]:
         """The streams of this time; texts that are open at its end are read to their end."""
         end = time.perf_counter() + seconds
-        self.found = [[] for _ in self._keys]
+        self.found, self._phase = [[] for _ in self._keys], self._phase + 1
         await asyncio.gather(*(self._client(i, end, leave) for i in range(count)))
         return [one for texts in self.found for one in texts]
 
     async def _client(self, i: int, end: float, leave: float) -> None:
-        chance = random.Random(i)
+        chance = random.Random(f"client {i}, phase {self._phase}")
         async with self._server.client(self._keys[i]) as http:
             while time.perf_counter() < end:
                 body = {
@@ -107,9 +108,16 @@ async def gauges(server: ServerProcess, key: str) -> dict[str, float]:
     }
 
 
+async def by_itself(clients: Clients) -> dict[str, Any]:
+    """Latencies of a single client."""
+    began = time.perf_counter()
+    texts = await clients.run(1, ALONE, 0.0)
+    return latencies(texts, time.perf_counter() - began)
+
+
 async def measure(server: ServerProcess, clients: Clients, keys: list[str], seconds: float) -> dict[str, Any]:
     """One client alone, all of them, one alone again."""
-    alone = [latencies(await clients.run(1, ALONE, 0.0), ALONE)]
+    alone = [await by_itself(clients)]
     samples: list[tuple[float, float]] = []
     watching = asyncio.create_task(watch(server, samples, sized(5.0, 0.2)))
     began = time.perf_counter()
@@ -123,7 +131,7 @@ async def measure(server: ServerProcess, clients: Clients, keys: list[str], seco
     freed = time.perf_counter() - ended
     watching.cancel()
     tokens = [sum(one.tokens for one in mine) for mine in clients.found]
-    alone.append(latencies(await clients.run(1, ALONE, 0.0), ALONE))
+    alone.append(await by_itself(clients))
     rss = np.array([value for _, value in samples])
     fifth = max(1, len(rss) // 5)
     early, late = np.median(rss[fifth : 2 * fifth]), np.median(rss[-fifth:])

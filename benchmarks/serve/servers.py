@@ -135,7 +135,7 @@ def started(
     Args:
         log: file of what it writes. more: environment variables.
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")} | more
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | more
     if "vllm" in name:
         environment.pop("PYTHONPATH")
     with log.open("wb") as out:

@@ -38,7 +38,7 @@ def test_area_is_the_chance_that_a_wrong_answer_has_the_larger_value() -> None:
 def test_drift_that_causes_harm_foretells_it() -> None:
     found, table = collect({"quality": answers()})
     (link,) = found["correlation"]
-    assert link["arms"] == 7 and link["answers"] == 5 * 30
+    assert link["arms"] == 5 and link["answers"] == 5 * 30
     assert link["wrong"] == sum(one["right"] == 0 and int(one["question_id"]) % 4 != 0 for one in answers())
     assert link["spearman"]["mean drift"] < -0.9
     assert link["spearman"]["worst drift"] is None and "worst drift" not in link["auc"], "not measured here"

@@ -55,15 +55,6 @@ def test_the_head_has_the_law_of_the_target(name: str, ahead: int) -> None:
     assert gap > 1e-3, "the method is not lossy here, so that its head shows nothing"
 
 
-def test_after_the_head_the_method_goes_on_as_it_is() -> None:
-    """Given the head, the rest of a text has the law that the method has after that prompt."""
-    pair, method = MarkovPair(3, 4), LOSSY["fuzzy"]
-    found = joint_law(replace(method, head=1), pair, 3)
-    for x, chance in enumerate(pair.p((0,)).tolist()):
-        rest = {text[1:]: one / chance for text, one in found.items() if text[0] == x}
-        assert abs(sum(rest.values()) - 1) < 1e-9
-
-
 def test_tokens_of_the_head_are_no_trusted_ones_and_have_no_drift() -> None:
     method = replace(LOSSY["gate and lenient"], head=6)
     record = run_chain(

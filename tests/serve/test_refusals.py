@@ -251,8 +251,10 @@ def test_other_machines_are_let_in_with_keys_or_on_purpose(tmp_path: Path) -> No
 
 def test_messages_name_no_directory_of_the_server() -> None:
     error = UserError(
-        "the draft /srv/models/org.d/draft.gguf has no gate: give max_new_tokens=1/2, org/a/b.gguf or /x"
+        "the draft /srv/models/org.d/draft.gguf has no gate: give max_new_tokens=1/2, org/a/b.gguf, /x or "
+        "https://example.com/docs/page, see /v1/chat/completions"
     )
-    assert (
-        of_error(error).message == "the draft draft.gguf has no gate: give max_tokens=1/2, org/a/b.gguf or /x"
+    assert of_error(error).message == (
+        "the draft draft.gguf has no gate: give max_tokens=1/2, org/a/b.gguf, /x or "
+        "https://example.com/docs/page, see /v1/chat/completions"
     )

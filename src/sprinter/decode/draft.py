@@ -235,8 +235,9 @@ class Stats:
     def drift_sum(self) -> float | None:
         """Sum of the drifts of the scored tokens; None as ``mean_drift``.
 
-        It bounds how many of them a text of the target, drawn beside this one as alike as possible, is expected to
-        have different, and if all are scored the total variation of the text.
+        It is the expected number of these positions at which the target, after the same text so far, would have drawn
+        another token, if the two draws agree as often as they can. If all tokens are scored, its mean over texts bounds
+        the total variation between the law of the texts and the target's.
         """
         return None if self.mean_drift is None else self.mean_drift * self.drift_coverage * self.new_tokens
 

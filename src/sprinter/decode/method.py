@@ -25,7 +25,8 @@ class Method:
         trust, stop, accept: the three rules.
         cap: maximum length of a draft run, tokens; the token at the cap is checked. None: limited by the text alone.
         drafter: proposes the draft tokens.
-        head: the first so many tokens of a text are decoded exactly: none is trusted, and the exact rule judges them.
+        head: number of tokens at the beginning of a text that are decoded exactly: none is trusted, and the exact rule
+            judges them.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
         name, paper: label and source.
@@ -77,6 +78,11 @@ class Method:
             raise UserError(
                 f"drafter {self.drafter!r} proposes by itself: give drafts=1, several are the model's alone"
             )
+        if self.head and not self.lossless():
+            raise UserError(
+                f"head={self.head} has the exact rule judge one draft, and {self.accept!r} is a lossy rule for "
+                "several: leave head out, or give drafts=1"
+            )
         if not self.trust.never or type(self.stop) is not Fixed:
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
 
@@ -93,10 +99,11 @@ class Method:
         return self.trust.needs | self.stop.needs
 
     @property
-    def learned_from(self) -> frozenset[str]:
-        """Names of the signals that are shown with the target's verdicts to the rules that learn."""
+    def learned_from(self) -> frozenset[str] | None:
+        """Names of the signals that rules which learn are shown with the target's verdicts; None: none learns."""
         rules: tuple[TrustRule | StopRule, ...] = (self.trust, self.stop)
-        return frozenset().union(*(rule.needs for rule in rules if rule.learns))
+        needs = [rule.needs for rule in rules if rule.learns]
+        return frozenset().union(*needs) if needs else None
 
     @property
     def needs_target(self) -> bool:

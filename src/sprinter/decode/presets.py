@@ -238,13 +238,13 @@ def relaxed(*, top_k: int = 10, delta: float = 0.6, gamma: int = 5) -> Method:
 
 @preset("threshold", "SGLang, speculative_accept_threshold_single and _acc")
 def threshold(*, single: float = 1.0, total: float = 1.0, gamma: int = 5) -> Method:
-    """Keep tokens that the target finds probable, whatever the draft's law is."""
+    """Keep tokens that the target finds probable, without reading the draft's law."""
     return Method(stop=Fixed(gamma), accept=Threshold(single, total))
 
 
 @preset("cascade", "speculative cascades (Narasimhan et al. 2025)")
 def cascade(*, deferral: str = "opt", alpha: float = 0.5, gamma: int = 5) -> Method:
-    """Keep all tokens where the draft is sure enough beside the target; elsewhere accept exactly."""
+    """Keep all tokens where the draft is nearly as sure as the target; elsewhere accept exactly."""
     return Method(stop=Fixed(gamma), accept=Cascade(deferral, alpha))
 
 

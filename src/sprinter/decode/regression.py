@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
 
 __all__ = ["Regression"]
 
@@ -49,6 +50,10 @@ class Regression:
 
     def check(self, what: str) -> None:
         """Raise a UserError unless the signals are known and differ, and the memory is a number of verdicts."""
+        if not isinstance(self.signal, str):
+            raise UserError(
+                f"signal={self.signal!r} is no name: give one or more of {', '.join(_FEATURES)}, joined by +"
+            )
         for name in self.names:
             if name not in _FEATURES:
                 raise did_you_mean(f"signal of {what}", name, list(_FEATURES))

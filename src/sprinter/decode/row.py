@@ -105,8 +105,10 @@ class Row:
         if taken is None:
             return
         signals, overlaps = taken
-        self.trust_state = method.trust.learn(signals, overlaps, self.trust_state)
-        self.stop_state = method.stop.learn(signals, overlaps, self.stop_state)
+        if method.trust.learns:
+            self.trust_state = method.trust.learn(signals, overlaps, self.trust_state)
+        if method.stop.learns:
+            self.stop_state = method.stop.learn(signals, overlaps, self.stop_state)
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""

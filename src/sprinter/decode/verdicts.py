@@ -22,16 +22,16 @@ class Verdicts:
     metering does not change texts.
 
     Attributes:
-        needs: signals that the rules that learn read; empty: none learns.
+        needs: signals that the rules that learn read; None: no rule learns.
     """
 
-    needs: frozenset[str]
+    needs: frozenset[str] | None
     _waiting: list[tuple[int, Mapping[str, Tensor], Tensor]] = field(default_factory=list)
     _scored: list[tuple[Mapping[str, Tensor], Tensor]] = field(default_factory=list)
 
     def wait(self, position: int, answer: Draft, i: int) -> None:
         """Add token i of an answer, which stands at ``position`` of the text."""
-        if self.needs:
+        if self.needs is not None:
             signals = {name: answer.signals[name][i] for name in self.needs & answer.signals.keys()}
             self._waiting.append((position, signals, answer.laws[i]))
 

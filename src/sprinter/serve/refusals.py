@@ -20,7 +20,8 @@ __all__ = ["Refusal", "of_error", "of_fields"]
 _NAMES = {"max_new_tokens": "max_tokens"}
 """Names of options in our messages -> fields of a request."""
 _MOST = 500  # characters of a message
-_DIRECTORIES = re.compile(r"(?<![\w.@+~-])(?:/[\w.@+~-]+)+/(?=[\w.@+~-])")  # before a file's name
+_DIRECTORIES = re.compile(r"(?<![\w.@+~:/-])/(?!v\d/)(?:[\w.@+~-]+/)+(?=[\w.@+~-])")
+"""The directories of an absolute path; no URLs, and no paths of this server."""
 
 
 class Refusal(Exception):

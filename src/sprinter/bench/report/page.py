@@ -37,7 +37,7 @@ _DRIFTS = (0.0, 0.02, 0.1)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PageBlock:
     """Tables and figures for a suite and a temperature (indices; None: all), in order."""
 
     parts: Sequence[BarPart | Table]
@@ -52,7 +52,7 @@ class Section:
     id: str
     title: str
     lead: str
-    blocks: Sequence[Block]
+    blocks: Sequence[PageBlock]
 
 
 def write_report(results: Mapping[str, Any], path: Path) -> Path:
@@ -192,20 +192,22 @@ def _legend(run: Digest) -> list[tuple[str, list[Look]]]:
 # --- sections --------------------------------------------------------------------------------------------------------
 def _views(
     run: Digest, make: Callable[[Digest, Sequence[Summary], tuple[str, float]], Sequence[BarPart | Table]]
-) -> Iterator[Block]:
+) -> Iterator[PageBlock]:
     """One block per suite and temperature."""
     for s, suite in enumerate(run.suites):
         for t, temperature in enumerate(run.temperatures):
             summaries = run.views.get((suite, temperature))
             if summaries:
-                yield Block(make(run, summaries, (suite, temperature)), s, t)
+                yield PageBlock(make(run, summaries, (suite, temperature)), s, t)
             else:
-                yield Block([BarPart(None, [f"{suite} was not asked at temperature {temperature:g}"])], s, t)
+                yield PageBlock(
+                    [BarPart(None, [f"{suite} was not asked at temperature {temperature:g}"])], s, t
+                )
 
 
 def _sections(run: Digest) -> list[Section]:
     if not run.views:
-        missing = Block([BarPart(None, ["the run has no answer of any arm"])])
+        missing = PageBlock([BarPart(None, ["the run has no answer of any arm"])])
         return [Section("headline", "Headline", "", [missing])]
     return [
         Section(
@@ -213,7 +215,10 @@ def _sections(run: Digest) -> list[Section]:
             "All arms",
             "Speed of every arm over all prompts and by suite, and what it cost: drift from the target's law. "
             "A dot marks arms on the front of speed and drift.",
-            [Block([headline_table(run, temp)], temperature=t) for t, temp in enumerate(run.temperatures)],
+            [
+                PageBlock([headline_table(run, temp)], temperature=t)
+                for t, temp in enumerate(run.temperatures)
+            ],
         ),
         Section(
             "plane",
@@ -344,7 +349,7 @@ def _law_section(run: Digest) -> Section:
         )
     missing: list[BarPart | Table] = [BarPart(None, ["the laws were not analysed in this run"])]
     shown = [BarPart(part.body and _titled(title, part.body), part.notes) for title, part in parts.items()]
-    return Section("laws", "Laws of the pair", lead, [Block(shown or missing)])
+    return Section("laws", "Laws of the pair", lead, [PageBlock(shown or missing)])
 
 
 def _titled(title: str, body: Markup) -> Markup:
@@ -357,4 +362,4 @@ def _merged(section: Section) -> Section:
     reasons = {tuple(part.notes) for part in parts if isinstance(part, BarPart) and part.body is None}
     if len(reasons) != 1 or any(isinstance(part, Table) or part.body is not None for part in parts):
         return section
-    return Section(section.id, section.title, "", [Block(section.blocks[0].parts)])
+    return Section(section.id, section.title, "", [PageBlock(section.blocks[0].parts)])

@@ -64,7 +64,7 @@ class Threshold(AcceptRule):
 
     Args:
         single: probability above which a token stays.
-        total: divides the other probabilities; at 1 and ``single`` = 1 the rule is lossless, whatever q is.
+        total: divides the other probabilities; at 1 and ``single`` = 1 the rule is lossless for every q.
     """
 
     single: float = 1.0

@@ -34,6 +34,8 @@ class Exact(AcceptRule):
         self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: LawPair | None = None
     ) -> Tensor:
         """b at the draft tokens, from their probabilities alone."""
+        if type(self).keep is not Exact.keep:  # a subclass has a rule of its own
+            return AcceptRule.keep_tokens(self, tokens, p, laws, control)
         q_of = torch.stack([law[x] for law, x in zip(laws, tokens, strict=True)])
         return chances(p.gather(-1, torch.tensor(tokens, device=p.device).unsqueeze(-1)).squeeze(-1), q_of)
 

@@ -62,7 +62,7 @@ class Fly(LengthRule):
         accepted = base.keep(p[:n], q).gather(-1, at).squeeze(-1).tolist()
         forgiven, window = self._forgiven(at, p[:n]), min(self.window, n - 1)
         ending = torch.zeros(n + 1, dtype=torch.float64)
-        reached = [1.0, *[0.0] * n]  # probability that all before position i stay, whatever comes
+        reached = [1.0, *[0.0] * n]  # probability that all before position i stay
         for i, keep in enumerate(accepted):
             ahead = math.prod(accepted[i + 1 : i + 1 + window]) if forgiven[i] and 0 < window < n - i else 0.0
             reached[i + 1] += reached[i] * keep

@@ -105,7 +105,9 @@ class Untrusted(StopRule):
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """The state after ``under`` has learned."""
-        return state if self.under is None else (state[0], *self.under.learn(signals, overlaps, state[1:]))
+        if self.under is None or not self.under.learns:
+            return state
+        return (state[0], *self.under.learn(signals, overlaps, state[1:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
         """Update the state of ``under``."""

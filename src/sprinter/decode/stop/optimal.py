@@ -90,7 +90,8 @@ class Optimal(StopRule):
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
         kept = (1 - 1 / _VERDICTS) ** len(overlaps)
-        mean = kept * state[1] + (1 - kept) * overlaps.double().mean()
+        late = overlaps.double().clamp(max=1).mean()  # sums in float32 exceed 1 by a rounding error
+        mean = kept * state[1] + (1 - kept) * late
         fit = self._regression.learn(signals, overlaps, state[4:])
         return (state[0], mean, *state[2:4], *fit)
 
