@@ -13,6 +13,7 @@ from sprinter.decode.conformance import check_same_law
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
+from sprinter.decode.meter import Meter
 from sprinter.decode.method import Method
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.stop import Fixed, Never, Svip, Untrusted
@@ -64,6 +65,17 @@ def test_tokens_of_the_head_are_no_trusted_ones_and_have_no_drift() -> None:
     assert "trusted" not in origins[:6] and "trusted" in origins[6:]
     assert [token.drift for token in record.tokens[:6]] == [0.0] * 6
     assert max(token.drift or 0.0 for token in record.tokens[6:]) > 0
+
+
+@pytest.mark.parametrize("spec", ["draft-only(head=3)", "allocation(share=1.0)"])
+def test_laws_that_no_target_call_will_score_are_not_held(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    monkeypatch.setattr(Meter, "wait", lambda self, position, *rest: waited.append(position))
+    pair, method = MarkovPair(5, 2), parse_method(spec)
+    record = run_chain(method, pair, (0,), Limits(30), AddressedDraws(1))
+    assert sum(token.origin.value == "trusted" for token in record.tokens) >= 26 and not waited
+    run_chain(method, pair, (0,), Limits(30), AddressedDraws(1), complete=True)
+    assert len(waited) >= 26
 
 
 def test_a_lossless_method_is_not_changed() -> None:

@@ -167,7 +167,7 @@ def draft_run(row: Row) -> Asking:
             if row.final == position and trusted and not row.guarded and (ended or not forced):
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
-                if row.complete or method.needs_target:
+                if row.complete or not method.trusts_all:
                     spared = forced and len(text) < row.end  # trusted only because it ends the text
                     raw_q = None if answer.raw is None else answer.raw[i]
                     row.meter.wait(position, token, answer.laws[i], method.sees_token or spared, raw_q)
