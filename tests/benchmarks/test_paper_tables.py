@@ -70,7 +70,7 @@ def test_parts_are_measured_kept_and_resumed(tmp_path: Path, monkeypatch: pytest
     report, common = load("papers.report"), load("common")
     for module in (report, common):
         monkeypatch.setattr(module, "RESULTS", tmp_path)
-    monkeypatch.setattr(report.sprinter, "load_pair", lambda: None)
+    monkeypatch.setattr(report.sprinter, "load_pair", lambda **_: None)
     monkeypatch.setattr(report, "environment", lambda: {"commit": "c"})
     measured: list[str] = []
 

@@ -20,7 +20,8 @@ from sprinter.theory.figures import SIMULATIONS, check_matplotlib, draw_pareto, 
 from sprinter.theory.pareto import LOOP, gate_curve, oracle_curve, pareto
 from sprinter.theory.simulation import Setting, run_all
 
-ON_THE_LINE, ABOVE = {"opt", "mentored", "lenient"}, {"uno", "fuzzy", "random", "typical", "bild"}
+ON_THE_LINE = {"opt", "mentored", "lenient", "cascade"}
+ABOVE = {"uno", "fuzzy", "random", "typical", "bild", "relaxed", "threshold"}
 
 
 @pytest.fixture(scope="module")
