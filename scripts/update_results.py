@@ -304,6 +304,7 @@ TOPICS = {
     "serve": Topic(
         "the server under load, and its log-likelihoods against transformers'",
         {
+            "serve/load": "Many streams for minutes",
             "serve/evaluate": "lm-evaluation-harness through the server",
         },
         serve_headline,

@@ -103,7 +103,9 @@ async def gauges(server: ServerProcess, key: str) -> dict[str, float]:
         "server_errors": sum(
             value
             for name, value in values.items()
-            if name.startswith("sprinter_requests_total") and 'status="5' in name
+            if name.startswith("sprinter_requests_total")
+            and 'status="5' in name
+            and "/health" not in name  # 503 while the models are loaded
         ),
     }
 
