@@ -28,28 +28,27 @@ from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.errors import UserError
 
 NAME = "serve/evaluate"
-CHOICES = """\
-task: choices
+HEAD = """\
+task: {task}
 dataset_path: json
-dataset_kwargs: {{data_files: {{test: {folder}/choices.jsonl}}}}
+dataset_kwargs: {{data_files: {{test: {folder}/{task}.jsonl}}}}
 test_split: test
-output_type: multiple_choice
 doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_choice: "{{{{choices}}}}"
 doc_to_target: "{{{{answer}}}}"
-metric_list: [{{metric: acc}}]
 """
-GREEDY = """\
-task: greedy
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {folder}/greedy.jsonl}}}}
-test_split: test
+TASKS = {
+    "choices": """\
+output_type: multiple_choice
+doc_to_choice: "{{{{choices}}}}"
+metric_list: [{{metric: acc}}]
+""",
+    "greedy": """\
 output_type: generate_until
-doc_to_text: "Question: {{{{question}}}}\\nAnswer:"
-doc_to_target: "{{{{answer}}}}"
 generation_kwargs: {{until: ["\\n\\n"], do_sample: false, temperature: 0.0, max_gen_toks: {tokens}}}
 metric_list: [{{metric: exact_match}}]
-"""
+""",
+}
+"""The harness's tasks, in its YAML."""
 
 
 def records(path: Path, count: int) -> list[dict[str, Any]]:
@@ -76,8 +75,8 @@ def write_tasks(folder: Path, data: Path, items: int, answers: int) -> None:
     ]
     for name, rows in (("choices", questions), ("greedy", greedy)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "choices.yaml").write_text(CHOICES.format(folder=folder))
-    (folder / "greedy.yaml").write_text(GREEDY.format(folder=folder, tokens=sized(48, 4)))
+        text = (HEAD + TASKS[name]).format(task=name, folder=folder, tokens=sized(48, 4))
+        (folder / f"{name}.yaml").write_text(text)
 
 
 def harness(folder: Path, name: str, model: list[str]) -> dict[str, list[Any]]:

@@ -45,7 +45,11 @@ def test_the_report_of_a_pair(probed: dict) -> None:  # type: ignore[type-arg]
     assert shares == sorted(shares)
     assert all(0 <= row["drift"] <= row["trusted"] <= 1 for row in probed["certain"])
     methods = {row["method"].partition("(")[0]: row for row in probed["methods"]}
-    assert {"autoregressive", "speculative", "svip", "lookup"} <= set(methods)
+    assert {"autoregressive", "speculative", "block", "optimal", "calibrated", "svip", "lookup"} <= set(
+        methods
+    )
+    step = probed["seconds"]["draft_step"] / probed["seconds"]["target_pass"]["1"]
+    assert methods["optimal"]["method"].startswith(f"optimal(step={step:.2g}, token=")
     assert methods["autoregressive"]["speed_up"] == pytest.approx(1.0)
     assert methods["speculative"]["target_calls"] < 1
     for row in probed["methods"]:

@@ -16,7 +16,7 @@ from sprinter.errors import SprinterError
 from sprinter.laws import tv_distance, wide
 from sprinter.random import Draws, Purpose
 
-__all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "chances", "emitted"]
+__all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "emitted"]
 
 
 _SLACK = 1e-3
@@ -115,7 +115,7 @@ class AcceptRule(Judge):
         else:
             q = torch.stack(list(tree.laws))
             b, r = self.both(p[:n], q, control)
-            chances, drifts = _at_tokens(b, tree.tokens), tv_distance(emitted(q, b, r), p[:n]).tolist()
+            chances, drifts = at_tokens(b, tree.tokens), tv_distance(emitted(q, b, r), p[:n]).tolist()
         kept = draws.keep(chances.tolist(), round, position)
         accepted = kept.index(False) if False in kept else n
         if accepted == n:
@@ -133,7 +133,7 @@ class AcceptRule(Judge):
         Args:
             tokens: the n draft tokens. p: ``[n, V]``. laws: the n laws ``[V]`` that they were drawn from.
         """
-        return _at_tokens(self.keep(p, torch.stack(list(laws)), control), tokens)
+        return at_tokens(self.keep(p, torch.stack(list(laws)), control), tokens)
 
     def _replacement_at(self, i: int, p: Tensor, laws: Sequence[Tensor], control: LawPair | None) -> Tensor:
         row = slice(i, i + 1)
@@ -208,8 +208,8 @@ class LengthRule(ChainRule):
         return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
 
-def _at_tokens(values: Tensor, tokens: Sequence[int]) -> Tensor:
-    """``[n, V]`` -> ``[n]``."""
+def at_tokens(values: Tensor, tokens: Sequence[int]) -> Tensor:
+    """The value of each row at its draft token: ``[n, V]`` -> ``[n]``."""
     return values.gather(-1, torch.tensor(tokens, device=values.device).unsqueeze(-1)).squeeze(-1)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import LengthRule
+from sprinter.decode.accept.base import LengthRule, at_tokens
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
@@ -58,7 +58,6 @@ def prefix_weights(tokens: Sequence[int], p: Tensor, q: Tensor) -> Tensor:
 
     With S_i = sum of ln p(x_j)/q(x_j) up to i this is exp(S_i - max(S_0, ..., S_i)), which a GPU computes at once.
     """
-    at = torch.tensor(tokens, device=q.device).unsqueeze(-1)
-    ratio = wide(p[: len(tokens)].gather(-1, at)) / wide(q.gather(-1, at))
-    sums = torch.nn.functional.pad(ratio.squeeze(-1).log().cumsum(0), (1, 0))
+    ratio = wide(at_tokens(p[: len(tokens)], tokens)) / wide(at_tokens(q, tokens))
+    sums = torch.nn.functional.pad(ratio.log().cumsum(0), (1, 0))
     return (sums - sums.cummax(0).values).exp()

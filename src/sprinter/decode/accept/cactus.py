@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import LengthRule
+from sprinter.decode.accept.base import LengthRule, at_tokens
 from sprinter.decode.checks import ranged
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
@@ -49,8 +49,8 @@ class Cactus(LengthRule):
         self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """How many tokens stay, and what follows them."""
-        n, at = len(tokens), torch.tensor(tokens, device=q.device).unsqueeze(-1)
-        p_of, q_of = (wide(laws[:n].gather(-1, at).squeeze(-1)) for laws in (p, q))
+        n = len(tokens)
+        p_of, q_of = wide(at_tokens(p[:n], tokens)), wide(at_tokens(q, tokens))
         raised = (p_of + (2 * self.delta * p_of * (1 - p_of)).sqrt()).clamp(max=1)
         keep = (raised / q_of).clamp(max=1)
         reached = torch.cat([torch.ones_like(keep[:1]), keep.cumprod(0)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule, chances
+from sprinter.decode.accept.base import AcceptRule, at_tokens, chances
 from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
@@ -37,7 +37,7 @@ class Exact(AcceptRule):
         if type(self).keep is not Exact.keep:  # a subclass has a rule of its own
             return AcceptRule.keep_tokens(self, tokens, p, laws, control)
         q_of = torch.stack([law[x] for law, x in zip(laws, tokens, strict=True)])
-        return chances(p.gather(-1, torch.tensor(tokens, device=p.device).unsqueeze(-1)).squeeze(-1), q_of)
+        return chances(at_tokens(p, tokens), q_of)
 
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """r = [p − q]₊, normalised."""

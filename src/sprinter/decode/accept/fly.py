@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule, LengthRule
+from sprinter.decode.accept.base import AcceptRule, LengthRule, at_tokens
 from sprinter.decode.accept.choice import GreedyMatch
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.checks import at_least, ranged
@@ -58,9 +58,8 @@ class Fly(LengthRule):
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """How many tokens stay, and what follows them."""
         n, base = len(tokens), _BASES[self.base]
-        at = torch.tensor(tokens, device=q.device).unsqueeze(-1)
-        accepted = base.keep(p[:n], q).gather(-1, at).squeeze(-1).tolist()
-        forgiven, window = self._forgiven(at, p[:n]), min(self.window, n - 1)
+        accepted = base.keep_tokens(tokens, p[:n], q.unbind()).tolist()
+        forgiven, window = self._forgiven(tokens, p[:n]), min(self.window, n - 1)
         ending = torch.zeros(n + 1, dtype=torch.float64)
         reached = [1.0, *[0.0] * n]  # probability that all before position i stay
         for i, keep in enumerate(accepted):
@@ -76,9 +75,9 @@ class Fly(LengthRule):
 
         return ending, law_after
 
-    def _forgiven(self, at: Tensor, p: Tensor) -> list[bool]:
+    def _forgiven(self, tokens: Sequence[int], p: Tensor) -> list[bool]:
         """Whether each draft token may stay although it is refused."""
         most = p.topk(min(self.top, p.shape[-1]), -1).values
         unsure = -torch.special.xlogy(most, most).sum(-1) >= self.entropy
-        found: list[bool] = (unsure & (p.gather(-1, at).squeeze(-1) > 0)).tolist()
+        found: list[bool] = (unsure & (at_tokens(p, tokens) > 0)).tolist()
         return found

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.checks import ranged
 from sprinter.decode.registry import STOP
-from sprinter.decode.regression import Regression
-from sprinter.decode.stop.base import StopRule
+from sprinter.decode.stop.chance import ChanceRule
 from sprinter.decode.threshold import reaches
 from sprinter.decode.trust import State
 
@@ -20,7 +19,7 @@ __all__ = ["Calibrated"]
 
 @STOP.rule("calibrated")
 @dataclass(frozen=True, slots=True)
-class Calibrated(StopRule):
+class Calibrated(ChanceRule):
     """Stops at a token whose expected chance of being accepted, with all before it in the run, is below ``rate``.
 
     Each token's own chance is predicted by a logistic regression on the draft's certainty, fitted to the target's
@@ -39,29 +38,15 @@ class Calibrated(StopRule):
 
     def __post_init__(self) -> None:
         ranged(self, "rate", 0.0, 1.0)
-        self._regression.check("calibrated")
-
-    @property
-    def _regression(self) -> Regression:
-        return Regression(self.signal, self.memory)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The signals, of the raw law."""
-        return frozenset(self._regression.names)
-
-    @property
-    def learns(self) -> bool:
-        """True."""
-        return True
+        self.regression.check("calibrated")
 
     def start(self) -> State:
         """(chance that all of the run is accepted, the regression's fit...)."""
-        return (torch.ones((), dtype=torch.float64), *self._regression.start())
+        return (torch.ones((), dtype=torch.float64), *self.regression.start())
 
     def possible(self, state: State) -> bool:
         """Whether the chance is in [0, 1] and the fit possible."""
-        return 0 <= float(state[0]) <= 1 and self._regression.possible(state[1:])
+        return 0 <= float(state[0]) <= 1 and self.regression.possible(state[1:])
 
     def begin_round(self, state: State) -> State:
         """Nothing is drafted yet."""
@@ -69,9 +54,5 @@ class Calibrated(StopRule):
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide chance of the run < rate."""
-        chance = state[0] * self._regression.predict(signals, state[1:])
+        chance = state[0] * self.own_chance(signals, state)
         return ~reaches(chance, self.rate), (chance, *state[1:])
-
-    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
-        """One Newton step a verdict."""
-        return (state[0], *self._regression.learn(signals, overlaps, state[1:]))

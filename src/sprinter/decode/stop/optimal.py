@@ -10,8 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.checks import ranged
 from sprinter.decode.registry import STOP
-from sprinter.decode.regression import Regression
-from sprinter.decode.stop.base import StopRule
+from sprinter.decode.stop.chance import ChanceRule
 from sprinter.decode.trust import State
 
 __all__ = ["Optimal"]
@@ -22,7 +21,7 @@ _VERDICTS = 100  # after which a verdict has lost most of its weight in the mean
 
 @STOP.rule("optimal")
 @dataclass(frozen=True, slots=True)
-class Optimal(StopRule):
+class Optimal(ChanceRule):
     """Stops where one more draft token is expected to cost more time than it saves.
 
     In units of a target pass over one token a pass over n tokens costs 1 + token (n - 1), and a draft step costs
@@ -47,21 +46,7 @@ class Optimal(StopRule):
     def __post_init__(self) -> None:
         ranged(self, "step", 0.0, 100.0)
         ranged(self, "token", 0.0, 100.0)
-        self._regression.check("optimal")
-
-    @property
-    def _regression(self) -> Regression:
-        return Regression(self.signal, self.memory)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """The signals, of the raw law."""
-        return frozenset(self._regression.names)
-
-    @property
-    def learns(self) -> bool:
-        """True."""
-        return True
+        self.regression.check("optimal")
 
     def start(self) -> State:
         """(chance that all of the run is accepted, mean overlap, tokens, their cost, the regression's fit...).
@@ -69,13 +54,13 @@ class Optimal(StopRule):
         The tokens begin with one of plain decoding.
         """
         numbers = (1.0, 0.7, 1.0, 1.0)
-        return (*(torch.tensor(one, dtype=torch.float64) for one in numbers), *self._regression.start())
+        return (*(torch.tensor(one, dtype=torch.float64) for one in numbers), *self.regression.start())
 
     def possible(self, state: State) -> bool:
         """Whether chance and overlap are in [0, 1], tokens and cost positive, and the fit possible."""
         chance, overlap, tokens, cost = (float(part) for part in state[:4])
         known = 0 <= chance <= 1 and 0 <= overlap <= 1 and tokens > 0 and cost > 0
-        return known and self._regression.possible(state[4:])
+        return known and self.regression.possible(state[4:])
 
     def begin_round(self, state: State) -> State:
         """Nothing is drafted yet."""
@@ -83,7 +68,7 @@ class Optimal(StopRule):
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide (expected tokens of one more draft token) x (cost a token) < its cost."""
-        chance = state[0] * self._regression.predict(signals, state[4:])
+        chance = state[0] * self.own_chance(signals, state)
         _, overlap, tokens, cost = state[:4]
         return chance * overlap * (cost / tokens) < self.step + self.token, (chance, *state[1:])
 
@@ -92,8 +77,7 @@ class Optimal(StopRule):
         kept = (1 - 1 / _VERDICTS) ** len(overlaps)
         late = overlaps.double().clamp(max=1).mean()  # sums in float32 exceed 1 by a rounding error
         mean = kept * state[1] + (1 - kept) * late
-        fit = self._regression.learn(signals, overlaps, state[4:])
-        return (state[0], mean, *state[2:4], *fit)
+        return ChanceRule.learn(self, signals, overlaps, (state[0], mean, *state[2:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
         """Count the round's tokens and their cost; trusted ones cost as they are read."""
