@@ -83,6 +83,19 @@ def test_an_exact_method_writes_the_recorded_text(spec: str) -> None:
     assert found.parted == 0 and found.tokens == 300 and found.drift == 0 and found.scored == 300
 
 
+@pytest.mark.parametrize(
+    "spec",
+    ["opt(epsilon=0.2, {})", "lenient(w=0.3, {})", "typical({})", "sprinter(tau=0.4, {})", "draft-only({})"],
+)
+def test_a_head_is_replayed_with_the_exact_rule(spec: str) -> None:
+    """As long as the text: the recorded text; shorter: less drift than without it, from the rest alone."""
+    recording = record_chain(MarkovChain.random(5, 10, seed=1), 30, "target", gate=True)
+    whole = replay(recording, parse_method(spec.format("head=10")))
+    assert whole.parted == whole.drift == whole.trusted == 0 and whole.tokens == 300
+    part, none = (replay(recording, parse_method(spec.format(f"head={n}"))) for n in (6, 0))
+    assert 0 < part.drift < 0.7 * none.drift
+
+
 @pytest.mark.statistical
 def test_exact_methods_have_their_exact_counts() -> None:
     """20 chains, 100 recorded texts each, drafts of 1 to 5 tokens: target calls; false-alarm rate 0.1 %."""
