@@ -157,7 +157,7 @@ def _declared_chains(
 
     for done in range(length):
         drafts = min(gamma, length - done - 1)
-        for text, chance in reached[done].items():  # a round begins anew, however the text came about
+        for text, chance in reached[done].items():  # rounds do not depend on how the text came about
             if drafts == 0:  # a text that ends with a plain token of the target
                 for x, one in enumerate(pair.p((0, *text)).tolist()):
                     add((*text, x), chance * one)
