@@ -84,7 +84,13 @@ class Arm:
     @property
     def drift(self) -> np.ndarray:
         """Sum of drifts a prompt (meter complete)."""
-        return np.array([out.stats.mean_drift * out.stats.new_tokens for out in self.outs])
+        return np.array([sum(map(_distance, out.tokens)) for out in self.outs])
+
+
+def _distance(token: sprinter.Token) -> float:
+    if token.distance is None:
+        raise ValueError("a token was not scored: give meter='complete'")
+    return token.distance
 
 
 def in_turn(arms: Sequence[T], rounds: int, note: str) -> Iterator[tuple[int, T]]:

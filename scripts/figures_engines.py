@@ -23,7 +23,7 @@ from figures_base import (
     law_pairs,
     plane,
 )
-from sprinter.decode.accept import Block, Cactus, Cascade, ChainRule, Exact, Fly, Relaxed, Threshold
+from sprinter.decode.accept import Block, Cactus, Cascade, ChainRule, Exact, Fly, Margin, Relaxed, Threshold
 from sprinter.decode.accept.cascade import DEFERRALS
 from sprinter.laws import kl_divergence, tv_distance
 
@@ -125,6 +125,18 @@ def position_law(rule: ChainRule, p: Tensor, q: Tensor) -> Tensor:
             made += chance * outcomes[0]
             made[x] += chance * outcomes[1].sum()
     return made
+
+
+@figure("margin")
+def _margin() -> Figure:
+    fig, top, left, right = accept_panels()
+    example(top, left, Margin(0.95), "margin(theta=0.95)")
+    plane(right, ceiling=0.85)
+    values = [1.0, 0.98, 0.96, 0.95, 0.94, 0.92, 0.9, 0.85, 0.8, 0.7]
+    marks = [(1.0, "theta = 1"), (0.9, "0.9")]
+    curve(right, Margin, values, "margin", marks, offset=(6, 5))
+    right.legend(loc="upper right")
+    return fig
 
 
 @figure("relaxed")

@@ -27,7 +27,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "lossy": (
         *BASES, *(f"fuzzy(threshold={threshold})" for threshold in (0.1, 0.2, 0.4, 0.6)), "opt(epsilon=0.1)",
-        "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "cascade", "cascade(alpha=0.1)",
+        "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "margin", "cascade",
+        "cascade(alpha=0.1)", "fly", "cactus",
     ),
     "peers": (*BASES, BEST, "llamacpp:plain", "llamacpp:lookup"),
 }  # fmt: skip

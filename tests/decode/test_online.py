@@ -240,3 +240,17 @@ def test_a_gate_that_may_trust_at_once_keeps_the_rules_of_trust() -> None:
 def test_what_is_out_of_range_is_refused(spec: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_method(spec)
+
+
+def test_a_gate_is_recalibrated() -> None:
+    """Before a verdict its score is the chance; a gate that says 0.9 where 0.3 is kept is corrected."""
+    rule = Online("gate", memory=10_000)
+    scores = torch.tensor([0.02, 0.5, 0.9], dtype=torch.float64)
+    assert rule.needs == {"gate"}
+    assert rule.predict({"gate": scores}, rule.start()).tolist() == pytest.approx(scores.tolist(), abs=1e-9)
+    logits, overlaps = logistic(3000, -3.0, 1.0)
+    state = rule.learn({"gate": torch.sigmoid(logits)}, overlaps, rule.start())
+    wanted = torch.sigmoid(-3.0 + torch.logit(scores))
+    assert rule.predict({"gate": scores}, state).tolist() == pytest.approx(wanted.tolist(), abs=0.02)
+    check_trust(Online("gate", after=1))
+    check_trust(Online("entropy+gate", after=1))

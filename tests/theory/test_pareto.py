@@ -21,7 +21,7 @@ from sprinter.theory.pareto import LOOP, gate_curve, oracle_curve, pareto
 from sprinter.theory.simulation import Setting, run_all
 
 ON_THE_LINE = {"opt", "mentored", "lenient", "cascade"}
-ABOVE = {"uno", "fuzzy", "random", "typical", "bild", "relaxed", "threshold"}
+ABOVE = {"uno", "fuzzy", "random", "typical", "bild", "relaxed", "margin", "threshold"}
 
 
 @pytest.fixture(scope="module")

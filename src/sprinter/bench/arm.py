@@ -44,7 +44,7 @@ class ArmAnswer:
         accept_lengths: number of tokens that each round (target call) added.
         target_calls, draft_steps: number of forward passes, without prefill.
         origins: number of new tokens by origin (trusted, accepted, replacement, bonus, target).
-        drifts: TV(π, p) of each metered token.
+        drifts: TV(π, p) of each metered token; of rules of chains one-sample estimates (``Token.distance``).
         extra: additional facts, JSON values.
     """
 

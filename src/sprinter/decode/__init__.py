@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         GreedyMatch,
         Judge,
         Lenient,
+        Margin,
         Mentored,
         Opt,
         RandomAccept,
@@ -95,8 +96,9 @@ __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
     "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain", "Chain",
     "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly",
-    "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Mentored", "Method",
-    "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose",
+    "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored",
+    "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer",
+    "Purpose",
     "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State",
     "Stats", "StopRule", "Svip", "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict",
     "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table",
@@ -109,7 +111,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "sprinter.decode.accept": (
             "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Exact", "Fly", "Fuzzy",
-            "GreedyMatch", "Judge", "Lenient", "Mentored", "Opt", "RandomAccept", "Relaxed", "SeveralRule",
+            "GreedyMatch", "Judge", "Lenient", "Margin", "Mentored", "Opt", "RandomAccept", "Relaxed", "SeveralRule",
             "SpecInfer", "SpecTr", "Threshold", "Typical", "Uno",
         ),
         "sprinter.decode.drafter_conformance": ("check_drafter",),

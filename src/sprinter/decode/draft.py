@@ -13,7 +13,8 @@ appends ``tokens``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -51,11 +52,17 @@ class Verdict(NamedTuple):
     """The nodes in ``path`` stay, each a child of the previous one; ``token`` follows them.
 
     ``drifts`` holds TV(π, p) for each of these positions, None if the rule defines no law of single positions.
+    ``ratios``: see ``Token.ratio``; empty: 1 where the drift is 0, else unknown.
     """
 
     path: Sequence[int]
     token: int
     drifts: Sequence[float | None]
+    ratios: Sequence[float | None] = ()
+
+    def ratio(self, i: int) -> float | None:
+        """The ratio of position i."""
+        return self.ratios[i] if self.ratios else 1.0 if self.drifts[i] == 0.0 else None
 
     @property
     def accepted(self) -> int:
@@ -170,6 +177,9 @@ class Token:
 
     Attributes:
         drift: TV(π, p) at its position, None until the target has scored it.
+        ratio: p(x)/π(x), the importance weight of the token; None as ``drift``. Rules of chains give one number a
+            round, the exact rule's probability of the verdict over their own, and 1 for the round's other tokens. See
+            ``decode.meter`` for tokens that were trusted by their value.
         text: the text that this token completes: the tokens' texts join to the text of the generation.
         logprob: ln p(x) of the target's raw law (temperature 1, logits as the model gives them), if log-probabilities
             were asked for; None until the target has scored its position. At least -87.3 (float32's smallest number).
@@ -182,11 +192,19 @@ class Token:
     origin: Origin
     round: int
     drift: float | None = None
+    ratio: float | None = None
     text: str = ""
     logprob: float | None = None
     draft_logprob: float | None = None
     top_logprobs: list[TopToken] | None = None
     gate_score: float | None = None
+
+    @property
+    def distance(self) -> float | None:
+        """The drift; where a rule of chains has none, 1 − min(1, ratio), which estimates it from one sample a round."""
+        if self.drift is None and self.ratio is not None:
+            return 1.0 - min(1.0, self.ratio)
+        return self.drift
 
 
 @dataclass(slots=True)
@@ -197,7 +215,10 @@ class Stats:
     because the cache held them from another text.
 
     ``mean_drift`` is None if no token was scored; ``tokens_per_target_call`` is None without target calls.
-    ``worst_drift`` is the largest drift of a token; None as ``mean_drift``.
+    ``worst_drift`` is the largest drift of a token; None as ``mean_drift``. ``drift_by_origin``: sum of the drifts of
+    the scored tokens, by origin. ``least_ratio`` and ``largest_ratio``: of p(x)/π(x) over the scored tokens; the method
+    was at most 1/``least_ratio`` times as likely as the target to write one of them. ``changed`` and ``text_drift``:
+    see ``Record.count``.
     """
 
     lossless: bool = False
@@ -209,9 +230,17 @@ class Stats:
     trusted: int = 0
     accepted: int = 0
     checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included
+    taken_back: int = (
+        0  # trusted draft tokens that a target call refused, and those after them (``tail_ratio``)
+    )
     closing_passes: int = 0
     mean_drift: float | None = None
     worst_drift: float | None = None
+    drift_by_origin: dict[str, float] = field(default_factory=dict)
+    least_ratio: float | None = None
+    largest_ratio: float | None = None
+    changed: float | None = None
+    text_drift: float | None = None
     drift_coverage: float = 0.0
     wall_s: float = 0.0
     prefill_s: float = 0.0
@@ -261,6 +290,8 @@ class Stats:
         drift = "drift not measured"
         if self.mean_drift is not None:
             drift = f"drift {self.mean_drift:.3f} (coverage {self.drift_coverage:.0%})"
+        elif self.changed is not None:
+            drift = f"drift about {self.changed / self.new_tokens:.3f} (one sample a round)"
         label = "lossless" if self.lossless else "lossy"
         count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
@@ -285,7 +316,14 @@ class Record:
     rules: RuleState | None = None
 
     def count(self) -> Stats:
-        """Update the counts that follow from the tokens; the text may be unfinished."""
+        """Update the counts that follow from the tokens; the text may be unfinished.
+
+        With a = min(1, p(x)/π(x)) of each token, 1 − Π a is ``text_drift``: its mean over texts is at least the total
+        variation between the law of the texts and the target's, because Π a π(x) is a part of both that the two have in
+        common. The mean of ``changed``, Σ (1 − a), is the expected number of positions (rounds, for rules of chains) at
+        which the target would have drawn another token: as ``drift_sum``, from one sample a position, and known for
+        rules of chains too.
+        """
         tokens, stats = self.tokens, self.stats
         stats.new_tokens = len(tokens)
         stats.trusted = sum(token.origin is Origin.TRUSTED for token in tokens)
@@ -296,5 +334,20 @@ class Record:
         known = bool(drifts) and not judged
         stats.mean_drift = sum(drifts) / len(drifts) if known else None
         stats.worst_drift = max(drifts) if known else None
+        stats.drift_by_origin = _sums((token.origin.value, token.drift) for token in tokens)
+        ratios = [token.ratio for token in tokens if token.ratio is not None]
+        agreements = [min(1.0, ratio) for ratio in ratios]
+        stats.least_ratio, stats.largest_ratio = min(ratios, default=None), max(ratios, default=None)
+        stats.changed = sum(1 - one for one in agreements) if ratios else None
+        stats.text_drift = 1 - math.prod(agreements) if len(ratios) == len(tokens) > 0 else None
         stats.drift_coverage = len(drifts) / len(tokens) if tokens else 0.0
         return stats
+
+
+def _sums(values: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """Sums by name of the values that are known."""
+    sums: dict[str, float] = {}
+    for name, value in values:
+        if value is not None:
+            sums[name] = sums.get(name, 0.0) + value
+    return sums

@@ -258,12 +258,13 @@ def joint_law(
     ahead: int = 1,
     cells: int = 2,
     ends: Callable[[Sequence[int]], str | None] = lambda text: None,
+    lossy: Callable[[Sequence[int]], bool] | None = None,
 ) -> dict[Text, float]:
     """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw."""
     law: defaultdict[Text, float] = defaultdict(float)
     draws = EnumeratedDraws(cells)
     while True:
-        record = run_chain(method, pair, prompt, Limits(length, ends), draws, ahead=ahead)
+        record = run_chain(method, pair, prompt, Limits(length, ends, lossy), draws, ahead=ahead)
         law[tuple(token.id for token in record.tokens)] += draws.weight
         if not draws.next_path():
             return dict(law)

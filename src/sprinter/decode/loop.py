@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from sprinter.decode.draft import AskDraft, AskScore, Origin, Record, Scores, Token
+from torch import Tensor
+
+from sprinter.decode.draft import AskDraft, AskScore, Origin, Record, Scores, Token, Verdict
+from sprinter.decode.review import review
 from sprinter.decode.row import (
     METER_CHUNK,
     Answer,
@@ -26,7 +29,6 @@ from sprinter.decode.row import (
 )
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
-from sprinter.decode.tree import Tree
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -50,9 +52,8 @@ def decode(
     """
     row = Row.begin(prompt, method, limits, draws, record, complete, rules)
     while record.finish is None:
-        record.stats.rounds += 1
-        before, row.drafted, row.tree = len(record.tokens), 0, Tree()
-        row.stop_state = method.stop.begin_round(row.stop_state)
+        row.begin_round()
+        before = len(record.tokens)
         if row.proposes:
             yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
         record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
@@ -79,18 +80,21 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     row.learn()
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
-    verdict = row.accept.judge(tree, scores.laws[first:], raw_p, row.draws, round, row.final)
+    verdict = _judge(row, scores.laws[first:], raw_p)
     text[row.final :] = [tree.tokens[node] for node in verdict.path]
     accepted = 0
-    for x, drift in zip(text[row.final :], verdict.drifts, strict=False):
-        token = Token(x, Origin.ACCEPTED, round, drift)
+    for i, x in enumerate(text[row.final :]):
+        origin = Origin.TRUSTED if i < len(row.on_trial) else Origin.ACCEPTED
+        token = Token(x, origin, round, verdict.drifts[i], verdict.ratio(i))
         if row.gate_scores:
-            token.gate_score = row.gate_scores[accepted]
+            token.gate_score = row.gate_scores[i]
         accepted += 1
         if not row.settle(row.final + accepted - 1, token):
             break
     refused = not tree.is_leaf(verdict.path[-1] if verdict.path else -1)
-    record.stats.checked += accepted if record.finish else accepted + refused
+    judged, tried = accepted if record.finish else accepted + refused, len(row.on_trial)
+    record.stats.checked += max(0, judged - tried)
+    record.stats.taken_back += max(0, tried - accepted) if refused and not record.finish else 0
     if tree.parents is None:
         row.known = min(row.known, row.final + accepted)
     else:
@@ -99,8 +103,16 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     text[row.final + accepted :] = []
     if record.finish is None:
         text.append(verdict.token)
-        drift = verdict.drifts[verdict.accepted]
+        drift, ratio = verdict.drifts[verdict.accepted], verdict.ratio(verdict.accepted)
         origin = Origin.REPLACEMENT if refused else Origin.BONUS if tree.tokens else Origin.TARGET
-        row.settle(len(text) - 1, Token(verdict.token, origin, round, drift))
+        row.settle(len(text) - 1, Token(verdict.token, origin, round, drift, ratio))
     row.final, row.scored = len(text), len(text) - 1
     return accepted
+
+
+def _judge(row: Row, p: Tensor, raw_p: Tensor | None) -> Verdict:
+    """Judge the round's draft; ``p`` and ``raw_p`` as in ``Judge.judge``."""
+    given = row.tree, p, raw_p, row.draws, row.record.stats.rounds, row.final
+    if not row.on_trial or row.method.tail_ratio is None:
+        return row.accept.judge(*given)
+    return review(row.method.tail_ratio, row.on_trial, row.accept, row.meter.rule, *given)

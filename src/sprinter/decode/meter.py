@@ -8,6 +8,10 @@ If the decision to trust x depends on x itself, π differs from the accept rule'
 TV(π, p) <= TV(π₀, p) + Σ q(x)·(1 − b(x)), with the sum over the trusted x. Such a token is given the drift
 TV(π₀, p) + 1 − b(x), whose expectation is this bound. Under exact acceptance the drift is max(0, 1 − p(x)/q(x)), and
 the bound is attained.
+
+The ratio of a token is p(x)/π(x). For a token whose trust depended on x it is K₀(x)·p(x)/π₀(x), where K₀(x) = b(x) +
+(1 − b(x))·r(x) is the probability that the accept rule would have left x in its place: min(1, ratio) is then what
+target and method have in common at x, at least, as ``Record.count`` needs it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.accept.base import emitted, ratios_at
 from sprinter.decode.draft import LawPair, Scores, Token
 from sprinter.laws import tv_distance
 
@@ -60,18 +65,25 @@ class Meter:
             row = position - start - 1
             if saw_token and self.rule is not None:
                 raw = None if scores.raw is None or raw_q is None else LawPair(scores.raw[row], raw_q)
-                token.drift = _one_sample(self.rule, LawPair(scores.laws[row], q), raw, token.id)
+                token.drift, token.ratio = _one_sample(self.rule, LawPair(scores.laws[row], q), raw, token.id)
             elif not saw_token:
                 whole.append((row, token, q))
         if whole:
             rows, tokens, laws = zip(*whole, strict=True)
             together = rows[-1] - rows[0] + 1 == len(rows)  # the usual case: a slice costs less than an index
             p = scores.laws[rows[0] : rows[-1] + 1] if together else scores.laws[list(rows)]
-            drifts = tv_distance(p, torch.stack(laws)).tolist()
-            for token, drift in zip(tokens, drifts, strict=True):
-                token.drift = drift
+            q = torch.stack(laws)
+            ratios = ratios_at([token.id for token in tokens], p, q)
+            for token, drift, ratio in zip(tokens, tv_distance(p, q).tolist(), ratios, strict=True):
+                token.drift, token.ratio = drift, ratio
         self._waiting.clear()
 
 
-def _one_sample(rule: AcceptRule, laws: LawPair, raw: LawPair | None, x: int) -> float:
-    return float(rule.drift(*laws, raw)) + 1.0 - float(rule.keep(*laws, raw)[x])
+def _one_sample(rule: AcceptRule, laws: LawPair, raw: LawPair | None, x: int) -> tuple[float, float]:
+    b, r = rule.both(*laws, raw)
+    kept, own = float(b[x]), emitted(laws.q, b, r)
+    drift = 0.0 if rule.lossless else float(tv_distance(own, laws.p))
+    ratio = kept + (1 - kept) * float(r[x])
+    if not rule.lossless and ratio > 0:
+        ratio *= float(laws.p[x] / own[x])
+    return drift + 1.0 - kept, ratio

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from sprinter.decode.accept import Exact, Judge
-from sprinter.decode.checks import at_least
+from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.signals import HEADS, state_signals
+from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule
 from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
@@ -27,6 +28,11 @@ class Method:
         drafter: proposes the draft tokens.
         head: number of tokens at the beginning of a text that are decoded exactly: none is trusted, and the exact rule
             judges them.
+        only: a span of the text, such as "think" or "code", or "not-code" for what is outside: the rest of the text is
+            decoded exactly, as a head. None: the whole text may be lossy.
+        tail_ratio: take a trusted token back where p(x)/q(x), once scored, is below this number in [0, 1], with the
+            probability at which the exact rule refuses it. Trusted tokens are then final at the next target call. At 1
+            they are judged exactly: the trust rule is a stop rule. None: trusted tokens stay.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
         name, paper: label and source.
@@ -38,6 +44,8 @@ class Method:
     cap: int | None = None
     drafter: Drafter = Model()
     head: int = 0
+    only: str | None = None
+    tail_ratio: float | None = None
     to_horizon: bool = False
     name: str = "composed"
     paper: str = ""
@@ -47,6 +55,7 @@ class Method:
         if self.cap is not None:
             at_least("cap", self.cap, 1)
         at_least("head", self.head, 0)
+        self._check_guards()
         if self.stop.discards and self.sees_token:
             seeing = "it" if self.stop.sees_token else f"trust rule {self.trust!r}"
             raise UserError(
@@ -69,6 +78,17 @@ class Method:
                 what = part if part == "drafter" else f"{part} rule"
                 raise UserError(f"{part}={rule!r} is no {what}: give one that 'sprinter methods' shows")
 
+    def _check_guards(self) -> None:
+        if self.only is not None:
+            check_only(self.only)
+        if self.tail_ratio is None:
+            return
+        ranged(self, "tail_ratio", 0.0, 1.0)
+        if self.trust.never:
+            raise UserError("tail_ratio= takes trusted tokens back, and no token is trusted: leave it out")
+        if self.cap is None and type(self.stop) is Never:
+            raise UserError("tail_ratio= needs target calls, and no run of this method ends: give cap=20")
+
     def _check_several(self) -> None:
         if self.drafter.drafts > self.accept.max_drafts:
             raise UserError(
@@ -78,10 +98,11 @@ class Method:
             raise UserError(
                 f"drafter {self.drafter!r} proposes by itself: give drafts=1, several are the model's alone"
             )
-        if self.head and not self.lossless():
+        if (self.head or self.only) and not self.lossless():
+            part = f"head={self.head}" if self.head else f"only={self.only}"
             raise UserError(
-                f"head={self.head} has the exact rule judge one draft, and {self.accept!r} is a lossy rule for "
-                "several: leave head out, or give drafts=1"
+                f"{part} has the exact rule judge one draft, and {self.accept!r} is a lossy rule for several: "
+                "leave it out, or give drafts=1"
             )
         if not self.trust.never or type(self.stop) is not Fixed:
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
@@ -108,9 +129,8 @@ class Method:
     @property
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
-        return (
-            bool(self.drafter.needs_target or self.drafter.target_states or self.head) or not self.trusts_all
-        )
+        guards = self.head or self.only or self.tail_ratio is not None
+        return bool(self.drafter.needs_target or self.drafter.target_states or guards) or not self.trusts_all
 
     @property
     def trusts_all(self) -> bool:
@@ -140,7 +160,8 @@ class Method:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
         if not self.drafter.proposes:
             return True
-        return self.trust.never and (self.accept.lossless_greedy if greedy else self.accept.lossless)
+        trusts = not self.trust.never and self.tail_ratio != 1
+        return not trusts and (self.accept.lossless_greedy if greedy else self.accept.lossless)
 
 
 def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from sprinter.decode.accept import (
     Fly,
     Fuzzy,
     Lenient,
+    Margin,
     Mentored,
     Opt,
     RandomAccept,
@@ -214,6 +215,12 @@ def lenient(*, w: float = 0.8, gamma: int = 5) -> Method:
 def typical(*, epsilon: float = 0.09, delta: float = 0.3, gamma: int = 5) -> Method:
     """Keep tokens whose target probability exceeds an entropy-dependent threshold."""
     return Method(stop=Fixed(gamma), accept=Typical(epsilon, delta))
+
+
+@preset("margin", "MARS (arXiv 2601.15498)")
+def margin(*, theta: float = 0.9, gamma: int = 5) -> Method:
+    """Keep the target's first choice, and its second where the two logits are near."""
+    return Method(stop=Fixed(gamma), accept=Margin(theta))
 
 
 @preset("bild", "Big Little Decoder (Kim et al. 2023)")

@@ -1,4 +1,4 @@
-"""A logistic regression from the draft's certainty to the overlap, fitted to the target's verdicts while decoding."""
+"""A logistic regression from the draft's certainty or a gate's score to the overlap, fitted while decoding."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "margin": lambda margin: margin.clamp(max=16.0),
     "entropy": lambda entropy: -entropy.clamp(min=_TINY).log(),
     "max_prob": lambda highest: torch.special.logit(highest, eps=_TINY),
+    "gate": lambda score: torch.special.logit(score, eps=_TINY),
 }
 """Signal → certainty on a scale of log-odds, in nats: the larger, the more certain."""
 
@@ -33,10 +34,10 @@ Fit = tuple[Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Regression:
-    """Predicts β = Σ min(p, q), the chance that exact acceptance keeps a draft token, from signals of the raw law.
+    """Predicts β = Σ min(p, q), the chance that exact acceptance keeps a draft token, from signals.
 
     Args:
-        signal: one or more of margin, entropy and max_prob, joined by "+".
+        signal: one or more of margin, entropy and max_prob (of the raw law) and gate (a gate's score), joined by "+".
         memory: number of verdicts after which one has lost most of its weight.
     """
 

@@ -17,21 +17,27 @@ from sprinter.decode.state import RuleState
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.decode.verdicts import Verdicts
+from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
+GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
 Answer = Draft | Scores
 Asking = Generator[AskDraft | AskScore, Answer, None]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(prompt and text so far)`` returns a reason."""
+    """When a text ends: at exactly ``max_new_tokens``, or where ``ends(prompt and text so far)`` returns a reason.
+
+    ``lossy(prompt and text so far)``: whether the next token may be lossy; needed by methods with ``only``.
+    """
 
     max_new_tokens: int
     ends: Callable[[Sequence[int]], str | None] = lambda text: None
+    lossy: Callable[[Sequence[int]], bool] | None = None
 
     def __post_init__(self) -> None:
         at_least("max_new_tokens", self.max_new_tokens, 1)
@@ -44,13 +50,16 @@ class Row:
     Attributes:
         text: the prompt, final tokens, and the current untrusted draft.
         final: text[:final] is final. known: the drafter has text[:known].
-        head: tokens at the text's beginning that are decoded exactly, because the method is lossy.
+        exact: (tokens at the text's beginning that are decoded exactly, whether the token after a text may be lossy).
+        guarded: whether this round is decoded exactly, by ``head`` or ``only``.
         scored: the target has read text[:scored], always at least one token less than the text.
         proposes: whether to draft in this text.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
         kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
             type passes them on.
         gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
+        on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``),
+            whether the decision saw the token.
         drafted: tokens drafted in this round, per draft if there are several.
         verdicts: the round's draft tokens, for rules that learn.
     """
@@ -67,12 +76,14 @@ class Row:
     scored: int
     trust_state: State
     stop_state: State
-    head: int
+    exact: tuple[int, Callable[[Sequence[int]], bool] | None]
     proposes: bool
     verdicts: Verdicts
+    guarded: bool = False
     drafted: int = 0
     tree: Tree = field(default_factory=Tree)
     gate_scores: list[float | None] = field(default_factory=list)
+    on_trial: list[bool] = field(default_factory=list)
     kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
 
@@ -92,11 +103,20 @@ class Row:
         states = RuleState.begin(method.trust, method.stop, rules)
         # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
         rule = method.accept.per_position or (Exact() if method.accept.lossless else None)
+        if method.only is not None and limits.lossy is None:
+            raise UserError(
+                f"method {method.name} follows spans of a text, and here is none: leave only= out"
+            )
+        lossless = method.lossless()
+        exact = (
+            0 if lossless else n + method.head,
+            None if lossless or method.only is None else limits.lossy,
+        )
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            head=0 if method.lossless() else method.head, proposes=method.drafter.begin(draws),
-            verdicts=Verdicts(method.learned_from), meter=Meter(rule),
+            exact=exact, proposes=method.drafter.begin(draws), verdicts=Verdicts(method.learned_from),
+            meter=Meter(rule),
         )  # fmt: skip
 
     def learn(self) -> None:
@@ -118,10 +138,17 @@ class Row:
         self.record.finish = self.limits.ends(text) or over
         return self.record.finish is None
 
-    @property
-    def guarded(self) -> bool:
-        """Whether this round begins in the head."""
-        return len(self.record.tokens) < self.head
+    def begin_round(self) -> None:
+        """Start a round with nothing drafted."""
+        self.record.stats.rounds += 1
+        self.drafted, self.tree, self.gate_scores, self.on_trial = 0, Tree(), [], []
+        self.stop_state = self.method.stop.begin_round(self.stop_state)
+        self.guarded = self.exact_next()
+
+    def exact_next(self) -> bool:
+        """Whether the token after the text must be decoded exactly, though the method is lossy."""
+        head_end, lossy = self.exact
+        return len(self.text) < head_end or (lossy is not None and not lossy(self.text))
 
     @property
     def accept(self) -> Judge:
@@ -134,8 +161,8 @@ class Row:
         method = self.method
         # If no token can be trusted, the target call draws the last token of the text.
         left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
-        if self.guarded:  # one rule judges a whole draft
-            left = min(left, self.end - self.limits.max_new_tokens + self.head - len(self.text))
+        if self.guarded and method.cap is None and method.length is None:  # made for runs of trusted tokens
+            left = min(left, GUARDED_RUN - self.drafted)
         bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
         return min([left, *bounds])
 
@@ -146,8 +173,8 @@ def draft_run(row: Row) -> Asking:
     tokens: list[int] = []
     laws: list[Tensor] = []
     raws: list[Tensor] = []
-    row.tree, row.gate_scores = Tree(tokens, laws, raws), []
-    stopped = False
+    row.tree = Tree(tokens, laws, raws)
+    trusting, stopped = not row.guarded, False
     while not stopped and row.room >= 1:
         path = row.kept.pop(AskDraft, ())
         answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room, path=path)
@@ -162,17 +189,24 @@ def draft_run(row: Row) -> Asking:
             text.append(x)
             row.verdicts.wait(position, answer, i)
             ended = len(text) == row.end or row.limits.ends(text) is not None
+            # One rule judges the tokens from the first untrusted one on: no run leaves or enters a guarded part.
+            stop = stop or row.exact_next() != row.guarded
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
             stopped = forced or ended
-            if row.final == position and trusted and not row.guarded and (ended or not forced):
+            trusting = trusting and trusted and (ended or not forced)
+            saw_token = method.sees_token or (
+                forced and len(text) < row.end
+            )  # trusted only because it ends the text
+            if trusting and method.tail_ratio is None:
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
                 if row.complete or not method.trusts_all:
-                    spared = forced and len(text) < row.end  # trusted only because it ends the text
                     raw_q = None if answer.raw is None else answer.raw[i]
-                    row.meter.wait(position, token, answer.laws[i], method.sees_token or spared, raw_q)
+                    row.meter.wait(position, token, answer.laws[i], saw_token, raw_q)
                 row.settle(position, token)
             else:
+                if trusting:
+                    row.on_trial.append(saw_token)
                 tokens.append(x)
                 row.gate_scores.append(_gate_score(answer, i))
                 laws.append(answer.laws[i])

@@ -1,7 +1,8 @@
 """The spec language and the table of methods.
 
 A spec is a preset, ``name`` or ``name(param=value, ...)``, or a composition such as
-``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. Both accept ``cap=`` and ``head=``.
+``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. Both accept ``cap=`` and the guards
+``head=``, ``only=`` and ``tail_ratio=``.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-NUMBERS = ("cap", "head")
-"""Parts of a method that are whole numbers."""
+VALUES = ("cap", "head", "only", "tail_ratio")
+"""Parts of a method that are numbers or names, not rules."""
 
 
 def spell(rule: object) -> str:
@@ -47,7 +48,10 @@ def spell(rule: object) -> str:
 def full_spec(method: Method) -> str:
     """A spec that parses to the same rules; the method's repr, which does not parse, if there is no such spec."""
     rules = {part: spell(getattr(method, part)) for part in ("drafter", "trust", "stop", "accept")}
-    rules |= {"cap": str(method.cap)} | ({"head": str(method.head)} if method.head else {})
+    plain = {name: getattr(method, name) for name in VALUES}
+    rules |= {
+        name: str(value) for name, value in plain.items() if name == "cap" or value != getattr(Method(), name)
+    }
     composed = _joined(rules)
     for spec in (method.name, composed):
         try:
@@ -109,13 +113,13 @@ def parse_method(spec: str | Method) -> Method:
 def _preset_from(text: str) -> Method:
     name, params = parse_call(text)
     known = _parameters(METHODS.get(name))
-    numbers = {key: params.pop(key) for key in NUMBERS if key in params and key not in known}
+    values = {key: params.pop(key) for key in VALUES if key in params and key not in known}
     method = _method_of(name, params)
-    if not numbers:
+    if not values:
         return method
-    inside = ", ".join(f"{key}={value}" for key, value in numbers.items())
+    inside = ", ".join(f"{key}={value}" for key, value in values.items())
     named = f"{method.name[:-1]}, {inside})" if "(" in method.name else f"{name}({inside})"
-    return dataclasses.replace(method, **numbers, name=named)
+    return dataclasses.replace(method, **values, name=named)
 
 
 def _method_of(name: str, params: dict[str, Any]) -> Method:
@@ -140,14 +144,14 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         pair = _assignment(item)
         if pair is None:
             raise UserError(
-                f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=..., cap=... or "
-                "head=..."
+                f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=..., cap=..., "
+                "head=..., only=... or tail_ratio=..."
             )
         key, value = pair
         written[key] = value
         if key in parts:
             raise UserError(f"'{key}=' stands twice in method '{spec}'")
-        if key in NUMBERS:
+        if key in VALUES:
             parts[key] = _value(value)
         elif key in registries:
             name, params = parse_call(value)
@@ -157,7 +161,7 @@ def _composed_from(spec: str, items: list[str]) -> Method:
             ):  # kept in the name, to be filled in
                 written[key] = whole
         else:
-            raise did_you_mean("part of a method", key, [*registries, *NUMBERS])
+            raise did_you_mean("part of a method", key, [*registries, *VALUES])
     method = Method(**parts, name=_joined(written))
     defaults = {"stop": Fixed(), "cap": 40} if method.trust.never else {"stop": Untrusted(), "cap": 20}
     return dataclasses.replace(method, **{**defaults, **parts})

@@ -24,6 +24,7 @@ from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.record import models_record
+from sprinter.engine.spans import SpanReader
 from sprinter.errors import UserError
 from sprinter.heads.head import KINDS, Head
 from sprinter.models.choose import runner_kind, tree_limit
@@ -198,6 +199,8 @@ class Task:
         self._check(new)
         ends = (*parts.models.target.eos_ids, *stops)
         self._spelling = _spelling(parts, options.stop, ends)
+        if method.only is not None and self._spelling is None:
+            raise UserError(f"only={method.only} needs a tokenizer, and this pair has none: leave it out")
         self._adjustments = _adjustments(self.request, parts, ends)
         self.record = self._new_record()
 
@@ -281,7 +284,9 @@ class Task:
 
     def _limits(self) -> Limits:
         eos_ids, stops = self._parts.models.target.eos_ids, self.request.stop_token_ids
-        return Limits(self._new, Ending(len(self._ids), eos_ids, self._spelling, stops))
+        only, spelling = self.method.only, self._spelling
+        lossy = None if only is None or spelling is None else SpanReader(only, self._ids, spelling)
+        return Limits(self._new, Ending(len(self._ids), eos_ids, spelling, stops), lossy)
 
     def _stops(self, options: GenerationOptions) -> tuple[int, ...]:
         """The stop tokens, with the chat template's end of a turn, which checkpoints do not always name as EOS."""

@@ -26,6 +26,7 @@ from sprinter.decode.accept import (
     Cascade,
     Fuzzy,
     Lenient,
+    Margin,
     Mentored,
     Opt,
     RandomAccept,
@@ -63,6 +64,7 @@ RULES: Mapping[str, tuple[Callable[[float], AcceptRule], str, tuple[float, ...]]
     "cascade": (lambda a: Cascade("opt", a), "alpha", (0.0, 0.25, 0.5, 0.75, 1.0)),
     "threshold": (lambda t: Threshold(total=t), "total", (1.0, 0.8, 0.6, 0.4, 0.2)),
     "relaxed": (lambda d: Relaxed(delta=d), "delta", (0.0, 0.05, 0.2, 0.6)),
+    "margin": (Margin, "theta", (1.0, 0.95, 0.9, 0.8)),
 }
 """Accept rules: factory, name of the dial, values shown. At T = 1 or a tiny ε a curve ends where all is kept."""
 
@@ -92,6 +94,7 @@ LOOP: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "cascade": ("cascade(alpha={:g})", (0.2, 0.5, 0.8)),
     "threshold": ("threshold(total={:g})", (0.9, 0.6, 0.3)),
     "relaxed": ("relaxed(delta={:g})", (0.05, 0.6)),
+    "margin": ("margin(theta={:g})", (0.95, 0.9)),
     "autoregressive": ("autoregressive", (0,)),
     "draft-only": ("draft-only", (0,)),
     "allocation": ("allocation(share={:g})", (0.5,)),

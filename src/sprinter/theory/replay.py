@@ -385,7 +385,8 @@ def _replay_text(
     record = Record()
     # The coupling of a refusal is made of the b of one position, which not every rule has; a given text was drawn from
     # neither law.
-    coupled = coupled and method.accept.per_position is not None and recording.writer != "given"
+    positional = method.accept.per_position is not None and method.tail_ratio is None
+    coupled = coupled and positional and recording.writer != "given"
     head = 0 if method.lossless() else method.head
     draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled, head)
     driver = ReplayDriver(recording, method, k, draws, record.stats)

@@ -72,7 +72,7 @@ class EngineArm:
         made = stream.generation
         # The last token is yielded after the closing forward passes.
         arrivals[-1] -= made.stats.closing_s
-        drifts = [token.drift for token in made.tokens if token.drift is not None]
+        drifts = [token.distance for token in made.tokens if token.distance is not None]
         return ArmAnswer(
             ids=[token.id for token in made.tokens],
             wall_s=wall_s - made.stats.closing_s,

@@ -34,7 +34,9 @@ _KNOWN = {
     **dict.fromkeys(("sprinter",), "gate"),
     **dict.fromkeys(("batch", "specinfer", "spectr", "lookup"), "several"),
     **dict.fromkeys(("opt", "uno", "mentored", "lenient", "cactus"), "slack"),
-    **dict.fromkeys(("fuzzy", "typical", "bild", "cascade", "relaxed", "threshold", "fly"), "position"),
+    **dict.fromkeys(
+        ("fuzzy", "typical", "bild", "cascade", "relaxed", "margin", "threshold", "fly"), "position"
+    ),
     **dict.fromkeys(("draft-only", "allocation", "coin", "random"), "baseline"),
 }
 _LABEL_LENGTH = 26

@@ -7,7 +7,7 @@ from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge
 from sprinter.decode.accept.block import Block
 from sprinter.decode.accept.cactus import Cactus
 from sprinter.decode.accept.cascade import Cascade
-from sprinter.decode.accept.choice import Bild, GreedyMatch, RandomAccept, Typical
+from sprinter.decode.accept.choice import Bild, GreedyMatch, Margin, RandomAccept, Typical
 from sprinter.decode.accept.engines import Relaxed, Threshold
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.accept.fly import Fly
@@ -31,6 +31,7 @@ __all__ = [
     "GreedyMatch",
     "Judge",
     "Lenient",
+    "Margin",
     "Mentored",
     "Opt",
     "RandomAccept",

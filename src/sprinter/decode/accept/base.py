@@ -13,10 +13,10 @@ from torch import Tensor
 from sprinter.decode.draft import LawPair, Verdict
 from sprinter.decode.tree import Tree
 from sprinter.errors import SprinterError
-from sprinter.laws import tv_distance, wide
+from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose
 
-__all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "emitted"]
+__all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "emitted", "ratios_at"]
 
 
 _SLACK = 1e-3
@@ -109,13 +109,14 @@ class AcceptRule(Judge):
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
         control = LawPair(raw_p[:n], torch.stack(list(tree.raws))) if raw_p is not None else None
-        r, drifts = None, [0.0] * n
+        r, pi, drifts = None, None, [0.0] * n
         if self.lossless:  # no drift to report, so that the laws are not needed as a whole
             chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
         else:
             q = torch.stack(list(tree.laws))
             b, r = self.both(p[:n], q, control)
-            chances, drifts = at_tokens(b, tree.tokens), tv_distance(emitted(q, b, r), p[:n]).tolist()
+            pi = emitted(q, b, r)
+            chances, drifts = at_tokens(b, tree.tokens), tv_distance(pi, p[:n]).tolist()
         kept = draws.keep(chances.tolist(), round, position)
         accepted = kept.index(False) if False in kept else n
         if accepted == n:
@@ -123,7 +124,8 @@ class AcceptRule(Judge):
         else:
             law = r[accepted] if r is not None else self._replacement_at(accepted, p, tree.laws, control)
         token = draws.token(law, round, position + accepted, Purpose.TARGET)
-        return Verdict(range(accepted), token, [*drifts, 0.0])
+        ratios = [] if pi is None else [*ratios_at([*tree.tokens[:accepted], token][:n], p, pi), 1.0]
+        return Verdict(range(accepted), token, [*drifts, 0.0], ratios)
 
     def keep_tokens(
         self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: LawPair | None = None
@@ -189,8 +191,13 @@ class ChainRule(Judge):
         stay = [min(1.0, after / here) if here > 0 else 0.0 for here, after in pairwise(reached)]
         kept = draws.keep(stay, round, position)
         accepted = kept.index(False) if False in kept else n
-        token = draws.token(law_after(accepted), round, position + accepted, Purpose.TARGET)
-        return Verdict(range(accepted), token, [0.0 if self.lossless else None] * (accepted + 1))
+        law = law_after(accepted)
+        token = draws.token(law, round, position + accepted, Purpose.TARGET)
+        if self.lossless:
+            return Verdict(range(accepted), token, [0.0] * (accepted + 1))
+        own, exact = float(ending[accepted]) * float(law[token]), _exactly(tree, p, accepted, token)
+        # On the first token, which is in the text wherever it ends.
+        return Verdict(range(accepted), token, [None] * (accepted + 1), [exact / own, *[1.0] * accepted])
 
 
 class LengthRule(ChainRule):
@@ -222,3 +229,22 @@ def emitted(q: Tensor, b: Tensor, r: Tensor) -> Tensor:
 def chances(p: Tensor, q: Tensor) -> Tensor:
     """min(1, p/q), 1 where q = 0. ``[..., V]``; p may be any non-negative weights."""
     return torch.where(q > 0, p / q, torch.ones_like(p)).clamp(max=1)
+
+
+def ratios_at(tokens: Sequence[int], p: Tensor, pi: Tensor) -> list[float]:
+    """p(x)/π(x) of each token; ``p`` and ``pi`` are ``[n, V]`` with at least as many rows."""
+    n = len(tokens)
+    mine = at_tokens(pi[:n], tokens)
+    found: list[float] = torch.where(mine > 0, at_tokens(p[:n], tokens) / mine, 1.0).tolist()
+    return found
+
+
+def _exactly(tree: Tree, p: Tensor, accepted: int, token: int) -> float:
+    """The probability that the exact rule keeps the first tokens of the draft, no more, and adds ``token``."""
+    n = len(tree.tokens)
+    kept = chances(p[:n], torch.stack(list(tree.laws)))
+    stay = wide(at_tokens(kept, tree.tokens))
+    reached = float(stay[:accepted].prod())
+    if accepted == n:
+        return reached * float(p[n, token])
+    return reached * float(1 - stay[accepted]) * float(residual(p[accepted], tree.laws[accepted])[token])

@@ -1,4 +1,4 @@
-"""Accept rules that do not read q: random acceptance, greedy match, typical acceptance, BiLD's rollback."""
+"""Accept rules that do not read q: random acceptance, greedy match, typical acceptance, MARS, BiLD's rollback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sprinter.decode.draft import LawPair
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import entropy, one_hot
 
-__all__ = ["Bild", "GreedyMatch", "RandomAccept", "Typical"]
+__all__ = ["Bild", "GreedyMatch", "Margin", "RandomAccept", "Typical"]
 
 
 @ACCEPT.rule("random")
@@ -95,6 +95,40 @@ class Typical(AcceptRule):
     def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
         """r = p."""
         return p
+
+
+@ACCEPT.rule("margin")
+@dataclass(frozen=True, slots=True)
+class Margin(AcceptRule):
+    """b = 1 iff x is the target's argmax, or its runner-up and z2/z1 >= theta; r = argmax p (MARS, arXiv 2601.15498).
+
+    z1 and z2 are the target's two largest logits. A law determines their difference, not their ratio: the rule takes
+    ``logit`` for z1, so that the runner-up stays iff ln p1 - ln p2 <= (1 - theta) logit, p at temperature 1.
+
+    Args:
+        theta: least ratio of the two largest logits, in [0, 1].
+        logit: the target's largest logit at a typical position, nats.
+    """
+
+    theta: float = 0.9
+    logit: float = 20.0
+    needs_raw: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        ranged(self, "theta", 0.0, 1.0)
+        ranged(self, "logit", 0.0, 1000.0)
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """b = 1 at the most probable token, and at the second if it is near; else 0."""
+        raw = p if control is None else control.p
+        largest = raw.topk(min(2, raw.shape[-1]), -1)
+        ratio = largest.values / largest.values[..., :1]
+        near = (ratio >= math.exp((self.theta - 1) * self.logit)).to(p.dtype)
+        return torch.zeros_like(p).scatter_(-1, largest.indices, near)
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """r, one-hot at argmax p."""
+        return one_hot(p)
 
 
 @ACCEPT.rule("bild")

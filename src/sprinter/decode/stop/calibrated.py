@@ -28,7 +28,7 @@ class Calibrated(ChanceRule):
 
     Args:
         rate: least chance at which a run goes on, in [0, 1].
-        signal: one or more of margin, entropy and max_prob, joined by "+".
+        signal: one or more of margin, entropy, max_prob and gate, joined by "+".
         memory: number of verdicts after which one has lost most of its weight.
     """
 

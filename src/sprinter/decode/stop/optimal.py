@@ -34,7 +34,7 @@ class Optimal(ChanceRule):
     Args:
         step: cost of a draft step. token: further cost of each token that the target reads in a pass.
             ``sprinter doctor --probe`` measures both.
-        signal: one or more of margin, entropy and max_prob, joined by "+".
+        signal: one or more of margin, entropy, max_prob and gate, joined by "+".
         memory: number of verdicts after which one has lost most of its weight in the regression.
     """
 

@@ -28,7 +28,7 @@ class Online(TrustRule):
     alone, not on x. Nothing is trained before: the state begins with a text, or goes on from the ``rules`` of another.
 
     Args:
-        signal: one or more of margin, entropy and max_prob, joined by "+".
+        signal: one or more of margin, entropy, max_prob and gate, joined by "+".
         tau: least predicted overlap, in [0, 1].
         after: number of verdicts before the first token may be trusted.
         memory: number of verdicts after which one has lost most of its weight; text changes.

@@ -1,0 +1,109 @@
+"""The guard ``tail_ratio=``: trusted tokens that the target, once it has scored them, finds too improbable go back.
+
+A trusted x stays if p(x)/q(x) >= the ratio; else with probability p(x)/q(x), as under the exact rule, whose replacement
+follows it. At ratio 0 every trusted token stays, and at 1 each is judged exactly: a point between SPRINTER and exact
+speculative decoding whose trust rule only ends the runs. Tokens are final at the target call that scores them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule, Judge
+from sprinter.decode.accept.base import at_tokens, chances, emitted, ratios_at
+from sprinter.decode.draft import LawPair, Verdict
+from sprinter.decode.tree import Tree
+from sprinter.laws import residual, tv_distance
+from sprinter.random import Draws, Purpose
+
+__all__ = ["TailRatio", "review"]
+
+
+@dataclass(frozen=True, slots=True)
+class TailRatio(AcceptRule):
+    """b = 1 where p >= ratio q, else p/q; r = [p - q]_+, normalised.
+
+    Args:
+        ratio: least p(x)/q(x) at which x stays for sure, in [0, 1].
+    """
+
+    ratio: float
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the ratio is 1: the exact rule."""
+        return self.ratio == 1
+
+    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """b, the probability of keeping each token."""
+        return (p >= self.ratio * q).to(p.dtype).maximum(chances(p, q))
+
+    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        """r, the exact rule's."""
+        return residual(p, q)
+
+
+def review(
+    ratio: float,
+    saw_token: Sequence[bool],
+    rule: Judge,
+    meter_rule: AcceptRule | None,
+    tree: Tree,
+    p: Tensor,
+    raw_p: Tensor | None,
+    draws: Draws,
+    round: int,
+    position: int,
+) -> Verdict:
+    """Judge a chain whose first tokens were trusted: these by ``TailRatio``, the others, if all stay, by ``rule``.
+
+    Args:
+        saw_token: for each trusted token, whether the decision to trust it depended on x. The drift of its position is
+            then a one-sample bound: TV(π₀, p) + TV(K, K₀), with π₀ the law of ``meter_rule``, and K and K₀ the laws of
+            what becomes of x under ``TailRatio`` and ``meter_rule``.
+        meter_rule: the rule that would have judged a trusted token; None: such positions have no drift.
+        others: as in ``Judge.judge``.
+    """
+    guard, n = TailRatio(ratio), len(saw_token)
+    q = torch.stack(list(tree.laws[:n]))
+    b, r = guard.both(p[:n], q)
+    kept = draws.keep(at_tokens(b, tree.tokens[:n]).tolist(), round, position)
+    accepted = kept.index(False) if False in kept else n
+    pi = emitted(q, b, r)
+    drifts: list[float | None] = list(tv_distance(pi, p[:n]).tolist())
+    end = [] if accepted == n else [draws.token(r[accepted], round, position + accepted, Purpose.TARGET)]
+    texts = [*tree.tokens[:accepted], *end]
+    ratios: list[float | None] = list(ratios_at(texts, p, pi))
+    for i, y in enumerate(texts):
+        if saw_token[i]:
+            raw = LawPair(raw_p[i], tree.raws[i]) if raw_p is not None else None
+            drifts[i], ratios[i] = _one_sample(guard, meter_rule, LawPair(p[i], q[i]), raw, tree.tokens[i], y)
+    if accepted < n:
+        return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios)
+    rest = Tree(tree.tokens[n:], tree.laws[n:], tree.raws[n:])
+    later = rule.judge(rest, p[n:], None if raw_p is None else raw_p[n:], draws, round, position + n)
+    ratios += [later.ratio(i) for i in range(later.accepted + 1)]
+    return Verdict(range(n + later.accepted), later.token, [*drifts, *later.drifts], ratios)
+
+
+def _one_sample(
+    guard: AcceptRule, rule: AcceptRule | None, laws: LawPair, raw: LawPair | None, x: int, y: int
+) -> tuple[float, float] | tuple[None, None]:
+    """(drift, ratio) of a position where x was trusted by its value and y is in the text."""
+    if rule is None:
+        return None, None
+    at_x = torch.zeros_like(laws.p)
+    at_x[x] = 1.0
+    b, r = guard.both(*laws)
+    own = b[x] * at_x + (1 - b[x]) * r
+    b, r = rule.both(*laws, raw)
+    usual, pi = b[x] * at_x + (1 - b[x]) * r, emitted(laws.q, b, r)
+    drift = 0.0 if rule.lossless else float(tv_distance(pi, laws.p))
+    ratio = float(usual[y] / own[y])
+    if not rule.lossless and ratio > 0:
+        ratio *= float(laws.p[y] / pi[y])
+    return drift + float(tv_distance(own, usual)), ratio

@@ -1,0 +1,45 @@
+"""Names of the spans of a text that ``only=`` confines a lossy method to.
+
+The loop asks ``Limits.lossy`` whether the next token may be lossy; ``sprinter.engine.spans`` answers from the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+
+__all__ = ["OUTSIDE", "SPANS", "TextSpan", "check_only"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpan:
+    """A span of a text: what follows a match of ``opening``, up to the end of the next match of ``closing``.
+
+    The patterns match in a text that begins with a line feed, within ``reach`` characters.
+    """
+
+    opening: re.Pattern[str]
+    closing: re.Pattern[str]
+    reach: int = 64
+
+
+SPANS: Mapping[str, TextSpan] = {
+    "think": TextSpan(re.compile("<think>"), re.compile("</think>")),
+    "code": TextSpan(re.compile(r"\n[ \t]*```"), re.compile(r"\n[ \t]*```")),
+}
+"""By name: the thinking of a reasoning model, and fenced code blocks of Markdown."""
+
+OUTSIDE = "not-"
+"""Prefix of a name that stands for the text outside these spans."""
+
+
+def check_only(only: str) -> None:
+    """Raise a UserError unless this is the name of a span, or of the text outside one."""
+    if not isinstance(only, str):
+        raise UserError(f"only={only!r} is no name of a span: give {', '.join(SPANS)}")
+    if only.removeprefix(OUTSIDE) not in SPANS:
+        raise did_you_mean("span", only, [*SPANS, *(OUTSIDE + name for name in SPANS)])
