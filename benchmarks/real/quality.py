@@ -86,7 +86,7 @@ def line(
     arm: str, temperature: float, asked: Question, made: Generation, quality: dict[str, float]
 ) -> dict[str, Any]:
     """One text in the form of ``tables.compact``: without seconds, as texts of a batch have none of their own."""
-    drifts = [token.drift for token in made.tokens if token.drift is not None]
+    drifts = [token.distance for token in made.tokens if token.distance is not None]
     over, below = overshoots(made.tokens), shortfalls(made.tokens)
     return {
         "suite": asked.suite,
@@ -103,10 +103,11 @@ def line(
         "target_calls": made.stats.target_calls,
         "draft_steps": made.stats.draft_steps,
         "trusted": Counter(token.origin.value for token in made.tokens).get("trusted", 0),
-        "drift_sum": made.stats.drift_sum,  # None: the rule has no drift of single positions
+        "drift_sum": sum(drifts),  # of rules of chains: one sample a round
         "drift_first": sum(drifts[:16]),
         "drift_tokens": len(drifts),
-        "drift_most": made.stats.worst_drift,
+        "drift_most": max(drifts, default=0.0),
+        "least_ratio": made.stats.least_ratio,
         "over_sum": sum(over),
         "over_most": max(over, default=0.0),
         "below_sum": sum(below),
