@@ -21,6 +21,7 @@ from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner, CompiledUnits, Units
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
+from sprinter.models.int8 import has_int8
 from sprinter.models.interface import Runner
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
@@ -140,7 +141,8 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     choice = _choose(model)
     if choice.kind != "row":
         return "none", f"the crop runner serves it: {choice.reason}"
-    if getattr(model, "hf_quantizer", None) is not None or any(map(_is_special, model.parameters())):
+    quantised = getattr(model, "hf_quantizer", None) is not None or has_int8(model)
+    if quantised or any(map(_is_special, model.parameters())):
         return "none", "its weights are quantised"
     devices = {weights.device for weights in model.parameters()}
     if len(devices) > 1:
