@@ -1,0 +1,255 @@
+"""Eight-bit weights on a CPU against bfloat16 and llama.cpp, one text at a time: laws, forward passes, texts.
+
+    python benchmarks/real/weights.py --data DIR [--parts law passes texts] [--positions 2000] [--prompts 10]
+
+All read the same GGUF files. ``law``: KL(p‖p') and TV of each dtype's laws against those of the same weights in
+float32, along prompts of HumanEval and GSM8K; and one token's law in a pass of its own against that in a long one.
+``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved. ``texts``: greedy texts of both
+suites, 64 tokens, plain and exact speculative decoding, llama.cpp and eight bits interleaved prompt by prompt.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import torch
+
+import sprinter
+from benchmarks.common import (
+    Arm,
+    cells,
+    grid,
+    interleave,
+    kept_results,
+    method_arm,
+    note_run,
+    option_parser,
+    speed_ratio,
+    write_results,
+)  # fmt: skip
+from benchmarks.real.tables import DRAFT, TARGET
+from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.suites import load_suite, turn_ids
+from sprinter.laws import kl_divergence, tv_distance
+from sprinter.models.choose import make_runner
+
+NAME = "real/weights"
+KINDS: Mapping[str, Mapping[str, Any]] = sized(
+    {
+        "llama.cpp": {},
+        "bfloat16": {"runner": "torch", "dtype": "bfloat16", "compile": False},
+        "int8": {"dtype": "int8"},
+    },
+    {"bfloat16": {"dtype": "bfloat16", "compile": False}, "int8": {"dtype": "int8"}},
+)
+"""Kinds of weights, as ``load_pair`` is asked for them."""
+SPEEDS = sized(("llama.cpp", "int8"), tuple(KINDS))
+"""Kinds whose texts are timed."""
+REFERENCE = sized(
+    {"runner": "torch", "dtype": "float32", "compile": False}, {"dtype": "float32", "compile": False}
+)
+LENGTHS = sized((1, 2, 4, 6, 8, 12, 16), (1, 4))
+METHODS = sized(
+    ("autoregressive", "speculative(gamma=5)", "speculative(gamma=8)", "svip"),
+    ("autoregressive", "speculative(gamma=5)"),
+)
+SUITES = sized(("humaneval", "gsm8k"), ("gsm8k",))
+
+
+def prompts_of(pair: sprinter.Pair, data: Path, count: int) -> list[list[int]]:
+    """Token ids of the first turns, suite by suite in turn."""
+    found = []
+    for suite in SUITES:
+        chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
+        loaded = load_suite(suite, data, limit=max(1, count // len(SUITES)), chat=chat)
+        found.append([turn_ids(pair, sample, 0, [], chat=loaded.chat) for sample in loaded.samples])
+    return [one for group in zip(*found, strict=True) for one in group]
+
+
+@torch.inference_mode()
+def law(models: list[Path | str | None], data: Path, positions: int) -> list[dict[str, Any]]:
+    """How far each dtype's laws are from those of the same weights in float32."""
+    rows = []
+    for which, model in zip(("target", "draft"), models, strict=True):
+        wanted: list[torch.Tensor] = []
+        texts: list[torch.Tensor] = []
+        for kind, options in {"float32": REFERENCE, **KINDS}.items():
+            if kind == "llama.cpp":
+                continue
+            source = model if model is not None else sprinter.models.pair.builtin_paths()[which]
+            pair = sprinter.load_pair(source, **options)
+            module = pair.models.target.module("a benchmark")
+            if not texts:
+                ids = prompts_of(pair, data, max(1, positions // 40))
+                texts = [torch.tensor([one[:256]]) for one in ids]
+                while sum(text.shape[1] for text in texts[:-1]) >= positions:
+                    texts.pop()
+            laws = [module(text).logits[0].float().softmax(-1) for text in texts]
+            if not wanted:
+                wanted = laws
+                continue
+            kl = torch.cat([kl_divergence(p, q) for p, q in zip(wanted, laws, strict=True)])
+            tv = torch.cat([tv_distance(p, q) for p, q in zip(wanted, laws, strict=True)])
+            first = [(p.argmax(-1) == q.argmax(-1)).float() for p, q in zip(wanted, laws, strict=True)]
+            rows.append(
+                {
+                    "model": which, "weights": pair.models.target.weights, "positions": len(kl),
+                    "kl_mean": float(kl.mean()), "kl_most": float(kl.max()), "tv_mean": float(tv.mean()),
+                    "same_first_choice": float(torch.cat(first).mean()),
+                    "one_token_pass": _one_token(pair, texts[0]),
+                }
+            )  # fmt: skip
+            del pair, module, laws
+    return rows
+
+
+def _one_token(pair: sprinter.Pair, text: torch.Tensor) -> float:
+    """Largest TV between the law of a token in a pass of its own and in a pass of nine."""
+    runner, n = make_runner(pair.models.target.model, max_len=text.shape[1] + 9, compile=False), text.shape[1]
+    runner.extend(text[:, : n - 9], logits=False)
+    long = runner.extend(text[:, n - 9 :]).logits
+    runner.rewind([n - 9])
+    short = [runner.extend(text[:, i : i + 1]).logits for i in range(n - 9, n)]
+    assert long is not None
+    alone = torch.cat([one for one in short if one is not None], 1)
+    return float(tv_distance(long.float().softmax(-1), alone.float().softmax(-1)).max())
+
+
+@torch.inference_mode()
+def passes(pairs: dict[str, sprinter.Pair], repeats: int) -> list[dict[str, Any]]:
+    """Median seconds of a forward pass by model, kind and number of tokens."""
+    rows, context = [], sized(256, 16)
+    for which in ("target", "draft"):
+        runners = {}
+        for kind, pair in pairs.items():
+            model = getattr(pair.models, which).model
+            runners[kind] = make_runner(model, max_len=context + max(LENGTHS), compile=False)
+            runners[kind].extend(torch.arange(context)[None] % 500 + 5, logits=False)
+        seconds: dict[tuple[str, int], list[float]] = {}
+        for repeat in range(repeats + 1):
+            for n in LENGTHS:
+                for kind, runner in runners.items():
+                    tokens = (torch.arange(n)[None] + 7 * repeat) % 500 + 5
+                    began = time.perf_counter()
+                    runner.extend(tokens)
+                    if repeat:  # the first is a warm-up
+                        seconds.setdefault((kind, n), []).append(time.perf_counter() - began)
+                    runner.rewind([context])
+        for kind in runners:
+            medians = {n: statistics.median(seconds[kind, n]) for n in LENGTHS}
+            rows.append({"model": which, "kind": kind, "seconds": {str(n): s for n, s in medians.items()}})
+    return rows
+
+
+def texts(pairs: dict[str, sprinter.Pair], data: Path, prompts: int) -> list[dict[str, Any]]:
+    """Speeds of greedy decoding over the first kind's plain decoding, and whether exact texts are its plain ones."""
+    ids, arms = prompts_of(next(iter(pairs.values())), data, prompts), dict[tuple[str, str], Arm]()
+    for kind in SPEEDS:
+        pair = pairs[kind]
+        for method in METHODS:
+            name = f"{kind}, {method}"
+            arms[kind, method] = method_arm(pair, method, 0.0, name, new_tokens=sized(64, 8))
+    interleave([*arms.values()], ids, note="texts")
+    base, rows = arms[SPEEDS[0], METHODS[0]], []
+    for (kind, method), arm in arms.items():
+        plain = arms[kind, METHODS[0]]
+        same = [one.text == other.text for one, other in zip(arm.outs, plain.outs, strict=True)]
+        rows.append(
+            {
+                "kind": kind, "method": method, "tokens_per_s": float(arm.tokens.sum() / arm.busy_s.sum()),
+                "over_base": speed_ratio(arm, base), "over_own_plain": speed_ratio(arm, plain),
+                "target_calls_per_token": float(arm.calls.sum() / arm.tokens.sum()),
+                "same_as_plain": sum(same), "texts": len(same),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines: list[str] = []
+    if found := results.get("law"):
+        shown = [
+            f"{row['model']} | {row['weights']} | {row['positions']:,} | {row['kl_mean']:.5f} | {row['kl_most']:.3f} | "
+            f"{row['tv_mean']:.4f} | {row['same_first_choice']:.3f} | {row['one_token_pass']:.1e}"
+            for row in found
+        ]
+        head = (
+            "model | weights | positions | KL mean | largest | TV mean | same first choice | token alone, TV"
+        )
+        lines += [
+            "Against the law of the same file's weights in float32; KL in nats.",
+            "",
+            *grid(head, shown),
+            "",
+        ]
+    if found := results.get("passes"):
+        shown = []
+        for row in found:
+            seconds = {int(n): s for n, s in row["seconds"].items()}
+            values = " | ".join(f"{1e3 * s:.0f}" for s in seconds.values())
+            eight = seconds.get(8, seconds[max(seconds)]) / seconds[1]
+            shown.append(f"{row['model']} | {row['kind']} | {values} | {eight:.2f}")
+        head = " | ".join(["model", "kind", *(f"{n}" for n in LENGTHS), "8 ÷ 1"])
+        lines += ["Milliseconds of a forward pass over n tokens after 256.", "", *grid(head, shown), ""]
+    if found := results.get("texts"):
+        shown = [
+            f"{row['kind']} | `{row['method']}` | {row['tokens_per_s']:.1f} | {cells(row['over_base'])} | "
+            f"{cells(row['over_own_plain'])} | {row['target_calls_per_token']:.3f} | "
+            f"{row['same_as_plain']} of {row['texts']}"
+            for row in found
+        ]
+        base = f"÷ plain {found[0]['kind']}"
+        head = f"kind | method | tokens/s | {base} | ÷ own plain | target calls/token | text as plain"
+        lines += ["Greedy, with prefill.", "", *grid(head, shown)]
+    return "\n".join(lines).strip()
+
+
+def main() -> None:
+    """Measure the parts; write."""
+    parser = option_parser(__doc__)
+    parser.add_argument(
+        "--parts", nargs="+", choices=["law", "passes", "texts"], default=["law", "passes", "texts"]
+    )
+    parser.add_argument("--threads", type=int, help="default: one a core")
+    parser.add_argument("--positions", type=int, default=sized(2000, 20))
+    parser.add_argument("--repeats", type=int, default=sized(7, 1))
+    parser.add_argument("--prompts", type=int, default=sized(10, 1))
+    parser.add_argument("--target", default=sized(TARGET, None))
+    parser.add_argument("--draft", default=sized(DRAFT, None))
+    chosen, began = parser.parse_args(), time.time()
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)  # llama.cpp follows
+    results = kept_results(NAME)
+    if "law" in chosen.parts:
+        results["law"] = law([chosen.target, chosen.draft], chosen.data, chosen.positions)
+        note_run(results, NAME, "law", began)
+    if {"passes", "texts"} & set(chosen.parts):
+        pairs = {kind: _load(chosen, options) for kind, options in KINDS.items()}
+        if "passes" in chosen.parts:
+            began = time.time()
+            results["passes"] = passes(pairs, chosen.repeats)
+            note_run(results, NAME, "passes", began)
+        if "texts" in chosen.parts:
+            began = time.time()
+            results["texts"] = texts(pairs, chosen.data, chosen.prompts)
+            note_run(results, NAME, "texts", began)
+    write_results(NAME, results, table(results))
+
+
+def _load(chosen: Any, options: Mapping[str, Any]) -> sprinter.Pair:
+    if SMOKE:
+        return sprinter.load_pair(**options)
+    return sprinter.load_pair(chosen.target, chosen.draft, **options)
+
+
+if __name__ == "__main__":
+    main()
