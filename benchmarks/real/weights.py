@@ -4,8 +4,8 @@
 
 All read the same GGUF files. ``law``: KL(p‖p') and TV of each dtype's laws against those of the same weights in
 float32, along prompts of HumanEval and GSM8K; and one token's law in a pass of its own against that in a long one.
-``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved. ``texts``: greedy texts of both
-suites, 64 tokens, plain and exact speculative decoding, llama.cpp and eight bits interleaved prompt by prompt.
+``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved. ``texts``: greedy texts of
+both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and eight bits interleaved prompt by prompt.
 """
 
 from __future__ import annotations
