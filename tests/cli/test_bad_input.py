@@ -76,7 +76,7 @@ REQUESTS = [
     ("local workers", [*LABEL, "--workers", "3"], ["--workers 3 is of the ray engine", "--engine ray"]),
     ("local address", [*LABEL, "--ray-address", "a:1"], ["--ray-address a:1 is of the ray engine"]),
     ("field of lines", [*LABEL, "--field", "body"], ["--field body is of records", "leave it out"]),
-    ("unknown dtype", ["generate", "x", "{pair}", "--dtype", "int8"], ["no dtype 'int8'", "float32"]),
+    ("unknown dtype", ["generate", "x", "{pair}", "--dtype", "int7"], ["no dtype 'int7'", "float32"]),
     ("option of methods", ["methods", "--jsn"], ["--jsn", "--json"]),
     ("demo without tokens", ["demo", "-n", "0"], ["--max-new-tokens", "greater than or equal to 1"]),
 ]  # fmt: skip

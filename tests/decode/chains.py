@@ -115,11 +115,12 @@ def paths(
     ahead: int = 1,
     cells: int = 2,
     complete: bool = False,
+    lossy: Callable[[Sequence[int]], bool] | None = None,
 ) -> Iterator[tuple[float, Record]]:
     """Every path of random draws through the real loop: (probability, record)."""
-    draws = EnumeratedDraws(cells)
+    draws, limits = EnumeratedDraws(cells), Limits(length, ends, lossy)
     while True:
-        record = run_chain(method, pair, prompt, Limits(length, ends), draws, ahead=ahead, complete=complete)
+        record = run_chain(method, pair, prompt, limits, draws, ahead=ahead, complete=complete)
         yield draws.weight, record
         if not draws.next_path():
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import torch
 from tests.decode.chains import Text, ids, paths
 from tests.decode.test_head import LOSSY
 
-from sprinter.decode.accept import Block, Exact, Lenient, Typical
+from sprinter.decode.accept import Block, Exact, Lenient, Threshold, Typical
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
@@ -54,8 +55,20 @@ def test_only_the_span_is_lossy(name: str, ahead: int) -> None:
     assert max(gaps[True]) > 1e-3, "the method is not lossy in the span, so that the test shows nothing"
 
 
+@pytest.mark.parametrize("name", ["gate", "gate, tail", "draft alone", "gate and lenient"])
+def test_the_meter_knows_the_law_at_the_border_of_a_span(name: str) -> None:
+    """Weighed with the ratios of its tokens the law of texts is the target's: trust depends on no token's effect."""
+    pair, method = MarkovPair(3, 4), replace(LOSSY[name], only="code")
+    weights: defaultdict[Text, float] = defaultdict(float)
+    for chance, record in paths(method, pair, 3, complete=True, lossy=in_span):
+        ratios = [token.ratio for token in record.tokens if token.ratio is not None]
+        assert len(ratios) == 3
+        weights[ids(record)] += chance * math.prod(ratios)
+    check_same_law(weights, target_joint_law(pair, 3), name)
+
+
 def test_a_run_that_leaves_the_span_is_judged_by_one_rule() -> None:
-    """The token that ends a span is checked, and those behind it are exact: their drift is 0."""
+    """The tokens behind a span are exact: their drift is 0."""
     method = replace(LOSSY["gate and lenient"], only="code")
     limits = Limits(60, lossy=in_span)
     record = run_chain(method, MarkovPair(3, 2, distance=0.4), (0,), limits, AddressedDraws(1), complete=True)
@@ -76,6 +89,7 @@ TRIED = {
     "gate under svip": Method(trust=Gate(0.4), stop=Svip(0.6), cap=2),
     "gate, sees the token": Method(trust=Gate(0.3), stop=Confidence(0.3), cap=3),
     "everyone": Method(trust=Everyone(), stop=Never(), cap=2),
+    "another exact rule": Method(trust=Gate(0.3), stop=Confidence(0.3), accept=Threshold(), cap=3),
 }
 
 

@@ -109,7 +109,10 @@ def test_a_lossless_text_has_ratio_1() -> None:
 def test_what_is_not_scored_is_not_known() -> None:
     record = run_chain(replace(LOSSY["draft alone"]), PAIR, (0,), Limits(5), AddressedDraws(2))
     assert record.stats.text_drift is record.stats.changed is record.stats.least_ratio is None
-    record.tokens = [Token(0, Origin.TRUSTED, 0, 0.5, 0.25), Token(1, Origin.ACCEPTED, 0, 0.1, 2.0)]
+    record.tokens = [
+        Token(0, Origin.TRUSTED, 0, 0.5, ratio=0.25),
+        Token(1, Origin.ACCEPTED, 0, 0.1, ratio=2.0),
+    ]
     stats = record.count()
     assert (stats.least_ratio, stats.largest_ratio, stats.changed, stats.text_drift) == (
         0.25,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -10,19 +11,60 @@ from hypothesis import strategies as st
 from tests.engine.test_text import SILENT, TOKENIZER, bytes_of
 
 import sprinter
+from sprinter.decode.accept import GreedyMatch
+from sprinter.decode.enumerate import MarkovPair, run_chain
+from sprinter.decode.loop import Limits
+from sprinter.decode.method import Method
+from sprinter.decode.stop import Fixed
 from sprinter.engine.ending import Spelling
 from sprinter.engine.spans import SpanReader
 from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
 
 SPELLING = Spelling(TOKENIZER, SILENT)
-PARTS = ("```", "`", "\n", "\n```", "  ```py\n", "<think>", "</think>", "</thi", "nk>", "x", " the", "字")
+PARTS = (
+    "```",
+    "`",
+    "\n",
+    "\n```",
+    "  ```py\n",
+    "\n````\n",
+    "\n~~~ `\n",
+    "- ```js\n",
+    "\n> ",
+    "\n```\n",
+    "<think>",
+    "</think>",
+    "</thi",
+    "nk>",
+    "x",
+    " the",
+    "字",
+)
+
+
+def fenced(text: str) -> bool:
+    """Whether a fence is open after the whole lines of a text."""
+    fence: tuple[str, int] | None = None
+    for line in text.split("\n")[:-1]:
+        body = line.lstrip(" \t>")
+        if fence is not None:
+            alone = body.rstrip(" \t")
+            fence = None if set(alone) == {fence[0]} and len(alone) >= fence[1] else fence
+            continue
+        if item := re.match(r"([-*+]|\d+[.)])[ \t]+", body):
+            body = body[item.end() :]
+        run = len(body) - len(body.lstrip(body[:1]))
+        if run >= 3 and (body[0] == "~" or (body[0] == "`" and "`" not in body[run:])):
+            fence = body[0], run
+    return fence is not None
 
 
 def lossy(only: str, text: str) -> bool:
     """The same, read off the whole text line by line."""
     name, wanted = only.removeprefix("not-"), not only.startswith("not-")
     if name == "code":
-        inside = sum(line.lstrip(" \t").startswith("```") for line in text.split("\n")) % 2 == 1
+        inside = fenced(text)
     else:
         inside, rest = False, text
         while (mark := "</think>" if inside else "<think>") in rest:
@@ -111,3 +153,46 @@ def test_tokens_that_were_taken_back_are_counted(builtin_pair: sprinter.Pair) ->
 def test_without_a_tokenizer_it_is_refused(tiny_pair: sprinter.Pair) -> None:
     with pytest.raises(UserError, match="only=code needs a tokenizer"):
         tiny_pair.generate([1, 2, 3], method="sprinter(tau=0.5, only=code)", max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("```pip install x``` installs it\nand", False), ("say:\n- ```py\n  a = 1\n", True),
+        ("- ```py\n  a = 1\n  ```\n", False), ("````\n```\n", True), ("~~~\n```\n~~~\n", False),
+        ("```py\na\n```x\n", True), ("```py", False), ("a ```\nb\n", False),
+    ],
+)  # fmt: skip
+def test_fences_of_markdown(text: str, inside: bool) -> None:
+    reader = SpanReader("code", bytes_of("p"), SPELLING)
+    ids = bytes_of("p\n" + text)
+    for end in range(1, len(ids) + 1):
+        found = reader(ids[:end])
+    assert found == inside
+
+
+def test_a_stop_token_in_the_prompt_hides_nothing() -> None:
+    (newline,) = bytes_of("\n")
+    prompt = bytes_of("x\n```py\na = 1\nb")
+    spelling = Spelling(TOKENIZER, SILENT | {newline})
+    assert SpanReader("code", prompt, spelling)(prompt)
+
+
+def test_a_head_does_not_confuse_the_reader() -> None:
+    """Every text is shown to it, those of the head too, whose drafts are dropped."""
+    shown: list[tuple[int, ...]] = []
+    method = Method(stop=Fixed(3), accept=GreedyMatch(), head=4, only="code")
+
+    def lossy(text: Sequence[int]) -> bool:
+        if shown:
+            assert len(text) <= len(shown[-1]) + 1 and tuple(text[:-1]) in {
+                *shown,
+                *(one[:-1] for one in shown),
+            }
+        shown.append(tuple(text))
+        return True
+
+    for seed in range(20):
+        shown.clear()
+        run_chain(method, MarkovPair(4, 3), (0,), Limits(12, lossy=lossy), AddressedDraws(seed))
+        assert len(shown) > 12

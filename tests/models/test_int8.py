@@ -139,17 +139,38 @@ def test_every_linear_layer_is_replaced_once(tied: bool) -> None:
     assert not any(type(one) in (nn.Linear, nn.Embedding) for one in model.modules())
     assert sum(isinstance(one, Int8Linear) for one in model.modules()) == 2 * 7 + 1
     assert model.dtype == torch.float32
+    assert model.get_input_embeddings().weight.dtype == torch.bfloat16
     assert float((model(ids).logits - before).abs().max()) < 0.02 * float(before.abs().max())
 
 
-def test_layers_that_are_no_linear_ones_stay() -> None:
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=16, n_layer=1, n_head=2, n_positions=32)).eval()
-    model.requires_grad_(False)
-    ids = torch.arange(10)[None]
-    before = model(ids).logits
-    quantise(model)
-    assert float((model(ids).logits - before).abs().max()) < 0.02 * float(before.abs().max())
+def test_models_without_linear_layers_are_refused() -> None:
+    """GPT-2's are of a class of transformers' own."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32)).eval()
+    with pytest.raises(UserError, match=r"of those of GPT2LMHeadModel are: use bfloat16"):
+        quantise(model)
+
+
+def test_a_model_that_reads_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                                         num_attention_heads=2)).eval()  # fmt: skip
+    forward = type(model).forward
+    monkeypatch.setattr(
+        type(model),
+        "forward",
+        lambda self, *given, **more: (self.lm_head.weight.dtype, forward(self, *given, **more))[1],
+    )
+    with pytest.raises(UserError, match=r"does not run with 8-bit layers .*weight.*: use bfloat16"):
+        quantise(model)
+
+
+def test_a_build_without_the_operators_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*given: object) -> torch.Tensor:
+        raise NotImplementedError("no such operator")
+
+    monkeypatch.setattr(int8, "_checked", [])
+    monkeypatch.setattr(int8, "_product", missing)
+    with pytest.raises(UserError, match="has no 8-bit products"):
+        int8.check_products()
 
 
 def test_refusals_say_what_to_do() -> None:

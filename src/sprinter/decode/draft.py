@@ -177,27 +177,27 @@ class Token:
 
     Attributes:
         drift: TV(π, p) at its position, None until the target has scored it.
-        ratio: p(x)/π(x), the importance weight of the token; None as ``drift``. Rules of chains give one number a
-            round, the exact rule's probability of the verdict over their own, and 1 for the round's other tokens. See
-            ``decode.meter`` for tokens that were trusted by their value.
         text: the text that this token completes: the tokens' texts join to the text of the generation.
         logprob: ln p(x) of the target's raw law (temperature 1, logits as the model gives them), if log-probabilities
             were asked for; None until the target has scored its position. At least -87.3 (float32's smallest number).
         draft_logprob: as ``logprob``, of the draft model; None where it drafted nothing.
         top_logprobs: the most probable tokens of the target's raw law, most probable first; None as ``logprob``.
         gate_score: the gate's score before this draft token; None: it is no draft token, or no rule reads the gate.
+        ratio: p(x)/π(x), the importance weight of the token; None as ``drift``. Rules of chains give one number a
+            round, the exact rule's probability of the verdict over their own, and 1 for the round's other tokens. A
+            token that was trusted by its value has a bound, see ``decode.meter``.
     """
 
     id: int
     origin: Origin
     round: int
     drift: float | None = None
-    ratio: float | None = None
     text: str = ""
     logprob: float | None = None
     draft_logprob: float | None = None
     top_logprobs: list[TopToken] | None = None
     gate_score: float | None = None
+    ratio: float | None = None
 
     @property
     def distance(self) -> float | None:
@@ -291,7 +291,8 @@ class Stats:
         if self.mean_drift is not None:
             drift = f"drift {self.mean_drift:.3f} (coverage {self.drift_coverage:.0%})"
         elif self.changed is not None:
-            drift = f"drift about {self.changed / self.new_tokens:.3f} (one sample a round)"
+            about = "about" if self.text_drift is not None else "at least"
+            drift = f"drift {about} {self.changed / self.new_tokens:.3f} (one sample a round)"
         label = "lossless" if self.lossless else "lossy"
         count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"
@@ -320,9 +321,10 @@ class Record:
 
         With a = min(1, p(x)/π(x)) of each token, 1 − Π a is ``text_drift``: its mean over texts is at least the total
         variation between the law of the texts and the target's, because Π a π(x) is a part of both that the two have in
-        common. The mean of ``changed``, Σ (1 − a), is the expected number of positions (rounds, for rules of chains) at
-        which the target would have drawn another token: as ``drift_sum``, from one sample a position, and known for
-        rules of chains too.
+        common.
+
+        The mean of ``changed``, Σ (1 − a), is that of ``drift_sum``, from one sample a position; it is less where
+        tokens were trusted by their value. For rules of chains it counts rounds, and compares verdicts on a draft.
         """
         tokens, stats = self.tokens, self.stats
         stats.new_tokens = len(tokens)

@@ -6,7 +6,7 @@
                    rule may learn), judge untrusted ones, and add one token: a replacement, a bonus, or a plain one
 
 The token that ends a run is checked even if the trust rule trusts it, so that every target call checks a token; a
-trusted token that ends the text is not checked.
+trusted token that ends the text, or behind which another part of the text begins (``only``), need not be checked.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def decode(
         if row.proposes:
             yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
         record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
-        accepted, checked = 0, row.tree.depth
+        accepted, tried = 0, len(row.on_trial)
+        checked = row.tree.depth - tried
         if record.finish is None:
-            accepted = yield from _target_call(row)
+            accepted = max(0, (yield from _target_call(row)) - tried)
         row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)
@@ -85,7 +86,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     accepted = 0
     for i, x in enumerate(text[row.final :]):
         origin = Origin.TRUSTED if i < len(row.on_trial) else Origin.ACCEPTED
-        token = Token(x, origin, round, verdict.drifts[i], verdict.ratio(i))
+        token = Token(x, origin, round, verdict.drifts[i], ratio=verdict.ratio(i))
         if row.gate_scores:
             token.gate_score = row.gate_scores[i]
         accepted += 1
@@ -105,7 +106,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
         text.append(verdict.token)
         drift, ratio = verdict.drifts[verdict.accepted], verdict.ratio(verdict.accepted)
         origin = Origin.REPLACEMENT if refused else Origin.BONUS if tree.tokens else Origin.TARGET
-        row.settle(len(text) - 1, Token(verdict.token, origin, round, drift, ratio))
+        row.settle(len(text) - 1, Token(verdict.token, origin, round, drift, ratio=ratio))
     row.final, row.scored = len(text), len(text) - 1
     return accepted
 
@@ -113,6 +114,8 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
 def _judge(row: Row, p: Tensor, raw_p: Tensor | None) -> Verdict:
     """Judge the round's draft; ``p`` and ``raw_p`` as in ``Judge.judge``."""
     given = row.tree, p, raw_p, row.draws, row.record.stats.rounds, row.final
-    if not row.on_trial or row.method.tail_ratio is None:
+    ratio = row.method.tail_ratio
+    # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
+    if not row.on_trial or ratio is None or (ratio == 1 and row.accept.lossless):
         return row.accept.judge(*given)
-    return review(row.method.tail_ratio, row.on_trial, row.accept, row.meter.rule, *given)
+    return review(ratio, row.on_trial, row.accept, row.meter.rule, *given)

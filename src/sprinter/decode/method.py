@@ -129,13 +129,15 @@ class Method:
     @property
     def needs_target(self) -> bool:
         """Whether the target is ever called (False for the draft model alone)."""
-        guards = self.head or self.only or self.tail_ratio is not None
-        return bool(self.drafter.needs_target or self.drafter.target_states or guards) or not self.trusts_all
+        return (
+            bool(self.drafter.needs_target or self.drafter.target_states or self.head) or not self.trusts_all
+        )
 
     @property
     def trusts_all(self) -> bool:
         """Whether every draft token is trusted and no run ends, so that no target call follows a trusted token."""
-        return type(self.trust) is Everyone and type(self.stop) is Never and self.cap is None
+        free = self.cap is None and self.only is None
+        return free and type(self.trust) is Everyone and type(self.stop) is Never
 
     @property
     def sees_token(self) -> bool:

@@ -103,11 +103,11 @@ class Row:
         states = RuleState.begin(method.trust, method.stop, rules)
         # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
         rule = method.accept.per_position or (Exact() if method.accept.lossless else None)
-        if method.only is not None and limits.lossy is None:
+        lossless = method.lossless()
+        if method.only is not None and limits.lossy is None and not lossless:
             raise UserError(
                 f"method {method.name} follows spans of a text, and here is none: leave only= out"
             )
-        lossless = method.lossless()
         exact = (
             0 if lossless else n + method.head,
             None if lossless or method.only is None else limits.lossy,
@@ -148,7 +148,10 @@ class Row:
     def exact_next(self) -> bool:
         """Whether the token after the text must be decoded exactly, though the method is lossy."""
         head_end, lossy = self.exact
-        return len(self.text) < head_end or (lossy is not None and not lossy(self.text))
+        exact = lossy is not None and not lossy(
+            self.text
+        )  # asked of every text, which the reader of spans needs
+        return exact or len(self.text) < head_end
 
     @property
     def accept(self) -> Judge:
@@ -189,14 +192,14 @@ def draft_run(row: Row) -> Asking:
             text.append(x)
             row.verdicts.wait(position, answer, i)
             ended = len(text) == row.end or row.limits.ends(text) is not None
-            # One rule judges the tokens from the first untrusted one on: no run leaves or enters a guarded part.
-            stop = stop or row.exact_next() != row.guarded
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
-            stopped = forced or ended
+            # One rule judges a draft: no run leaves or enters a guarded part. A trusted token before its border stays
+            # trusted, as whether it is one must not depend on where it leads.
+            leaves = row.exact_next() != row.guarded
+            stopped = forced or ended or leaves
             trusting = trusting and trusted and (ended or not forced)
-            saw_token = method.sees_token or (
-                forced and len(text) < row.end
-            )  # trusted only because it ends the text
+            # In the second case it is trusted only because it ends the text.
+            saw_token = method.sees_token or (forced and len(text) < row.end)
             if trusting and method.tail_ratio is None:
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))

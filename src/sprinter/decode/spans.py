@@ -6,7 +6,7 @@ The loop asks ``Limits.lossy`` whether the next token may be lossy; ``sprinter.e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sprinter.decode.registry import did_you_mean
@@ -17,21 +17,30 @@ __all__ = ["OUTSIDE", "SPANS", "TextSpan", "check_only"]
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """A span of a text: what follows a match of ``opening``, up to the end of the next match of ``closing``.
+    """A span of a text: what follows a match of ``opening``, up to the end of the next match of ``closing(match)``.
 
     The patterns match in a text that begins with a line feed, within ``reach`` characters.
     """
 
     opening: re.Pattern[str]
-    closing: re.Pattern[str]
-    reach: int = 64
+    closing: Callable[[re.Match[str]], re.Pattern[str]]
+    reach: int = 128
+
+
+_FENCE = re.compile(r"\n[ \t>]*(?:(?:[-*+]|\d+[.)])[ \t]+)?(`{3,}(?=[^`\n]*\n)|~{3,})[^\n]*(?=\n)")
+
+
+def _same_fence(opened: re.Match[str]) -> re.Pattern[str]:
+    """A line with no more than this fence, or a longer one."""
+    fence = opened[1]
+    return re.compile(rf"\n[ \t>]*{fence[0]}{{{len(fence)},}}[ \t]*(?=\n)")
 
 
 SPANS: Mapping[str, TextSpan] = {
-    "think": TextSpan(re.compile("<think>"), re.compile("</think>")),
-    "code": TextSpan(re.compile(r"\n[ \t]*```"), re.compile(r"\n[ \t]*```")),
+    "think": TextSpan(re.compile("<think>"), lambda opened: re.compile("</think>")),
+    "code": TextSpan(_FENCE, _same_fence),
 }
-"""By name: the thinking of a reasoning model, and fenced code blocks of Markdown."""
+"""By name: the thinking of a reasoning model, and fenced code blocks of Markdown, closing fence included."""
 
 OUTSIDE = "not-"
 """Prefix of a name that stands for the text outside these spans."""

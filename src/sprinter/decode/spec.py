@@ -162,9 +162,9 @@ def _composed_from(spec: str, items: list[str]) -> Method:
                 written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, *VALUES])
-    method = Method(**parts, name=_joined(written))
-    defaults = {"stop": Fixed(), "cap": 40} if method.trust.never else {"stop": Untrusted(), "cap": 20}
-    return dataclasses.replace(method, **{**defaults, **parts})
+    trusts = "trust" in parts and not parts["trust"].never
+    defaults = {"stop": Untrusted(), "cap": 20} if trusts else {"stop": Fixed(), "cap": 40}
+    return Method(**{**defaults, **parts}, name=_joined(written))
 
 
 def _joined(written: dict[str, str]) -> str:

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
 from sprinter.decode.spans import OUTSIDE, SPANS, TextSpan
-from sprinter.engine.ending import Detokenizer, Spelling
+from sprinter.engine.ending import Detokenizer, Spelling, special_ids
 
 __all__ = ["SpanReader"]
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a text: whether it is in the span, and its last characters since the last match."""
+    """The end of a text: its last characters since the last match, and what ends the span that it is in."""
 
     detokenizer: Detokenizer
     tail: str = "\n"
-    inside: bool = False
+    closing: re.Pattern[str] | None = None
 
     def read(self, text: str, span: TextSpan) -> _End:
         """The end of the text with ``text`` appended."""
-        tail, inside = self.tail + text, self.inside
-        while found := (span.closing if inside else span.opening).search(tail):
-            tail, inside = tail[found.end() :], not inside
-        return replace(self, tail=tail[-span.reach :], inside=inside)
+        tail, closing = self.tail + text, self.closing
+        while found := (closing or span.opening).search(tail):
+            tail, closing = tail[found.end() :], span.closing(found) if closing is None else None
+        return replace(self, tail=tail[-span.reach :], closing=closing)
 
 
 class SpanReader:
     """Returns whether the token after a text may be lossy, by the method's ``only``.
 
     The span may have been opened in the prompt, after its last special token: by a chat template that writes
-    ``<think>``, or by a prompt that ends within a code block. Texts are called with as in ``Ending``.
+    ``<think>``, or by a prompt that ends within a code block. Call it with texts as in ``Ending``.
 
     Args:
         only: see ``Method``.
@@ -54,18 +55,16 @@ class SpanReader:
             place = replace(last, detokenizer=copy(last.detokenizer))
             new = self._spelling.written(id) or place.detokenizer.push(id)
             self._places.append(place.read(new, self._span))
-        return self._places[-1].inside == self._wanted
+        return (self._places[-1].closing is not None) == self._wanted
 
     def _written(self, prompt: Sequence[int]) -> str:
         """The prompt's text after its last special token that is not a mark of the span itself."""
-        start = 0
+        tokenizer, start = self._spelling.tokenizer, 0
+        special = special_ids(tokenizer)
         for i, id in enumerate(prompt):
-            mark = self._spelling.written(id)
-            if mark and not (self._span.opening.search(mark) or self._span.closing.search(mark)):
+            if id in special and "think>" not in str(tokenizer.decode([id])):
                 start = i + 1
         ids = list(prompt[start:])
-        text = self._spelling.tokenizer.decode(
-            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text

@@ -199,7 +199,7 @@ class Task:
         self._check(new)
         ends = (*parts.models.target.eos_ids, *stops)
         self._spelling = _spelling(parts, options.stop, ends)
-        if method.only is not None and self._spelling is None:
+        if method.only is not None and self._spelling is None and not method.lossless():
             raise UserError(f"only={method.only} needs a tokenizer, and this pair has none: leave it out")
         self._adjustments = _adjustments(self.request, parts, ends)
         self.record = self._new_record()

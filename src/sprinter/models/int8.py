@@ -23,6 +23,7 @@ INT8 = "int8"
 _STEPS = 127 * 256 + 127
 """Largest 16-bit integer of an activation: its two halves are in [-127, 127] and [-128, 127]."""
 _TINY = 1e-30  # in place of a largest value of 0
+_LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 _LEAST_ROWS = 4
 """oneDNN multiplies fewer rows with narrow matrices in its reference code, a hundred times slower."""
 
@@ -117,25 +118,48 @@ def quantise(model: PreTrainedModel) -> int:
         The number of parameters that it had.
 
     Raises:
-        UserError: the processor's integer products are wrong, or the model is not on the CPU.
+        UserError: the processor's integer products are wrong, the model is not on the CPU, its weights are mostly not
+            in linear layers, or it does not run with them replaced.
     """
+    name = model.name_or_path or type(model).__name__
     if model.device.type != "cpu":
-        raise UserError(
-            f"dtype int8 is for CPUs, and {model.name_or_path} is on {model.device}: use bfloat16"
-        )
+        raise UserError(f"dtype int8 is for CPUs, and {name} is on {model.device}: use bfloat16")
     check_products()
     fingerprint, size = weights_fingerprint(model), sum(weights.numel() for weights in model.parameters())
     embedding = model.get_input_embeddings()
-    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear:
-                setattr(parent, name, made.setdefault(layer, Int8Linear(layer.weight, layer.bias)))
-            elif type(layer) is nn.Embedding and layer is embedding:
-                setattr(parent, name, Int8Embedding(layer.weight))
+    layers = [part for part in model.modules() if type(part) is nn.Linear or part is embedding]
+    ours: dict[int, nn.Parameter] = {id(layer.weight): layer.weight for layer in layers}  # type: ignore[misc]
+    share = sum(weight.numel() for weight in ours.values()) / size
+    del layers, ours
+    if share < _LEAST_SHARE:
+        raise UserError(
+            f"dtype int8 is for models whose weights are in linear layers, and {share:.0%} of those of {name} are: use "
+            "bfloat16"
+        )
     model.float()  # type: ignore[no-untyped-call]
+    made: dict[nn.Module, Int8Linear] = {}  # a layer that stands in two places stays one
+    for parent in [part for part in model.modules() if any(map(_replaced, part.children()))]:
+        for child, layer in list(parent.named_children()):
+            if type(layer) is nn.Linear:
+                if layer not in made:
+                    made[layer] = Int8Linear(layer.weight, layer.bias)
+                    layer.weight = layer.bias = None  # type: ignore[assignment]
+                setattr(parent, child, made[layer])
+            elif type(layer) is nn.Embedding and layer is embedding:
+                setattr(parent, child, Int8Embedding(layer.weight))
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(1, 1, dtype=torch.long, device=model.device))
+    except Exception as error:  # models' own code may read the weights that are gone
+        raise UserError(
+            f"{name} does not run with 8-bit layers ({type(error).__name__}: {error}): use bfloat16"
+        ) from error
     count_as(model, fingerprint)
     return size
+
+
+def _replaced(layer: nn.Module) -> bool:
+    return type(layer) in (nn.Linear, nn.Embedding)
 
 
 _checked: list[bool] = []
@@ -149,6 +173,18 @@ def check_products() -> None:
     """
     if _checked:
         return
+    try:
+        exact = _exact_products()
+    except (AttributeError, NotImplementedError, RuntimeError) as error:
+        raise UserError(
+            f"this build of PyTorch has no 8-bit products ({error}): use dtype=bfloat16 or float32"
+        ) from error
+    if not exact:
+        raise UserError("the 8-bit products of this processor are not exact: use dtype=bfloat16 or float32")
+    _checked.append(True)
+
+
+def _exact_products() -> bool:
     chance = torch.Generator().manual_seed(0)
     for wide, high in ((256, 40), (96, 257)):
         weight = torch.randint(-127, 128, (high, wide), generator=chance, dtype=torch.int8)
@@ -157,9 +193,6 @@ def check_products() -> None:
         for n in (_LEAST_ROWS, 33):
             rows = torch.randint(-128, 128, (n, wide), generator=chance, dtype=torch.int8)
             rows[0] = 127
-            found = _product(rows, packed, one)
-            if not torch.equal(found.long(), rows.long() @ weight.long().T):
-                raise UserError(
-                    "the 8-bit products of this processor are not exact: use dtype=bfloat16 or float32"
-                )
-    _checked.append(True)
+            if not torch.equal(_product(rows, packed, one).long(), rows.long() @ weight.long().T):
+                return False
+    return True
