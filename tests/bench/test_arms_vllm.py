@@ -277,3 +277,14 @@ def second_law(pair: sprinter.Pair, ids: tuple[int, ...], sampling: Sampling) ->
     first = law([list(ids)])[0]
     firsts = first.nonzero().flatten()
     return first[firsts] @ law([[*ids, token] for token in firsts.tolist()])
+
+
+def test_eight_bit_weights_are_not_run_as_others_in_silence(fake: None) -> None:
+    eight = sprinter.load_pair(dtype="int8")
+    with pytest.raises(
+        UserError, match=r"8-bit weights, which vLLM would not run: give vllm:\.\.\.\(dtype=bfloat16\)"
+    ):
+        parse_arm("vllm:plain").start(eight)
+    arm = parse_arm("vllm:plain(dtype=bfloat16)")
+    arm.start(eight)
+    arm.close()

@@ -247,7 +247,7 @@ def _dequantised(model: LoadedModel) -> str:
     """For a GGUF file that PyTorch runs: how its weights were stored, and how long reading them took."""
     if model.stored is None:
         return ""
-    weights = str(model.model.dtype).removeprefix("torch.")
+    weights = model.weights.split(" ")[0]
     return f"; a GGUF file, {model.stored}, dequantised to {weights} in {model.load_s:.1f} s"
 
 

@@ -16,7 +16,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.presets import preset, spelled
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
 from sprinter.decode.stop import Fixed, Untrusted
-from sprinter.decode.trust import FILLED_IN
+from sprinter.decode.trust import FILLED_IN, TrustRule
 from sprinter.errors import UserError
 
 __all__ = [
@@ -162,7 +162,8 @@ def _composed_from(spec: str, items: list[str]) -> Method:
                 written[key] = whole
         else:
             raise did_you_mean("part of a method", key, [*registries, *VALUES])
-    trusts = "trust" in parts and not parts["trust"].never
+    trust = parts.get("trust")
+    trusts = isinstance(trust, TrustRule) and not trust.never
     defaults = {"stop": Untrusted(), "cap": 20} if trusts else {"stop": Fixed(), "cap": 40}
     return Method(**{**defaults, **parts}, name=_joined(written))
 
