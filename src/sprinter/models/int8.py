@@ -43,6 +43,7 @@ class Int8Linear(nn.Module):
         self.out_features, self.in_features = weight.shape
         codes, scale = _codes(weight)
         self._packed = torch.ops.onednn.qlinear_prepack(codes, None)  # in the order that the processor reads
+        self._zeros = torch.zeros(len(scale), dtype=torch.int32)
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
 
@@ -50,7 +51,7 @@ class Int8Linear(nn.Module):
         """``[..., in]`` -> ``[..., out]``."""
         rows = x.reshape(-1, self.in_features)
         halves, step = _halves(rows)
-        sums = _product(halves, self._packed, self.scale)
+        sums = _product(halves, self._packed, self.scale, self._zeros)
         n = len(rows)
         made = torch.add(sums[n : 2 * n], sums[:n], alpha=256).mul_(step)
         if self.bias is not None:
@@ -73,9 +74,12 @@ class Int8Embedding(nn.Module):
         return nn.functional.embedding(ids, self.weight).float()
 
 
-def _product(rows: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-    """8-bit rows times packed 8-bit weights, times the scales: exact sums, in float32."""
-    zeros, call = torch.zeros(len(scale), dtype=torch.int32), torch.ops.onednn.qlinear_pointwise
+def _product(rows: Tensor, packed: Tensor, scale: Tensor, zeros: Tensor) -> Tensor:
+    """8-bit rows ``[n, in]`` times packed 8-bit weights, times the scales ``[out]``: exact sums, ``[n, out]`` float32.
+
+    ``zeros``: the weights' zero points ``[out]``, int32.
+    """
+    call = torch.ops.onednn.qlinear_pointwise
     made: Tensor = call(rows, 1.0, 0, packed, scale, zeros, None, 1.0, 0, torch.float32, "none", [], "")
     return made
 
@@ -185,14 +189,15 @@ def check_products() -> None:
 
 
 def _exact_products() -> bool:
+    """Whether products of few and of many rows are those of 64-bit integers."""
     chance = torch.Generator().manual_seed(0)
     for wide, high in ((256, 40), (96, 257)):
         weight = torch.randint(-127, 128, (high, wide), generator=chance, dtype=torch.int8)
         weight[0] = 127  # with rows[0] a sum that would saturate
-        packed, one = torch.ops.onednn.qlinear_prepack(weight, None), torch.ones(high)
+        packed = torch.ops.onednn.qlinear_prepack(weight, None), torch.ones(high), torch.zeros(high).int()
         for n in (_LEAST_ROWS, 33):
             rows = torch.randint(-128, 128, (n, wide), generator=chance, dtype=torch.int8)
             rows[0] = 127
-            if not torch.equal(_product(rows, packed, one).long(), rows.long() @ weight.long().T):
+            if not torch.equal(_product(rows, *packed).long(), rows.long() @ weight.long().T):
                 return False
     return True
