@@ -134,6 +134,8 @@ def again(pair: sprinter.Pair, tuning: list[str], prompts: list[str], names: lis
     results = kept_results(NAME)
     for temperature in TEMPERATURES:
         settings = results["tuned"][str(temperature)]
+        if "optimal" not in settings:
+            settings["optimal"] = measure_passes(pair, sampling=sprinter.Sampling(temperature)).optimal
         for name in DIALS:
             if name in names:
                 tune_dial(pair, tuning, temperature, name, settings)

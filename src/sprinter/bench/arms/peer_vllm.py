@@ -140,7 +140,9 @@ class VllmPlain:
         """vLLM's engine arguments."""
         target = pair.models.target
         if target.weights.startswith(INT8) and not self.dtype:
-            raise UserError("the pair has 8-bit weights, which vLLM would not run: give vllm:...(dtype=bfloat16)")
+            raise UserError(
+                "the pair has 8-bit weights, which vLLM would not run: give vllm:...(dtype=bfloat16)"
+            )
         settings = {
             "model": _source(target, "target"), "revision": target.revision,
             "dtype": self.dtype or str(target.model.dtype).removeprefix("torch."),
