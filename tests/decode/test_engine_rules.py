@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Cactus, Cascade, Exact, Fly, GreedyMatch, Relaxed, Threshold
+from sprinter.decode.accept import Cactus, Cascade, Exact, Fly, GreedyMatch, Margin, Relaxed, Threshold
 from sprinter.decode.conformance import check_accept, law_pairs
 from sprinter.decode.draft import LawPair
 from sprinter.decode.enumerate import MarkovPair
@@ -178,3 +179,18 @@ def test_decisions_are_taken_on_the_raw_laws() -> None:
 def test_values_out_of_range_are_one_line(make: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_margin_keeps_the_runner_up_within_nats() -> None:
+    """ln p1 - ln p2 <= (1 - theta) logit, read from the raw law; the third never stays, equal ones both do."""
+    near = math.exp((0.9 - 1) * 20)  # p2/p1 at the border: e^-2
+    raw = torch.tensor(
+        [[1.0, near * 1.01, 0.1, 0.0], [1.0, near * 0.99, 0.1, 0.0], [1.0, 0.2, 1.0, 0.9]]
+    ).double()
+    raw /= raw.sum(-1, keepdim=True)
+    p = torch.full_like(raw, 0.25)  # the processed law says only where a refused token goes
+    p[:, 2] += 0.25
+    kept = Margin(0.9, 20.0).keep(p, p, LawPair(raw, raw))
+    assert kept.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]]
+    assert Margin(0.9, 20.0).replacement(p, p).argmax(-1).tolist() == [2, 2, 2]
+    assert Margin(1.0, 20.0).keep(raw[:2], raw[:2]).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]

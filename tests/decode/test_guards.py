@@ -13,7 +13,7 @@ from tests.decode.chains import Text, ids, paths
 from tests.decode.test_head import LOSSY
 
 from sprinter.decode.accept import Block, Exact, Lenient, Threshold, Typical
-from sprinter.decode.conformance import check_same_law
+from sprinter.decode.conformance import check_accept, check_same_law
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
@@ -24,6 +24,11 @@ from sprinter.decode.trust import Everyone, Gate
 from sprinter.errors import UserError
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+def test_the_rule_of_the_guard_is_sound(ratio: float) -> None:
+    check_accept(TailRatio(ratio))
 
 
 def in_span(text: Sequence[int]) -> bool:

@@ -288,13 +288,13 @@ def test_the_meter_finds_its_rows() -> None:
 
 
 def test_the_meter_asks_the_accept_rule_about_a_token_that_x_spared() -> None:
-    """TV(π, p) of the rule + 1 − b(x), b by the raw laws where the rule reads them."""
+    """TV(π₀, p) + 1 − K₀(x), decided on the raw laws where the rule reads them."""
     rule = Fuzzy("tv", 0.5)
     p, q = (torch.tensor(law, dtype=torch.float64) for law in ([0.2, 0.8], [0.6, 0.4]))
     far, near = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64)
-    for raw_q, wanted in ((far, 1.0), (near, 0.4)):  # refused for sure: π = p; kept for sure: π = q
+    for raw_q, wanted in ((far, 0.8), (near, 0.4)):  # refused, and p draws it again: 1 - p(x); kept for sure: π₀ = q
         meter, token = Meter(rule), Token(0, Origin.TRUSTED, 1)
         meter.wait(11, token, q, saw_token=True, raw_q=raw_q)
         meter.score(10, Scores(p[None], p[None]))
         assert token.drift == pytest.approx(wanted)
-        assert wanted == pytest.approx(float(rule.drift(p, q, LawPair(p, raw_q))) + (raw_q is far))
+        assert wanted == pytest.approx(float(rule.drift(p, q, LawPair(p, raw_q))) + 0.8 * (raw_q is far))

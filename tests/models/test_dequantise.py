@@ -55,6 +55,14 @@ def test_llama_cpp_reads_the_same_files_alike(name: str, tmp_path: Path) -> None
     torch.testing.assert_close(here.hidden / states, there.hidden / states, rtol=0, atol=2 * tolerance)
 
 
+def test_loading_in_inference_mode_gives_weights_that_can_be_trained(tmp_path: Path) -> None:
+    written("qwen2", tmp_path / "m.gguf")
+    with torch.inference_mode():
+        loaded = load_models(tmp_path / "m.gguf", dequantise=True)
+    weights = list(loaded.target.module("a test").parameters())
+    assert weights and not any(weight.is_inference() for weight in weights)
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_1", "F16", "BF16"])
 def test_quantised_weights_are_the_numbers_of_the_file(kind: str, tmp_path: Path) -> None:
     written("qwen2", tmp_path / "m.gguf", kind)

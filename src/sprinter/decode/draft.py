@@ -230,9 +230,7 @@ class Stats:
     trusted: int = 0
     accepted: int = 0
     checked: int = 0  # untrusted draft tokens that a target call judged, the first rejected one included
-    taken_back: int = (
-        0  # trusted draft tokens that a target call refused, and those after them (``tail_ratio``)
-    )
+    taken_back: int = 0  # trusted tokens that a target call refused, and those after them
     closing_passes: int = 0
     mean_drift: float | None = None
     worst_drift: float | None = None

@@ -4,14 +4,14 @@ The drift of a position is TV(π, p), where π is the law that the method gave t
 TV(q, p) where a token was trusted, the accept rule's own TV where it judged. The expected sum of drifts bounds the
 total variation of the text.
 
-If the decision to trust x depends on x itself, π differs from the accept rule's law π₀ only by the trusted x, so that
-TV(π, p) <= TV(π₀, p) + Σ q(x)·(1 − b(x)), with the sum over the trusted x. Such a token is given the drift
-TV(π₀, p) + 1 − b(x), whose expectation is this bound. Under exact acceptance the drift is max(0, 1 − p(x)/q(x)), and
+If the decision to trust x depends on x itself, π differs from the accept rule's law π₀ only by what becomes of the
+trusted x: x itself, where the rule would have left y with probability K₀(y) = b(x)·1{y = x} + (1 − b(x))·r(y). So
+TV(π, p) <= TV(π₀, p) + Σ q(x)·(1 − K₀(x)), with the sum over the trusted x. Such a token is given the drift
+TV(π₀, p) + 1 − K₀(x), whose expectation is this bound. Under exact acceptance the drift is max(0, 1 − p(x)/q(x)), and
 the bound is attained.
 
-The ratio of a token is p(x)/π(x). For a token whose trust depended on x it is K₀(x)·p(x)/π₀(x), where K₀(x) = b(x) +
-(1 − b(x))·r(x) is the probability that the accept rule would have left x in its place: min(1, ratio) is then what
-target and method have in common at x, at least, as ``Record.count`` needs it.
+The ratio of a token is p(x)/π(x). For a token whose trust depended on x it is K₀(x)·p(x)/π₀(x): min(1, ratio) is then
+what target and method have in common at x, at least, as ``Record.count`` needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sprinter.decode.accept.base import emitted, ratios_at
 from sprinter.decode.draft import LawPair, Scores, Token
 from sprinter.laws import tv_distance
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "becomes", "one_sample"]
 
 
 @dataclass(slots=True)
@@ -65,7 +65,9 @@ class Meter:
             row = position - start - 1
             if saw_token and self.rule is not None:
                 raw = None if scores.raw is None or raw_q is None else LawPair(scores.raw[row], raw_q)
-                token.drift, token.ratio = _one_sample(self.rule, LawPair(scores.laws[row], q), raw, token.id)
+                pair, itself = LawPair(scores.laws[row], q), torch.zeros_like(q)
+                itself[token.id] = 1.0
+                token.drift, token.ratio = one_sample(self.rule, pair, raw, token.id, token.id, itself)
             elif not saw_token:
                 whole.append((row, token, q))
         if whole:
@@ -79,11 +81,27 @@ class Meter:
         self._waiting.clear()
 
 
-def _one_sample(rule: AcceptRule, laws: LawPair, raw: LawPair | None, x: int) -> tuple[float, float]:
+def one_sample(
+    rule: AcceptRule, laws: LawPair, raw: LawPair | None, x: int, y: int, own: Tensor
+) -> tuple[float, float]:
+    """(drift, ratio) of a position where x was trusted because of its value, see ``decode.meter``.
+
+    Args:
+        rule: the accept rule that would have judged x. laws, raw: of the position, each law ``[V]``.
+        y: the token in the text. own: the law ``[V]`` of what becomes of the trusted x, one-hot if it stays.
+    """
     b, r = rule.both(*laws, raw)
-    kept, own = float(b[x]), emitted(laws.q, b, r)
-    drift = 0.0 if rule.lossless else float(tv_distance(own, laws.p))
-    ratio = kept + (1 - kept) * float(r[x])
-    if not rule.lossless and ratio > 0:
-        ratio *= float(laws.p[x] / own[x])
-    return drift + 1.0 - kept, ratio
+    usual = becomes(x, b, r)
+    drift, ratio = float(tv_distance(own, usual)), float(usual[y] / own[y])
+    if not rule.lossless:
+        pi = emitted(laws.q, b, r)
+        drift += float(tv_distance(pi, laws.p))
+        ratio *= float(laws.p[y] / pi[y]) if ratio > 0 else 1.0
+    return drift, ratio
+
+
+def becomes(x: int, b: Tensor, r: Tensor) -> Tensor:
+    """The law ``[V]`` of what a rule with b and r, each ``[V]``, leaves of x."""
+    law = (1 - b[x]) * r
+    law[x] += b[x]
+    return law

@@ -16,6 +16,7 @@ from torch import Tensor
 from sprinter.decode.accept import AcceptRule, Judge
 from sprinter.decode.accept.base import at_tokens, chances, emitted, ratios_at
 from sprinter.decode.draft import LawPair, Verdict
+from sprinter.decode.meter import becomes, one_sample
 from sprinter.decode.tree import Tree
 from sprinter.laws import residual, tv_distance
 from sprinter.random import Draws, Purpose
@@ -79,31 +80,15 @@ def review(
     texts = [*tree.tokens[:accepted], *end]
     ratios: list[float | None] = list(ratios_at(texts, p, pi))
     for i, y in enumerate(texts):
-        if saw_token[i]:
+        if saw_token[i] and meter_rule is None:
+            drifts[i] = ratios[i] = None
+        elif saw_token[i] and meter_rule is not None:
+            x, laws = tree.tokens[i], LawPair(p[i], q[i])
             raw = LawPair(raw_p[i], tree.raws[i]) if raw_p is not None else None
-            drifts[i], ratios[i] = _one_sample(guard, meter_rule, LawPair(p[i], q[i]), raw, tree.tokens[i], y)
+            drifts[i], ratios[i] = one_sample(meter_rule, laws, raw, x, y, becomes(x, b[i], r[i]))
     if accepted < n:
         return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios)
     rest = Tree(tree.tokens[n:], tree.laws[n:], tree.raws[n:])
     later = rule.judge(rest, p[n:], None if raw_p is None else raw_p[n:], draws, round, position + n)
     ratios += [later.ratio(i) for i in range(later.accepted + 1)]
     return Verdict(range(n + later.accepted), later.token, [*drifts, *later.drifts], ratios)
-
-
-def _one_sample(
-    guard: AcceptRule, rule: AcceptRule | None, laws: LawPair, raw: LawPair | None, x: int, y: int
-) -> tuple[float, float] | tuple[None, None]:
-    """(drift, ratio) of a position where x was trusted by its value and y is in the text."""
-    if rule is None:
-        return None, None
-    at_x = torch.zeros_like(laws.p)
-    at_x[x] = 1.0
-    b, r = guard.both(*laws)
-    own = b[x] * at_x + (1 - b[x]) * r
-    b, r = rule.both(*laws, raw)
-    usual, pi = b[x] * at_x + (1 - b[x]) * r, emitted(laws.q, b, r)
-    drift = 0.0 if rule.lossless else float(tv_distance(pi, laws.p))
-    ratio = float(usual[y] / own[y])
-    if not rule.lossless and ratio > 0:
-        ratio *= float(laws.p[y] / pi[y])
-    return drift + float(tv_distance(own, usual)), ratio

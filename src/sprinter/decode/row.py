@@ -50,7 +50,8 @@ class Row:
     Attributes:
         text: the prompt, final tokens, and the current untrusted draft.
         final: text[:final] is final. known: the drafter has text[:known].
-        exact: (tokens at the text's beginning that are decoded exactly, whether the token after a text may be lossy).
+        head_end: length of the text up to which it is decoded exactly, because of ``head``.
+        lossy: as in ``Limits``; None if the method has no ``only``, or is lossless.
         guarded: whether this round is decoded exactly, by ``head`` or ``only``.
         scored: the target has read text[:scored], always at least one token less than the text.
         proposes: whether to draft in this text.
@@ -76,7 +77,8 @@ class Row:
     scored: int
     trust_state: State
     stop_state: State
-    exact: tuple[int, Callable[[Sequence[int]], bool] | None]
+    head_end: int
+    lossy: Callable[[Sequence[int]], bool] | None
     proposes: bool
     verdicts: Verdicts
     guarded: bool = False
@@ -108,14 +110,12 @@ class Row:
             raise UserError(
                 f"method {method.name} follows spans of a text, and here is none: leave only= out"
             )
-        exact = (
-            0 if lossless else n + method.head,
-            None if lossless or method.only is None else limits.lossy,
-        )
+        spans = method.only is not None and not lossless
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            exact=exact, proposes=method.drafter.begin(draws), verdicts=Verdicts(method.learned_from),
+            head_end=0 if lossless else n + method.head, lossy=limits.lossy if spans else None,
+            proposes=method.drafter.begin(draws), verdicts=Verdicts(method.learned_from),
             meter=Meter(rule),
         )  # fmt: skip
 
@@ -147,11 +147,9 @@ class Row:
 
     def exact_next(self) -> bool:
         """Whether the token after the text must be decoded exactly, though the method is lossy."""
-        head_end, lossy = self.exact
-        exact = lossy is not None and not lossy(
-            self.text
-        )  # asked of every text, which the reader of spans needs
-        return exact or len(self.text) < head_end
+        # Asked of every text, in the head too: a reader of spans follows the text token by token.
+        exact = self.lossy is not None and not self.lossy(self.text)
+        return exact or len(self.text) < self.head_end
 
     @property
     def accept(self) -> Judge:

@@ -19,11 +19,13 @@ __all__ = ["OUTSIDE", "SPANS", "TextSpan", "check_only"]
 class TextSpan:
     """A span of a text: what follows a match of ``opening``, up to the end of the next match of ``closing(match)``.
 
-    The patterns match in a text that begins with a line feed, within ``reach`` characters.
+    The patterns match in a text that begins with a line feed, within ``reach`` characters. ``marks``: tokens that begin
+    or end it, in tokenizers that have them as special tokens.
     """
 
     opening: re.Pattern[str]
     closing: Callable[[re.Match[str]], re.Pattern[str]]
+    marks: tuple[str, ...] = ()
     reach: int = 128
 
 
@@ -37,7 +39,7 @@ def _same_fence(opened: re.Match[str]) -> re.Pattern[str]:
 
 
 SPANS: Mapping[str, TextSpan] = {
-    "think": TextSpan(re.compile("<think>"), lambda opened: re.compile("</think>")),
+    "think": TextSpan(re.compile("<think>"), lambda opened: re.compile("</think>"), ("<think>", "</think>")),
     "code": TextSpan(_FENCE, _same_fence),
 }
 """By name: the thinking of a reasoning model, and fenced code blocks of Markdown, closing fence included."""

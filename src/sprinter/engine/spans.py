@@ -62,7 +62,7 @@ class SpanReader:
         tokenizer, start = self._spelling.tokenizer, 0
         special = special_ids(tokenizer)
         for i, id in enumerate(prompt):
-            if id in special and "think>" not in str(tokenizer.decode([id])):
+            if id in special and tokenizer.decode([id]) not in self._span.marks:
                 start = i + 1
         ids = list(prompt[start:])
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -149,6 +149,7 @@ class LoadedPair:
         return None if least == _NO_LIMIT else least
 
 
+@torch.inference_mode(False)  # ordinary tensors, which can be trained, in a caller's inference mode too
 @bars_on_terminals()
 def load_models(
     target: Source,

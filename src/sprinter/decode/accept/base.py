@@ -241,10 +241,9 @@ def ratios_at(tokens: Sequence[int], p: Tensor, pi: Tensor) -> list[float]:
 
 def _exactly(tree: Tree, p: Tensor, accepted: int, token: int) -> float:
     """The probability that the exact rule keeps the first tokens of the draft, no more, and adds ``token``."""
-    n = len(tree.tokens)
-    kept = chances(p[:n], torch.stack(list(tree.laws)))
-    stay = wide(at_tokens(kept, tree.tokens))
+    n, q = len(tree.tokens), torch.stack(list(tree.laws))
+    stay = chances(wide(at_tokens(p[:n], tree.tokens)), wide(at_tokens(q, tree.tokens)))
     reached = float(stay[:accepted].prod())
     if accepted == n:
         return reached * float(p[n, token])
-    return reached * float(1 - stay[accepted]) * float(residual(p[accepted], tree.laws[accepted])[token])
+    return reached * float(1 - stay[accepted]) * float(residual(p[accepted], q[accepted])[token])
