@@ -292,7 +292,7 @@ def test_the_meter_asks_the_accept_rule_about_a_token_that_x_spared() -> None:
     rule = Fuzzy("tv", 0.5)
     p, q = (torch.tensor(law, dtype=torch.float64) for law in ([0.2, 0.8], [0.6, 0.4]))
     far, near = torch.tensor([1.0, 0.0], dtype=torch.float64), torch.tensor([0.3, 0.7], dtype=torch.float64)
-    for raw_q, wanted in ((far, 0.8), (near, 0.4)):  # refused, and p draws it again: 1 - p(x); kept for sure: π₀ = q
+    for raw_q, wanted in ((far, 0.8), (near, 0.4)):  # 1 - p(x), as p may draw x again; π₀ = q
         meter, token = Meter(rule), Token(0, Origin.TRUSTED, 1)
         meter.wait(11, token, q, saw_token=True, raw_q=raw_q)
         meter.score(10, Scores(p[None], p[None]))
