@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,8 +26,22 @@ from figures_base import (
     law_pairs,
     plane,
 )
-from sprinter.decode.accept import Block, Cactus, Cascade, ChainRule, Exact, Fly, Margin, Relaxed, Threshold
+from sprinter.decode.accept import (
+    AcceptRule,
+    Block,
+    Cactus,
+    Cascade,
+    ChainRule,
+    Diversed,
+    Exact,
+    Fly,
+    Harmless,
+    Margin,
+    Relaxed,
+    Threshold,
+)
 from sprinter.decode.accept.cascade import DEFERRALS
+from sprinter.decode.draft import Control
 from sprinter.laws import kl_divergence, tv_distance
 
 STEPS = range(1, 9)
@@ -37,7 +54,7 @@ def drafts(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack([torch.multinomial(laws, 1, generator=chance).squeeze(-1) for laws in q]), p, q
 
 
-def staying(rule: ChainRule | Exact, n: int, tokens: Tensor, p: Tensor, q: Tensor) -> Tensor:
+def staying(rule: ChainRule | Exact | Spared, n: int, tokens: Tensor, p: Tensor, q: Tensor) -> Tensor:
     """Chance that at least k = 1 ... n tokens of each draft stay, ``[drafts, n]``."""
     if isinstance(rule, Exact):
         return rule.keep(p, q).gather(-1, tokens[..., None]).squeeze(-1)[:, :n].cumprod(-1)
@@ -45,7 +62,7 @@ def staying(rule: ChainRule | Exact, n: int, tokens: Tensor, p: Tensor, q: Tenso
     return torch.stack(ends).flip(-1).cumsum(-1).flip(-1)[:, 1:]
 
 
-def chain_panels(rules: dict[str, ChainRule | Exact], chain: int, seed: int) -> Figure:
+def chain_panels(rules: dict[str, ChainRule | Exact | Spared], chain: int, seed: int) -> Figure:
     """One draft on the left; draft tokens kept a round against the draft's length on the right."""
     fig, (left, right) = canvas(3.1, ncols=2)
     marks = ((GREEN, "-", "o"), (GREY, "--", "s"), (PURPLE, ":", "^"))
@@ -71,6 +88,54 @@ def chain_panels(rules: dict[str, ChainRule | Exact], chain: int, seed: int) -> 
 @figure("block")
 def _block() -> Figure:
     return chain_panels({"block": Block(), "exact": Exact()}, chain=3, seed=5)
+
+
+class Spared:
+    """``judge`` with scores that are uniform on [0, 1] for each position of a draft of 200."""
+
+    def __init__(self, threshold: float) -> None:
+        self._rule, self._scores = Harmless(threshold), torch.Generator().manual_seed(2)
+
+    def ends(self, tokens: list[int], p: Tensor, q: Tensor) -> tuple[Tensor, object]:
+        scores = torch.rand(len(tokens) + 1, generator=self._scores)
+        return self._rule.ends(tokens, p, q, Control(p, q, {"judge": scores}))
+
+
+@figure("judge")
+def _judge() -> Figure:
+    rules = {"a half of the refused spared": Spared(0.5), "exact": Exact(), "a fifth spared": Spared(0.8)}
+    return chain_panels(rules, 3, 5)
+
+
+@figure("diversed")
+def _diversed() -> Figure:
+    fig, top, left, right = accept_panels()
+    example(top, left, Weighed(lambda p, q: torch.full_like(p[..., 0], 0.5)), "diversed, weight 0.5")
+    plane(right)
+    values = [i / 10 for i in range(11)]
+    curve(
+        right, lambda w: Weighed(lambda p, q: torch.full_like(p[..., 0], w)), values, "one weight for all",
+        [(0.0, "w = 0"), (0.5, "0.5"), (1.0, "1")],
+    )  # fmt: skip
+    curve(
+        right, lambda w: Weighed(lambda p, q: (tv_distance(p, q) < w).double()), values,
+        "1 where TV(p, q) is small", color=PURPLE, line="--",
+    )  # fmt: skip
+    right.legend(loc="upper right")
+    return fig
+
+
+@dataclass(frozen=True)
+class Weighed(AcceptRule):
+    """``diversed`` with a weight that is a function of the laws, ``[...]``."""
+
+    weight: Callable[[Tensor, Tensor], Tensor]
+
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
+        return Diversed().keep(p, q, Control(p, q, {"diversed": self.weight(p, q)}))
+
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
+        return Diversed().replacement(p, q)
 
 
 @figure("fly")

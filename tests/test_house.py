@@ -171,7 +171,7 @@ def test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs() -> None:
     registries = {"ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry"}
     checks = {"at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust"}
     specs = {"Method", "method_table", "parse_method", "preset"}
-    left = {"Chain", "LawPair", "Origin", "RuleState", "Stats", "Token", "Tree", "Verdict"}
+    left = {"Chain", "Control", "LawPair", "Origin", "RuleState", "Stats", "Token", "Tree", "Verdict"}
     assert set(sprinter.decode.__all__) == rules | drafters | proposers | registries | checks | specs | left
 
 

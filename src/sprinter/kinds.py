@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 __all__ = ["HEAD_KINDS", "HeadKind"]
 
@@ -15,10 +16,13 @@ class HeadKind:
     Attributes:
         about: a sentence for model cards.
         sees_token: whether its features may include x itself. A kind that may not keeps rules blind to x.
+        model: the model whose hidden states it reads. Trust and stop rules read heads of the draft, accept rules heads
+            of the target.
     """
 
     about: str
     sees_token: bool = False
+    model: Literal["draft", "target"] = "draft"
 
 
 HEAD_KINDS: Mapping[str, HeadKind] = {
@@ -28,6 +32,16 @@ HEAD_KINDS: Mapping[str, HeadKind] = {
     ),
     "disco": HeadKind(
         "A stop rule (DISCO): the chance that the target accepts the drafted token, from the draft's law alone."
+    ),
+    "judge": HeadKind(
+        "An accept rule (AutoJudge): the chance that a token which the target would not have written leaves the answer "
+        "as it is.",
+        sees_token=True,
+        model="target",
+    ),
+    "diversed": HeadKind(
+        "An accept rule (DIVERSED): how far the draft may replace the target after this prefix, 0 to 1.",
+        model="target",
     ),
 }
 """By the name that artifacts record as ``kind``."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from sprinter.decode.accept import Block, ChainRule, Exact
 from sprinter.decode.accept.base import chances
 from sprinter.decode.conformance import check_accept, check_same_law
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, target_joint_law
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip, Untrusted
@@ -31,7 +31,7 @@ class Walk(ChainRule):
     def lossless(self) -> bool:
         return True
 
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         made, reached = torch.zeros_like(p), 1.0
         for i, x in enumerate(tokens):
             keep = float(chances(p[i], q[i])[x])
@@ -45,7 +45,7 @@ class Walk(ChainRule):
 class AllOrNone(ChainRule):
     """Lossy: half of the chains stay as they are, of the others nothing does."""
 
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         made = torch.zeros_like(p)
         made[0], made[-1] = 0.5 * p[0], 0.5 * p[-1]
         return made
@@ -54,7 +54,7 @@ class AllOrNone(ChainRule):
 class FirstAlone(Walk):
     """A mutant: the chain's ratios are not multiplied, the last token decides alone."""
 
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         made = torch.zeros_like(p)
         keep = float(chances(p[-2], q[-1])[tokens[-1]])
         made[-1], made[-2] = keep * p[-1], (1 - keep) * residual(p[-2], q[-1])
@@ -64,7 +64,7 @@ class FirstAlone(Walk):
 class Leaks(Walk):
     """A mutant: chances that do not sum to 1."""
 
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return 0.9 * super().outcomes(tokens, p, q, control)
 
 
@@ -97,7 +97,7 @@ def test_a_false_claim_at_temperature_0_is_found() -> None:
             return True
 
         def outcomes(
-            self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+            self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
         ) -> Tensor:
             made = torch.zeros_like(p)
             made[-1] = p[-1]
@@ -151,7 +151,7 @@ class InBlocks(ChainRule):
     def lossless(self) -> bool:
         return True
 
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         n, fault = len(tokens), self.fault
         w = [1.0]
         for k, x in enumerate(tokens):

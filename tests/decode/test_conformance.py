@@ -15,7 +15,7 @@ from torch import Tensor
 from sprinter.decode import conformance
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.conformance import check_accept, check_same_law, check_stop, check_trust, law_pairs
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.spec import ACCEPT, STOP, TRUST
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Coin, Gate, Nobody, State, TrustRule
@@ -92,59 +92,59 @@ class Lossy(Exact):
     def lossless(self) -> bool:
         return False
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return (1.1 * Exact.keep(self, p, q)).clamp(max=1)
 
-    def drift(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def drift(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return tv_distance(self.law(p, q), p)
 
 
 class KeepsTooMuch(Lossy):
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return 1.1 * Exact.keep(self, p, q)
 
 
 class KeepsLessThanNothing(Lossy):
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return Exact.keep(self, p, q) - 0.1
 
 
 class ReplacesByNoLaw(Lossy):
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return 0.9 * p
 
 
 class ReplacesByNegativeChances(Lossy):
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return 2 * p - q
 
 
 class TellsAnotherLaw(Lossy):
-    def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def law(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return p
 
 
 class TellsAnotherDrift(Lossy):
-    def drift(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def drift(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return tv_distance(self.law(p, q), p) / 2
 
 
 class GivesOneChanceForAll(Lossy):
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return Exact.keep(self, p, q).amin(-1, keepdim=True)
 
 
 class ClaimsToBeLossless(Lossy):
     lossless = True
 
-    def drift(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def drift(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return Lossy.drift(self, p, q)
 
 
 class ClaimsToBeGreedilyLossless(Lossy):
     lossless_greedy = True
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return torch.full_like(p, 0.5)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import Cactus, Cascade, Exact, Fly, GreedyMatch, Margin, Relaxed, Threshold
 from sprinter.decode.conformance import check_accept, law_pairs
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence, tv_distance
@@ -45,7 +45,7 @@ def test_threshold_draws_from_p_without_the_refused_token(single: float, total: 
 class KeepsTheRefused(Threshold):
     """A mutant: the replacement may be the refused token."""
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return p
 
 
@@ -155,7 +155,7 @@ def test_a_cascade_writes_one_of_the_two_laws(deferral: str) -> None:
 
 def test_decisions_are_taken_on_the_raw_laws() -> None:
     """At temperature 0 both laws are one-hot; the raw ones still say how sure the models are."""
-    raw = LawPair(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.3, 0.6, 0.1]]))
+    raw = Control(torch.tensor([[0.5, 0.4, 0.1]]), torch.tensor([[0.3, 0.6, 0.1]]))
     p, q = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
     assert Relaxed(2, 0.1 + 1e-6).keep(p, q, raw).tolist() == [[1, 1, 0]]
     assert Relaxed(2, 0.05).keep(p, q, raw).tolist() == [[1, 0, 0]]
@@ -190,7 +190,7 @@ def test_margin_keeps_the_runner_up_within_nats() -> None:
     raw /= raw.sum(-1, keepdim=True)
     p = torch.full_like(raw, 0.25)  # the processed law says only where a refused token goes
     p[:, 2] += 0.25
-    kept = Margin(0.9, 20.0).keep(p, p, LawPair(raw, raw))
+    kept = Margin(0.9, 20.0).keep(p, p, Control(raw, raw))
     assert kept.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]]
     assert Margin(0.9, 20.0).replacement(p, p).argmax(-1).tolist() == [2, 2, 2]
     assert Margin(1.0, 20.0).keep(raw[:2], raw[:2]).tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]

@@ -10,7 +10,7 @@ from tests.decode.chains import one_hot
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored
-from sprinter.decode.draft import LawPair, Verdict
+from sprinter.decode.draft import Control, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits
 from sprinter.decode.spec import Method
@@ -80,10 +80,10 @@ def test_nothing_to_judge() -> None:
 class Half(AcceptRule):
     """b = 1/2, r = p; says nothing of being lossless."""
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return torch.full_like(q, 0.5)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return p
 
 
@@ -99,12 +99,12 @@ class Watches(Exact):
 
     needs_raw = True
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         assert control is not None
         assert torch.equal(control.p, p.flip(-1)) and torch.equal(control.q, q.flip(-1))
         return super().keep(p, q, control)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         assert control is not None
         assert torch.equal(control.p, p.flip(-1)) and torch.equal(control.q, q.flip(-1))
         return super().replacement(p, q, control)
@@ -120,11 +120,11 @@ def test_raw_laws_stand_beside_the_processed_ones(kept: list[bool]) -> None:
 class SameControl(Watches):
     """As ``Watches``, where raw and processed laws are equal."""
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         assert control is not None and torch.equal(control.p, p) and torch.equal(control.q, q)
         return Exact().keep(p, q)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         assert control is not None and torch.equal(control.p, p) and torch.equal(control.q, q)
         return Exact().replacement(p, q)
 

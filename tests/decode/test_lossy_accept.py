@@ -21,7 +21,7 @@ from sprinter.decode.accept import (
 )
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.decode.conformance import law_pairs
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.errors import UserError
 from sprinter.laws import entropy, kl_divergence, overlap, tv_distance
 
@@ -145,7 +145,7 @@ def test_typical_keeps_what_exceeds_both_thresholds():
 def test_bild_judges_the_raw_law():
     p = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     raw = torch.tensor([0.9, 0.09, 0.01], dtype=torch.float64)
-    assert Bild(3.0).keep(p, p, LawPair(raw, raw)).tolist() == [1, 1, 0]
+    assert Bild(3.0).keep(p, p, Control(raw, raw)).tolist() == [1, 1, 0]
     assert Bild(3.0).replacement(p, p).tolist() == [1, 0, 0]
 
 
@@ -203,7 +203,7 @@ def test_fuzzy_keeps_nothing_at_threshold_zero_however_close_the_laws(divergence
 def test_fuzzy_decides_on_the_raw_laws():
     one = torch.tensor([1.0, 0.0], dtype=torch.float64)
     near = torch.tensor([0.55, 0.45], dtype=torch.float64)
-    assert Fuzzy("tv", 0.2).keep(one, one.flip(-1), LawPair(near, near.flip(-1))).tolist() == [1, 1]
+    assert Fuzzy("tv", 0.2).keep(one, one.flip(-1), Control(near, near.flip(-1))).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("rule", [Opt, Uno, Lenient, RandomAccept, Mentored, Typical, Bild])

@@ -32,7 +32,7 @@ from sprinter.decode.accept import (
     Typical,
     Uno,
 )
-from sprinter.decode.draft import LawPair, Origin, Scores, Token
+from sprinter.decode.draft import Control, Origin, Scores, Token
 from sprinter.decode.enumerate import MarkovPair
 from sprinter.decode.loop import METER_CHUNK, Limits
 from sprinter.decode.meter import Meter
@@ -297,4 +297,4 @@ def test_the_meter_asks_the_accept_rule_about_a_token_that_x_spared() -> None:
         meter.wait(11, token, q, saw_token=True, raw_q=raw_q)
         meter.score(10, Scores(p[None], p[None]))
         assert token.drift == pytest.approx(wanted)
-        assert wanted == pytest.approx(float(rule.drift(p, q, LawPair(p, raw_q))) + 0.8 * (raw_q is far))
+        assert wanted == pytest.approx(float(rule.drift(p, q, Control(p, raw_q))) + 0.8 * (raw_q is far))

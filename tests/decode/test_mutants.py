@@ -16,7 +16,7 @@ from torch import Tensor
 from sprinter.decode import enumerate as enumerating
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.conformance import check_accept, check_same_law, check_stop
-from sprinter.decode.draft import AskDraft, Draft, LawPair, Verdict
+from sprinter.decode.draft import AskDraft, Control, Draft, Verdict
 from sprinter.decode.enumerate import ChainDriver, MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.spec import Method
@@ -51,17 +51,17 @@ def sampled_p(
 
 # --- accept rules ----------------------------------------------------------------------------------------------------
 class AlwaysAccepts(Exact):
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return torch.ones_like(p)
 
 
 class AlwaysAcceptsAndTellsP(AlwaysAccepts):
-    def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def law(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return p
 
 
 class ResidualIsP(Exact):
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return p
 
 
@@ -100,10 +100,10 @@ def test_mutant_half_precision(dtype: torch.dtype) -> None:
     """Laws rounded on the way into the rule fail the identity, float32 as well: tests need float64 to see slips."""
 
     class Rounds(Exact):
-        def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
             return Exact.keep(self, p.to(dtype), q.to(dtype)).double()
 
-        def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
             return Exact.replacement(self, p.to(dtype), q.to(dtype)).double()
 
     with pytest.raises(AssertionError):
@@ -115,7 +115,7 @@ def test_mutant_half_precision_law_alone() -> None:
     """Chance and replacement in float64, the declared law in bfloat16."""
 
     class Rounds(Exact):
-        def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+        def law(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
             return Exact.law(self, p, q).bfloat16().double()
 
     with pytest.raises(AssertionError, match="law differs from q·b"):

@@ -44,6 +44,8 @@ def double_pair() -> sprinter.Pair:
     for kind, features in (
         ("specdec++", ("hidden", "hidden_x")),
         ("disco", ("entropy", "top_q(k=3)", "position")),
+        ("judge", ("hidden",)),
+        ("diversed", ("hidden",)),
     ):
         config = HeadConfig(16, "tiny-2", "tiny-1", kind=kind, features=features)
         with torch.random.fork_rng():

@@ -17,12 +17,13 @@ from sprinter.decode.spec import Method
 from sprinter.engine.driver import Models, RowDriver
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
+from sprinter.kinds import HEAD_KINDS
 from sprinter.laws import Sampling
 
 Text = tuple[int, ...]
 WIDTH = 32
 PROMPT = (0, 1, 0, 1, 0)  # prompt lookup finds something in it
-FEATURES = {"gate": "hidden", "disco": "hidden", "specdec++": "hidden_x"}
+FEATURES = dict.fromkeys(HEAD_KINDS, "hidden") | {"specdec++": "hidden_x"}
 SPECS = {
     "sprinter": "sprinter(tau=0.5, cap=2)",
     "heuristic": "heuristic(start=2)",
@@ -58,9 +59,9 @@ class LawsOfModels(ABC):
         return self._read(1, prefix)[0]
 
     def score(self, kind: str, text: Text) -> float:
-        """A head's score from the draft's hidden state after the text."""
+        """A head's score from its model's hidden state after the text."""
         with torch.inference_mode():
-            return float(self.heads[kind](self._read(1, text)[1]))
+            return float(self.heads[kind](self._read(int(HEAD_KINDS[kind].model == "draft"), text)[1]))
 
     @abstractmethod
     def _read_once(self, which: int, text: Text) -> tuple[Tensor, Tensor]:

@@ -16,9 +16,9 @@ from sprinter.decode import (
     Batch,
     ChainRule,
     Context,
+    Control,
     Drafter,
     Fixed,
-    LawPair,
     Method,
     Proposal,
     Proposer,
@@ -169,7 +169,7 @@ def test_mistakes_of_a_drafter_are_one_line(
 class KeepsAll(ChainRule):
     """Lossy: every draft token stays."""
 
-    def outcomes(self, tokens: Any, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Any, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         made = torch.zeros_like(p)
         made[-1] = p[-1]
         return made
@@ -179,7 +179,7 @@ class KeepsAll(ChainRule):
 class Nothing(ChainRule):
     """No outcome has a chance."""
 
-    def outcomes(self, tokens: Any, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Any, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         return torch.zeros_like(p)
 
 

@@ -62,7 +62,7 @@ def test_fingerprint_follows_the_weights_not_their_dtype() -> None:
 def check(
     gate: GateHead, *, id: str = "org/draft", revision: str | None = None, size: int = 6, seed: int = 0
 ) -> None:
-    gate.check_draft(id=id, revision=revision, hidden_size=size, model=small_model(seed))
+    gate.check_model(id=id, revision=revision, hidden_size=size, model=small_model(seed))
 
 
 def test_made_for_this_draft_passes() -> None:

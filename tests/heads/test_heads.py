@@ -315,7 +315,7 @@ def test_a_directory_that_cannot_be_written_leaves_no_half_file(tmp_path: Path) 
 def test_check_names_the_kind(tmp_path: Path) -> None:
     head = make_head(kind="disco")
     with pytest.raises(UserError, match="the disco head reads hidden states of size 5"):
-        head.check_draft(id="x", revision=None, hidden_size=6, model=torch.nn.Linear(1, 1))
+        head.check_model(id="x", revision=None, hidden_size=6, model=torch.nn.Linear(1, 1))
 
 
 def test_scores_need_no_gradient() -> None:

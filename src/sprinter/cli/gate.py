@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from sprinter.cli import gate_label, gate_roc, gate_train
+from sprinter.cli import gate_label, gate_mine, gate_roc, gate_train
 
 __all__ = ["gate"]
 
 gate = typer.Typer(help="Make a gate for your pair and your texts: label, train, evaluate.")
-for name, module in (("label", gate_label), ("train", gate_train), ("roc", gate_roc)):
+for name, module in (
+    ("label", gate_label),
+    ("mine", gate_mine),
+    ("train", gate_train),
+    ("roc", gate_roc),
+):
     gate.command(name)(module.command)
 
 

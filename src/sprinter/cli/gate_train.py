@@ -14,6 +14,7 @@ import typer
 
 from sprinter.cli.pages import console, print_json
 from sprinter.errors import UserError
+from sprinter.kinds import HEAD_KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,7 +37,11 @@ def command(
         typer.Argument(metavar="[DIR]...", help="More labels, as in --labels labels/*.", show_default=False),
     ] = None,
     head: Annotated[
-        str, typer.Option(help="linear (the paper), mlp, resnet: gates; disco, specdec++: stop rules.")
+        str,
+        typer.Option(
+            help="linear (the paper), mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
+            "from tokens that 'sprinter gate mine' found."
+        ),
     ] = "linear",
     label: Annotated[
         str | None,
@@ -101,6 +106,12 @@ def command(
         int,
         typer.Option(min=0, max=2**63 - 1, help="Seed of the split by prompt, the weights and the batches."),
     ] = 0,
+    recall: Annotated[
+        float | None,
+        typer.Option(
+            help="For judge: the threshold keeps this share of the harmful tokens out.", show_default="0.9"
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=20, help="Bootstrap samples for the intervals.")] = 500,
     force: Annotated[bool, typer.Option("--force", help="Replace a head in --out.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
@@ -112,6 +123,21 @@ def command(
     from sprinter.training.settings import TrainSettings
     from sprinter.training.train import train
 
+    if head in HEAD_KINDS and HEAD_KINDS[head].model == "target":
+        unused = {
+            "label": label, "features": features, "weight": weight, "calibration": calibration, "drift": drift,
+            "tau": tau, "batch": batch, "width": width, "layers": layers, "classes": classes,
+        }  # fmt: skip
+        for name, value in unused.items():
+            if value is not None:
+                raise UserError(
+                    f"--{name} is not for a {head} head, which is fitted in one way: leave it out"
+                )
+        _check_out(out, force)
+        _train_on_mined([*labels, *(more or ())], head, out, recall, seed, repeats, json)
+        return
+    if recall is not None:
+        raise UserError("--recall is for a judge head: leave it out")
     settings = TrainSettings(
         head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau,
         drift, mix, tuple(word.strip() for word in classes.split(",")) if classes else None,
@@ -135,6 +161,27 @@ def command(
     )
     print_areas(report)
     console().print(f"saved in {out}")
+
+
+def _train_on_mined(
+    mined: list[Path], head: str, out: Path, recall: float | None, seed: int, repeats: int, json: bool
+) -> None:
+    from sprinter.training.harm import fit_harm, save_harm
+
+    began = time.perf_counter()
+    harm, found = fit_harm(mined, head, recall=0.9 if recall is None else recall, seed=seed, repeats=repeats)
+    facts = save_harm(harm, found, out)
+    seconds, counts = round(time.perf_counter() - began, 2), facts["mined"]
+    if json:
+        print_json({"out": str(out), "head": head, "size": harm.head.size, "time_s": seconds, **facts})
+        return
+    console().print(
+        f"{head} head, {harm.head.size:,} parameters; {counts['tokens']:,} tokens of {counts['prompts']:,} prompts, "
+        f"{counts['harmless']:.1%} harmless; {seconds:.1f} s\n"
+        f"AU-ROC by cross-validation {harm.auc}, of the token's ln p {harm.baseline}\n"
+        f"at {harm.head.config.tau:.3f}: {harm.recall:.1%} of the harmful tokens below, "
+        f"{harm.harmless:.1%} of the harmless ones stay\nsaved in {out}"
+    )
 
 
 def print_areas(report: Report) -> None:

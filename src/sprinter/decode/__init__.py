@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         Cactus,
         Cascade,
         ChainRule,
+        Diversed,
         Exact,
         Fly,
         Fuzzy,
         GreedyMatch,
+        Harmless,
         Judge,
         Lenient,
         Margin,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     )
     from sprinter.decode.checks import at_least, between
     from sprinter.decode.conformance import check_accept, check_stop, check_trust
-    from sprinter.decode.draft import LawPair, Origin, Stats, Token, Verdict
+    from sprinter.decode.draft import Control, LawPair, Origin, Stats, Token, Verdict
     from sprinter.decode.drafter import (
         Allocated,
         Context,
@@ -95,14 +97,13 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
     "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain", "Chain",
-    "ChainRule", "Coin", "Confidence", "Context", "Disco", "Drafter", "Draws", "Everyone", "Exact", "Fixed", "Fly",
-    "Fuzzy", "Gate", "GreedyMatch", "Heuristic", "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored",
-    "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer",
-    "Purpose",
-    "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule", "SpecDec", "SpecInfer", "SpecTr", "State",
-    "Stats", "StopRule", "Svip", "Threshold", "Token", "Tree", "TrustRule", "Typical", "Uno", "Untrusted", "Verdict",
-    "at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust", "method_table",
-    "parse_method", "preset", "signal",
+    "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "Drafter", "Draws", "Everyone",
+    "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Harmless", "Heuristic", "Judge", "LawPair", "Lenient",
+    "Lookup", "Margin", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal",
+    "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule",
+    "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "Threshold", "Token", "Tree",
+    "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between", "check_accept", "check_drafter",
+    "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -110,14 +111,14 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "sprinter.decode.accept": (
-            "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Exact", "Fly", "Fuzzy",
-            "GreedyMatch", "Judge", "Lenient", "Margin", "Mentored", "Opt", "RandomAccept", "Relaxed", "SeveralRule",
-            "SpecInfer", "SpecTr", "Threshold", "Typical", "Uno",
+            "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly",
+            "Fuzzy", "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "Opt", "RandomAccept",
+            "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "Threshold", "Typical", "Uno",
         ),
         "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),
         "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
-        "sprinter.decode.draft": ("LawPair", "Origin", "Stats", "Token", "Verdict"),
+        "sprinter.decode.draft": ("Control", "LawPair", "Origin", "Stats", "Token", "Verdict"),
         "sprinter.decode.drafter": (
             "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",
         ),

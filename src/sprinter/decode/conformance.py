@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, ChainRule, Judge, SeveralRule
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
 from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import AdaEdl, Fixed, StopRule, Svip, Untrusted
 from sprinter.decode.trust import Gate, TrustRule
+from sprinter.kinds import HEAD_KINDS
 from sprinter.laws import overlap, tv_distance
 
 __all__ = ["check_accept", "check_lossless", "check_same_law", "check_stop", "check_trust", "law_pairs"]
@@ -101,7 +102,7 @@ def _check_chains(rule: ChainRule) -> None:
     for pair in (MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3), MarkovPair(4, 3, distance=0.1)):
         for n in (1, 2, 3):
             for tokens, p, q in _drafted(pair, n):
-                chances = rule.outcomes(tokens, p, q, LawPair(p, q) if rule.needs_raw else None)
+                chances = rule.outcomes(tokens, p, q, _control(rule, pair, _prefixes((0,), tokens), p, q))
                 assert chances.shape == p.shape, f"{rule}: outcomes must have the shape of p, [n + 1, V]"
                 assert float(chances.min()) >= 0, f"{rule}: an outcome has a negative chance"
                 gap = abs(float(chances.sum()) - 1)
@@ -134,6 +135,21 @@ def _check_chains(rule: ChainRule) -> None:
             check_same_law(found, target_joint_law(greedy, 4), f"{rule} claims lossless_greedy, on {greedy}")
 
 
+def _control(
+    rule: Judge, pair: MarkovPair, prefixes: Sequence[tuple[int, ...]], p: Tensor, q: Tensor
+) -> Control | None:
+    """What the loop gives a rule beside the laws after ``prefixes``, on a pair whose laws are raw laws too."""
+    if not (rule.needs_raw or rule.needs):
+        return None
+    scores = {kind: torch.tensor([pair.score(kind, one) for one in prefixes]) for kind in rule.needs}
+    return Control(p, q, scores)
+
+
+def _prefixes(text: tuple[int, ...], tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """The text with each number of the tokens."""
+    return [(*text, *tokens[:i]) for i in range(len(tokens) + 1)]
+
+
 def _drafted(
     pair: MarkovPair, n: int, text: tuple[int, ...] = (0,)
 ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
@@ -164,7 +180,9 @@ def _declared_chains(
                 continue
             for tokens, p, q in _drafted(pair, drafts, (0, *text)):
                 drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
-                chances = rule.outcomes(tokens, p, q, LawPair(p, q) if rule.needs_raw else None)
+                chances = rule.outcomes(
+                    tokens, p, q, _control(rule, pair, _prefixes((0, *text), tokens), p, q)
+                )
                 for kept, row in enumerate(chances.tolist()):
                     for x, one in enumerate(row):
                         add((*text, *tokens[:kept], x), chance * drawn * one)
@@ -174,7 +192,13 @@ def _declared_chains(
 def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:
     pairs = list(law_pairs(count, seed=seed))
     p, q = torch.stack([p for p, _ in pairs]), torch.stack([q for _, q in pairs])
-    b, r, law = rule.keep(p, q), rule.replacement(p, q), rule.law(p, q)
+    assert not any(HEAD_KINDS[kind].sees_token for kind in rule.needs), (
+        f"{rule}: b is a function of all tokens, and a head that it needs sees one: derive it from ChainRule"
+    )
+    scores = torch.rand(len(pairs), generator=torch.Generator().manual_seed(seed))
+    control = Control(p, q, dict.fromkeys(rule.needs, scores)) if rule.needs else None
+    b, r = rule.keep(p, q, control), rule.replacement(p, q, control)
+    law = rule.law(p, q, control)
     assert b.shape == r.shape == law.shape == p.shape, (
         f"{rule}: keep, replacement and law must have the shape of p"
     )
@@ -189,7 +213,9 @@ def _check_positions(rule: AcceptRule, count: int, seed: int) -> None:
     gap = float((identity - law).abs().max())
     assert gap <= IDENTITY, f"{rule}: law differs from q·b + (1 − Σ q·b)·r by {gap}"
     drift = tv_distance(law, p)
-    assert float((rule.drift(p, q) - drift).abs().max()) <= IDENTITY, f"{rule}: drift is not TV(π, p)"
+    assert float((rule.drift(p, q, control) - drift).abs().max()) <= IDENTITY, (
+        f"{rule}: drift is not TV(π, p)"
+    )
     one_hot = (p.amax(-1) == 1) & (q.amax(-1) == 1)
     _check_claim(rule, "lossless", rule.lossless, drift)
     if rule.lossless_greedy:
@@ -222,12 +248,13 @@ def _declared_law(
             law[text] = law.get(text, 0.0) + chance
             return
         p, q = pair.p((0, *text)), pair.q((0, *text))
+        control = _control(rule, pair, [(0, *text)], p[None], q[None]) if rule.needs else None
         if drafts == 0:  # a round that ends with a plain token of the target
             for x, one in enumerate(p.tolist()):
                 begin((*text, x), chance * one)
             return
-        kept = q * rule.keep(p, q)
-        refused = (1 - float(kept.sum())) * rule.replacement(p, q)
+        kept = q * rule.keep(p[None], q[None], control)[0]
+        refused = (1 - float(kept.sum())) * rule.replacement(p[None], q[None], control)[0]
         for x in range(pair.vocab):
             go((*text, x), chance * float(kept[x]), drafts - 1)
             begin((*text, x), chance * float(refused[x]))

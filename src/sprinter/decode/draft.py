@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from sprinter.decode.tree import Tree, TreeBuilder
 __all__ = [
     "AskDraft",
     "AskScore",
+    "Control",
     "Draft",
     "LawPair",
     "Origin",
@@ -46,6 +48,19 @@ class LawPair(NamedTuple):
 
     p: Tensor
     q: Tensor
+
+
+class Control(NamedTuple):
+    """What an accept rule may read beside the processed laws, at the same positions.
+
+    Attributes:
+        p, q: raw temperature-1 laws if the rule has ``needs_raw``, else the processed laws, each ``[..., V]``.
+        heads: by kind, scores of heads on the target's states, for the kinds in the rule's ``needs``, ``[...]``.
+    """
+
+    p: Tensor
+    q: Tensor
+    heads: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Verdict(NamedTuple):
@@ -148,10 +163,14 @@ class AskScore:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The target's laws: row i of ``laws [n, V]`` is p after token i of the request; ``raw`` as in ``Draft``."""
+    """The target's laws: row i of ``laws [n, V]`` is p after token i of the request; ``raw`` as in ``Draft``.
+
+    ``heads``: by kind, for those that the accept rule ``needs``, the score of the target's state at token i, ``[n]``.
+    """
 
     laws: Tensor
     raw: Tensor | None = None
+    heads: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Origin(StrEnum):

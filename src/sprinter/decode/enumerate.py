@@ -18,7 +18,7 @@ from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores, mer
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer
-from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, read_signals
+from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
 from sprinter.decode.tree import TreeText
 from sprinter.laws import one_hot
@@ -167,7 +167,10 @@ class ChainDriver:
         self._scored.grow(request.tokens[linear:], request.parents)
         prefixes += [(*text, *path) for path in self._scored.paths()]
         p = torch.stack([self._pair.p(prefix) for prefix in prefixes])
-        return Scores(p, p if self._needs_raw else None)
+        heads = {
+            kind: torch.tensor([self._pair.score(kind, one) for one in prefixes]) for kind in TARGET_HEADS
+        }
+        return Scores(p, p if self._needs_raw else None, heads)
 
 
 class EnumeratedDraws:

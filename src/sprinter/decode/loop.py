@@ -11,7 +11,7 @@ trusted token that ends the text, or behind which another part of the text begin
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -81,7 +81,8 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     row.learn()
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
-    verdict = _judge(row, scores.laws[first:], raw_p)
+    heads = {kind: values[first:] for kind, values in scores.heads.items() if kind in row.accept.needs}
+    verdict = _judge(row, scores.laws[first:], raw_p, heads)
     text[row.final :] = [tree.tokens[node] for node in verdict.path]
     accepted = 0
     for i, x in enumerate(text[row.final :]):
@@ -111,11 +112,11 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     return accepted
 
 
-def _judge(row: Row, p: Tensor, raw_p: Tensor | None) -> Verdict:
-    """Judge the round's draft; ``p`` and ``raw_p`` as in ``Judge.judge``."""
+def _judge(row: Row, p: Tensor, raw_p: Tensor | None, heads: Mapping[str, Tensor]) -> Verdict:
+    """Judge the round's draft; ``p``, ``raw_p`` and ``heads`` as in ``Judge.judge``."""
     given = row.tree, p, raw_p, row.draws, row.record.stats.rounds, row.final
     ratio = row.method.tail_ratio
     # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
     if not row.on_trial or ratio is None or (ratio == 1 and row.accept.lossless):
-        return row.accept.judge(*given)
-    return review(ratio, row.on_trial, row.accept, row.meter.rule, *given)
+        return row.accept.judge(*given, heads) if heads else row.accept.judge(*given)
+    return review(ratio, row.on_trial, row.accept, row.meter.rule, *given, heads)

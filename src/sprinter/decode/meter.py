@@ -16,6 +16,7 @@ what target and method have in common at x, at least, as ``Record.count`` needs 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -23,10 +24,10 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact
 from sprinter.decode.accept.base import emitted, ratios_at
-from sprinter.decode.draft import LawPair, Scores, Token
+from sprinter.decode.draft import Control, LawPair, Scores, Token
 from sprinter.laws import tv_distance
 
-__all__ = ["Meter", "becomes", "one_sample"]
+__all__ = ["Meter", "becomes", "control_at", "one_sample"]
 
 
 @dataclass(slots=True)
@@ -64,10 +65,10 @@ class Meter:
         for position, token, q, raw_q, saw_token in self._waiting:
             row = position - start - 1
             if saw_token and self.rule is not None:
-                raw = None if scores.raw is None or raw_q is None else LawPair(scores.raw[row], raw_q)
                 pair, itself = LawPair(scores.laws[row], q), torch.zeros_like(q)
                 itself[token.id] = 1.0
-                token.drift, token.ratio = one_sample(self.rule, pair, raw, token.id, token.id, itself)
+                control = control_at(row, scores.laws, scores.raw, q, raw_q, scores.heads)
+                token.drift, token.ratio = one_sample(self.rule, pair, control, token.id, token.id, itself)
             elif not saw_token:
                 whole.append((row, token, q))
         if whole:
@@ -82,15 +83,15 @@ class Meter:
 
 
 def one_sample(
-    rule: AcceptRule, laws: LawPair, raw: LawPair | None, x: int, y: int, own: Tensor
+    rule: AcceptRule, laws: LawPair, control: Control | None, x: int, y: int, own: Tensor
 ) -> tuple[float, float]:
     """(drift, ratio) of a position where x was trusted because of its value, see ``decode.meter``.
 
     Args:
-        rule: the accept rule that would have judged x. laws, raw: of the position, each law ``[V]``.
+        rule: the accept rule that would have judged x. laws, control: of the position, each law ``[V]``.
         y: the token in the text. own: the law ``[V]`` of what becomes of the trusted x, one-hot if it stays.
     """
-    b, r = rule.both(*laws, raw)
+    b, r = rule.both(*laws, control)
     usual = becomes(x, b, r)
     drift, ratio = float(tv_distance(own, usual)), float(usual[y] / own[y])
     if not rule.lossless:
@@ -98,6 +99,16 @@ def one_sample(
         drift += float(tv_distance(pi, laws.p))
         ratio *= float(laws.p[y] / pi[y]) if ratio > 0 else 1.0
     return drift, ratio
+
+
+def control_at(
+    row: int, p: Tensor, raw_p: Tensor | None, q: Tensor, raw_q: Tensor | None, heads: Mapping[str, Tensor]
+) -> Control | None:
+    """The ``control`` of one position: ``p`` and ``raw_p [n, V]`` and ``heads [n]`` at a row, q and raw q ``[V]``."""
+    scores = {kind: values[row] for kind, values in heads.items()}
+    if raw_p is not None and raw_q is not None:
+        return Control(raw_p[row], raw_q, scores)
+    return Control(p[row], q, scores) if scores else None
 
 
 def becomes(x: int, b: Tensor, r: Tensor) -> Tensor:

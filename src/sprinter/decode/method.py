@@ -120,6 +120,11 @@ class Method:
         return self.trust.needs | self.stop.needs
 
     @property
+    def heads(self) -> frozenset[str]:
+        """Kinds of the heads that its rules read, of either model."""
+        return (self.needs & HEADS) | self.accept.needs
+
+    @property
     def learned_from(self) -> frozenset[str] | None:
         """Names of the signals that rules which learn are shown with the target's verdicts; None: none learns."""
         rules: tuple[TrustRule | StopRule, ...] = (self.trust, self.stop)
@@ -150,13 +155,13 @@ class Method:
         Args:
             taus: by kind of head, the threshold that it records.
         """
-        trust = self.trust.settle(taus)
-        if trust == self.trust:
+        trust, accept = self.trust.settle(taus), self.accept.settle(taus)
+        if trust == self.trust and accept == self.accept:
             return self
         name = self.name
-        for before, after in _filled(self.trust, trust):
+        for before, after in (*_filled(self.trust, trust), *_filled(self.accept, accept)):
             name = name.replace(before, after, 1)
-        return replace(self, trust=trust, name=name)
+        return replace(self, trust=trust, accept=accept, name=name)
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""

@@ -13,8 +13,10 @@ from sprinter.decode.accept import (
     Block,
     Cactus,
     Cascade,
+    Diversed,
     Fly,
     Fuzzy,
+    Harmless,
     Lenient,
     Margin,
     Mentored,
@@ -259,6 +261,18 @@ def cascade(*, deferral: str = "opt", alpha: float = 0.5, gamma: int = 5) -> Met
 def cactus(*, delta: float = 0.1, gamma: int = 5) -> Method:
     """Exact acceptance with a slack in KL around the drafted token, as published."""
     return Method(stop=Fixed(gamma), accept=Cactus(delta))
+
+
+@preset("diversed", "DIVERSED (arXiv 2604.07622)")
+def diversed(*, scale: float = 1.0, gamma: int = 5) -> Method:
+    """Exact against a mixture of target and draft; a head on the target's state sets the draft's weight."""
+    return Method(stop=Fixed(gamma), accept=Diversed(scale))
+
+
+@preset("judge", "AutoJudge (arXiv 2504.20039)")
+def judge(*, threshold: float | str = RECORDED, gamma: int = 5) -> Method:
+    """Exact, and a refused token stays if a head on the target's state calls it harmless for the answer."""
+    return Method(stop=Fixed(gamma), accept=Harmless(threshold))
 
 
 @preset("random", "Fuzzy Speculative Decoding, Appendix E")

@@ -7,16 +7,16 @@ speculative decoding whose trust rule only ends the runs. Tokens are final at th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge
-from sprinter.decode.accept.base import at_tokens, chances, emitted, ratios_at
-from sprinter.decode.draft import LawPair, Verdict
-from sprinter.decode.meter import becomes, one_sample
+from sprinter.decode.accept.base import NOTHING, at_tokens, chances, emitted, ratios_at
+from sprinter.decode.draft import Control, LawPair, Verdict
+from sprinter.decode.meter import becomes, control_at, one_sample
 from sprinter.decode.tree import Tree
 from sprinter.laws import residual, tv_distance
 from sprinter.random import Draws, Purpose
@@ -39,11 +39,11 @@ class TailRatio(AcceptRule):
         """Whether the ratio is 1: the exact rule."""
         return self.ratio == 1
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b, the probability of keeping each token."""
         return (p >= self.ratio * q).to(p.dtype).maximum(chances(p, q))
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r, the exact rule's."""
         return residual(p, q)
 
@@ -59,6 +59,7 @@ def review(
     draws: Draws,
     round: int,
     position: int,
+    heads: Mapping[str, Tensor] = NOTHING,
 ) -> Verdict:
     """Judge a chain whose first tokens were trusted: these by ``TailRatio``, the others, if all stay, by ``rule``.
 
@@ -84,11 +85,13 @@ def review(
             drifts[i] = ratios[i] = None
         elif saw_token[i] and meter_rule is not None:
             x, laws = tree.tokens[i], LawPair(p[i], q[i])
-            raw = LawPair(raw_p[i], tree.raws[i]) if raw_p is not None else None
-            drifts[i], ratios[i] = one_sample(meter_rule, laws, raw, x, y, becomes(x, b[i], r[i]))
+            control = control_at(i, p, raw_p, q[i], tree.raws[i] if tree.raws else None, heads)
+            drifts[i], ratios[i] = one_sample(meter_rule, laws, control, x, y, becomes(x, b[i], r[i]))
     if accepted < n:
         return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios)
     rest = Tree(tree.tokens[n:], tree.laws[n:], tree.raws[n:])
-    later = rule.judge(rest, p[n:], None if raw_p is None else raw_p[n:], draws, round, position + n)
+    given = rest, p[n:], None if raw_p is None else raw_p[n:], draws, round, position + n
+    scores = {kind: values[n:] for kind, values in heads.items()}
+    later = rule.judge(*given, scores) if scores else rule.judge(*given)
     ratios += [later.ratio(i) for i in range(later.accepted + 1)]
     return Verdict(range(n + later.accepted), later.token, [*drifts, *later.drifts], ratios)

@@ -28,7 +28,7 @@ from sprinter import laws
 from sprinter.kinds import HEAD_KINDS
 
 __all__ = [
-    "ENDINGS", "GIVEN", "HEADS", "MARGIN_CAP", "SIGNALS", "Given", "Signal", "given_by",
+    "ENDINGS", "GIVEN", "HEADS", "MARGIN_CAP", "SIGNALS", "TARGET_HEADS", "Given", "Signal", "given_by",
     "prefix_signals", "read_signals", "signal", "state_signals",
 ]  # fmt: skip
 
@@ -158,7 +158,11 @@ class Given:
 
 
 GIVEN: Mapping[str, Given] = {
-    **{kind: Given("head", head.about, head.sees_token) for kind, head in HEAD_KINDS.items()},
+    **{
+        kind: Given("head", head.about, head.sees_token)
+        for kind, head in HEAD_KINDS.items()
+        if head.model == "draft"
+    },
     "uniform": Given("draws", "one addressed number in [0, 1) a token"),
     "drafted": Given("loop", "place of x in its draft run, from 1", span=(1, 20)),
     "trusted": Given("loop", "the trust rule's answer, for stop rules; it sees x where that rule does"),
@@ -174,6 +178,8 @@ def given_by(source: str) -> frozenset[str]:
 
 HEADS = given_by("head")
 """Names of the signals that are scores of trained heads."""
+TARGET_HEADS = frozenset(kind for kind, head in HEAD_KINDS.items() if head.model == "target")
+"""Kinds of heads that read the target's hidden states, for accept rules: no rule that drafts can read them."""
 
 
 @signal(span=(0.0, 4.0), capture="always")

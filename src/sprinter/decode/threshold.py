@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["reaches"]
+__all__ = ["RECORDED", "UNRECORDED", "reaches"]
+
+RECORDED = "recorded"
+"""Value of a threshold parameter: use the threshold that is recorded in the head."""
+UNRECORDED = 0.5
+"""Value of "recorded" without a head, in simulations and enumeration."""
 
 
 def reaches(scores: Tensor, tau: float | Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from sprinter.engine.steps import (
 )
 from sprinter.engine.trees import TreeDrafted, TreeRow, TreeSteps
 from sprinter.errors import SprinterError
-from sprinter.heads.head import KINDS, Head
+from sprinter.heads.head import Head
 from sprinter.laws import Sampling
 from sprinter.models.runner import Runner
 from sprinter.random import Draws
@@ -250,7 +250,7 @@ class RowDriver:
         adjustments: Adjustments = _UNADJUSTED,
         logprobs: LogProbs | None = None,
     ) -> None:
-        if missing := sorted(method.needs & set(KINDS) - heads.keys()):
+        if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
         drafter = self._drafter = method.drafter
         self._target = (
@@ -260,6 +260,7 @@ class RowDriver:
         self._proposals = Proposals.of(drafter)
         self._sampling, self._draws = sampling, draws
         self._needs, self._needs_raw = method.needs, method.accept.needs_raw
+        self._judging = {kind: heads[kind] for kind in sorted(method.accept.needs)}
         self._logprobs, self._raw = logprobs, self._needs_raw or logprobs is not None
 
         def adjuster(settings: Adjustments, rows: CacheRows | None) -> Adjuster | None:
@@ -276,10 +277,8 @@ class RowDriver:
         # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
-        self._place, self._run_start = (
-            (0, 0),
-            0,
-        )  # (round, tokens drafted in it), where they begin in the text
+        # (round, tokens drafted in it), and where they begin in the text.
+        self._place, self._run_start = (0, 0), 0
         self._stats, self._costs, self._ahead, self._chunk = stats, costs, Ahead(ahead), prefill_chunk
         self._text = list(prompt)  # for a proposer
         self._models = models
@@ -451,13 +450,15 @@ class RowDriver:
         feed, adjust = row.unread(), None
         if self._adjust_p is not None:
             adjust = self._adjust_p.along(row.text, feed.start, feed.tokens, feed.parents)
-        scored: Scored = yield TargetJob(TargetRow(feed, self._sampling, self._raw, row.layers, adjust))
-        row.was_read(feed, scored.states)
+        layers = (*row.layers, FINAL) if self._judging else row.layers
+        scored: Scored = yield TargetJob(TargetRow(feed, self._sampling, self._raw, layers, adjust))
+        row.was_read(feed, scored.states[: len(row.layers)])
         gather = self._models.gather
         raw = None if scored.raw is None else gather(scored.raw)
         if self._logprobs is not None and raw is not None:
             self._logprobs.scored(request, raw)
-        answer = Scores(gather(scored.laws), raw if self._needs_raw else None)
+        judged = {kind: gather(head(scored.states[-1])) for kind, head in self._judging.items()}
+        answer = Scores(gather(scored.laws), raw if self._needs_raw else None, judged)
         if request.closing:
             stats.closing_s += scored.target_s
             return answer

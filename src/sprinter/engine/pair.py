@@ -110,8 +110,9 @@ class Pair:
     def _add(self, head: Head) -> None:
         if not isinstance(head, Head):
             raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")
-        kind, draft = head.config.kind, self.models.draft
-        if draft is None:
+        kind = head.config.kind
+        model = self.models.draft if head.config.model == "draft" else self.models.target
+        if model is None:
             raise UserError(
                 f"a head ({kind}) reads the draft's hidden states, and this pair has no draft: give draft=..."
             )
@@ -122,10 +123,10 @@ class Pair:
                 f"this {kind} head reads {', '.join(head.features)} and so looks at the token that it judges: "
                 "train it on features of the prefix (hidden, entropy, max_q, top_q, position, temperature)"
             )
-        head.check_draft(
-            id=draft.id, revision=draft.revision, hidden_size=draft.hidden_size, model=draft.model
+        head.check_model(
+            id=model.id, revision=model.revision, hidden_size=model.hidden_size, model=model.model
         )
-        self.heads[kind] = head.to(draft.model.device)
+        self.heads[kind] = head.to(model.model.device)
 
     @property
     def default_method(self) -> str:

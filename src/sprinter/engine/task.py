@@ -26,7 +26,7 @@ from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.record import models_record
 from sprinter.engine.spans import SpanReader
 from sprinter.errors import UserError
-from sprinter.heads.head import KINDS, Head
+from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind, tree_limit
 from sprinter.models.flops import forward_flops
 from sprinter.models.gguf.load import GgufModel
@@ -346,7 +346,7 @@ class Task:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
             )
-        for kind in sorted(method.needs & set(KINDS) - parts.heads.keys()):
+        for kind in sorted(method.heads - parts.heads.keys()):
             a_head, option = (
                 ("a gate", "gate=...") if kind == "gate" else (f"a {kind} head", "heads=[...] (--head)")
             )

@@ -46,7 +46,14 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
     Raises:
         UserError: the directory cannot be written (a full disk, for example); partly written files are removed.
     """
-    optional = ("width", "layers", "drift", "trusted")  # left out if None
+    optional = (
+        "width",
+        "layers",
+        "drift",
+        "trusted",
+        "target_revision",
+        "target_fingerprint",
+    )  # left out if None
     own = {
         key: value for key, value in asdict(head.config).items() if key not in optional or value is not None
     }

@@ -32,9 +32,11 @@ class HeadConfig:
     """Configuration of a head: what it reads, and the pair that it was trained for.
 
     Attributes:
-        hidden_size: the draft's hidden size d.
-        draft_id, draft_revision, draft_fingerprint: the draft whose hidden states and laws it reads.
-        target_id: the target that it predicts.
+        hidden_size: hidden size d of the model that it reads.
+        draft_id, draft_revision, draft_fingerprint: the draft whose hidden states and laws it reads; of a head on the
+            target, the draft whose tokens it was trained on.
+        target_id: the target that it predicts, or whose hidden states it reads, then with target_revision and
+            target_fingerprint.
         label: what the score estimates, e.g. "overlap" (β, the probability that exact acceptance keeps a draft token).
         tau: threshold chosen in training; for a gate, the default τ of ``sprinter``.
         drift: for a gate, the mean drift expected at tau and temperature 1 on held-out texts; None: not measured.
@@ -62,6 +64,8 @@ class HeadConfig:
     layers: int | None = None
     drift: float | None = None
     trusted: float | None = None
+    target_revision: str | None = None
+    target_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         if (
@@ -82,6 +86,16 @@ class HeadConfig:
             if value not in known:
                 raise unknown(what, value, known)
         object.__setattr__(self, "features", parse_features(self.features))
+        if self.model == "target" and self.features != ("hidden",):
+            raise UserError(
+                f"a {self.kind} head reads the target's hidden state alone: give features=hidden, "
+                f"not {', '.join(self.features)}"
+            )
+
+    @property
+    def model(self) -> str:
+        """The model whose hidden states it reads, "draft" or "target"."""
+        return HEAD_KINDS[self.kind].model
 
     @property
     def inputs(self) -> int:
@@ -181,26 +195,28 @@ class Head(nn.Module):
         """FLOPs of one score: one multiplication and one addition per weight."""
         return self.network.flops
 
-    def check_draft(self, *, id: str, revision: str | None, hidden_size: int, model: Any) -> None:
-        """Raise a UserError if this head was made for another draft."""
+    def check_model(self, *, id: str, revision: str | None, hidden_size: int, model: Any) -> None:
+        """Raise a UserError if this head was made for another model than this draft, or target (``config.model``)."""
         made_for, name = self.config, "gate" if self.config.kind == "gate" else f"{self.config.kind} head"
+        which = made_for.model
+        own_id, own_revision, own_fingerprint = (
+            getattr(made_for, f"{which}_{part}") for part in ("id", "revision", "fingerprint")
+        )
         if hidden_size != made_for.hidden_size:
             raise UserError(
-                f"the {name} reads hidden states of size {made_for.hidden_size}, draft '{id}' has size {hidden_size}: "
-                f"use the {name} made for this draft (this one was made for '{made_for.draft_id}')"
+                f"the {name} reads hidden states of size {made_for.hidden_size}, {which} '{id}' has size "
+                f"{hidden_size}: use the {name} made for this {which} (this one was made for '{own_id}')"
             )
-        if made_for.draft_fingerprint is not None:
-            if weights_fingerprint(model) != made_for.draft_fingerprint:
+        if own_fingerprint is not None:
+            if weights_fingerprint(model) != own_fingerprint:
                 raise UserError(
-                    f"the {name} was made for other weights of draft '{made_for.draft_id}' than those of '{id}': "
-                    f"train a {name} for this draft, or load the draft that it was made for"
+                    f"the {name} was made for other weights of {which} '{own_id}' than those of '{id}': "
+                    f"train a {name} for this {which}, or load the {which} that it was made for"
                 )
-        elif id != made_for.draft_id or (
-            None not in (revision, made_for.draft_revision) and revision != made_for.draft_revision
-        ):
+        elif id != own_id or (None not in (revision, own_revision) and revision != own_revision):
             raise UserError(
-                f"the {name} was made for draft '{made_for.draft_id}' (revision {made_for.draft_revision or 'any'}), "
-                f"not for '{id}' (revision {revision or 'unknown'}): use the {name} made for this draft"
+                f"the {name} was made for {which} '{own_id}' (revision {own_revision or 'any'}), "
+                f"not for '{id}' (revision {revision or 'unknown'}): use the {name} made for this {which}"
             )
 
 

@@ -241,7 +241,8 @@ def simulate(
             f"method {method.name} needs {', '.join(sorted(missing))}, which a Markov chain does not have"
         )
     drafter = method.drafter
-    if drafter.needs_target or drafter.proposer or drafter.greedy or method.accept.needs_raw:
+    seen = method.accept.needs_raw or method.accept.needs
+    if drafter.needs_target or drafter.proposer or drafter.greedy or seen:
         raise UserError(
             f"method {method.name} cannot be simulated on a chain: give one that samples from the draft model"
         )

@@ -35,7 +35,7 @@ from sprinter.decode.accept import (
     Typical,
     Uno,
 )
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.spec import parse_method
 from sprinter.decode.threshold import reaches
 from sprinter.laws import tv_distance
@@ -126,7 +126,7 @@ def rule_point(recording: Recording, rule: AcceptRule, value: float) -> Point:
     for rows in _rows(recording):
         p, q = _exact(recording.p[rows]), _exact(recording.q[rows])
         raw = (
-            LawPair(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows])) if rule.needs_raw else None
+            Control(_exact(recording.raw_p[rows]), _exact(recording.raw_q[rows])) if rule.needs_raw else None
         )
         reject += float(rejection(q, rule.keep(p, q, raw)).sum())
         drift += float(rule.drift(p, q, raw).sum())

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Draft, LawPair, Origin, Record, Scores, Stats, merge
+from sprinter.decode.draft import AskDraft, AskScore, Control, Draft, Origin, Record, Scores, Stats, merge
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
@@ -152,7 +152,7 @@ class CoupledDraws:
         own = self._recording.own[n]
         assert rule is not None
         p, q = self._recording.p[n : n + 1], law.unsqueeze(0)
-        raw = LawPair(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
+        raw = Control(self._recording.raw_p[n : n + 1], self._recording.raw_q[n : n + 1])
         control = raw if rule.needs_raw else None
         kept, common = (law * rule.keep(p, q, control)[0]), torch.minimum(law, own)
         excess = (own - law).clamp(min=0)
@@ -326,7 +326,7 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
 
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:
-    if method.drafter.target_states:
+    if method.drafter.target_states or method.accept.needs:
         raise UserError(f"method {method.name} reads the target's hidden states, which no recording holds")
     if not missing:
         return

@@ -40,11 +40,18 @@ _VLLM = (
     "vllm:draft_model(draft_sampling=probabilistic)",
     "vllm:ngram",
 )
+
+
+def _methods() -> list[str]:
+    """All methods but those that read a head on the target, which is made for a task and comes with no pair."""
+    return [name for name in METHODS.names() if not parse_method(name).accept.needs]
+
+
 _SETS: dict[str, Callable[[], list[str]]] = {
-    "methods": METHODS.names,
+    "methods": _methods,
     "peers": lambda: list(_PEERS),
     "vllm": lambda: list(_VLLM),
-    "all": lambda: list(dict.fromkeys([*METHODS.names(), *_PEERS, *_VLLM, *ARMS.names()])),
+    "all": lambda: list(dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()])),
 }
 
 
@@ -77,8 +84,9 @@ def parse_arm(text: str) -> Arm:
 def parse_arms(texts: Sequence[str]) -> list[Arm]:
     """Make arms from specs and names of sets, in order.
 
-    Sets: "methods" (every method with its defaults), "peers" (transformers), "vllm" (vLLM), "all" (every method and
-    every arm, including those of plug-ins). An arm in several sets is made once.
+    Sets: "methods" (every method with its defaults, without those that need a head on the target), "peers"
+    (transformers), "vllm" (vLLM), "all" (these methods and every arm, including those of plug-ins). An arm in several
+    sets is made once.
 
     Raises:
         UserError: as ``parse_arm``; two arms of one name.

@@ -8,10 +8,12 @@ from sprinter.decode.accept.block import Block
 from sprinter.decode.accept.cactus import Cactus
 from sprinter.decode.accept.cascade import Cascade
 from sprinter.decode.accept.choice import Bild, GreedyMatch, Margin, RandomAccept, Typical
+from sprinter.decode.accept.diversed import Diversed
 from sprinter.decode.accept.engines import Relaxed, Threshold
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.accept.fly import Fly
 from sprinter.decode.accept.fuzzy import Fuzzy
+from sprinter.decode.accept.harmless import Harmless
 from sprinter.decode.accept.lenient import Lenient
 from sprinter.decode.accept.mentored import Mentored
 from sprinter.decode.accept.several import Batch, SeveralRule, SpecInfer, SpecTr
@@ -25,10 +27,12 @@ __all__ = [
     "Cactus",
     "Cascade",
     "ChainRule",
+    "Diversed",
     "Exact",
     "Fly",
     "Fuzzy",
     "GreedyMatch",
+    "Harmless",
     "Judge",
     "Lenient",
     "Margin",

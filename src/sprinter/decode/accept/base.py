@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import LawPair, Verdict
+from sprinter.decode.draft import Control, Verdict
 from sprinter.decode.tree import Tree
 from sprinter.errors import SprinterError
 from sprinter.laws import residual, tv_distance, wide
@@ -19,6 +20,7 @@ from sprinter.random import Draws, Purpose
 __all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "emitted", "ratios_at"]
 
 
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 _SLACK = 1e-3
 """Largest distance from 1 of the sum of a chain rule's outcomes, which float32 laws may need."""
 
@@ -32,6 +34,8 @@ class Judge(ABC):
     """
 
     needs_raw: ClassVar[bool] = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """Kinds of heads on the target's states that the rule reads."""
     max_drafts: ClassVar[int] = 1
     """Maximum number of independent drafts that the rule can judge."""
 
@@ -50,9 +54,20 @@ class Judge(ABC):
         """The rule for a single position; None if the rule defines no law of single positions."""
         return None
 
+    def settle(self, taus: Mapping[str, float]) -> Judge:
+        """The rule with the heads' thresholds in place of "recorded"; ``taus`` by kind of head."""
+        return self
+
     @abstractmethod
     def judge(
-        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+        self,
+        tree: Tree,
+        p: Tensor,
+        raw_p: Tensor | None,
+        draws: Draws,
+        round: int,
+        position: int,
+        heads: Mapping[str, Tensor] = NOTHING,
     ) -> Verdict:
         """Return which draft tokens stay, and the token that follows them.
 
@@ -61,6 +76,8 @@ class Judge(ABC):
             p: the target's laws ``[nodes + 1, V]``: row 0 at ``position`` of the text, row i + 1 after node i.
             raw_p: the target's temperature-1 laws, same shape, or None.
             draws: random numbers, addressed by round and position.
+            heads: by kind, for those in ``needs``, scores of the target's states, ``[nodes + 1]`` as p; passed only to
+                rules that need some.
         """
 
 
@@ -68,7 +85,8 @@ class AcceptRule(Judge):
     """Keeps x with probability b(x), else draws from r: π(x) = q(x)·b(x) + (1 − Σ q·b)·r(x).
 
     All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
-    (``needs_raw = True``); None means p and q themselves.
+    (``needs_raw = True``; None means p and q themselves), and the scores of heads for rules that read some (``needs``:
+    only kinds that do not see the token, as b is a function of all tokens).
     """
 
     @property
@@ -77,29 +95,36 @@ class AcceptRule(Judge):
         return self
 
     @abstractmethod
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b, the probability of keeping each token, in [0, 1]."""
 
     @abstractmethod
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r, the law of the replacement after a rejection."""
 
-    def both(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> tuple[Tensor, Tensor]:
+    def both(self, p: Tensor, q: Tensor, control: Control | None = None) -> tuple[Tensor, Tensor]:
         """(b, r); override it if one computation gives both."""
         return self.keep(p, q, control), self.replacement(p, q, control)
 
-    def law(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def law(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """π, the law of the token that this rule emits."""
         return emitted(q, *self.both(p, q, control))
 
-    def drift(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def drift(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """TV(π, p), ``[...]``; 0 by identity where the rule is lossless."""
         if self.lossless:
             return torch.zeros(p.shape[:-1], dtype=p.dtype)
         return tv_distance(self.law(p, q, control), p)
 
     def judge(
-        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+        self,
+        tree: Tree,
+        p: Tensor,
+        raw_p: Tensor | None,
+        draws: Draws,
+        round: int,
+        position: int,
+        heads: Mapping[str, Tensor] = NOTHING,
     ) -> Verdict:
         """Judge the tokens in order; the first rejection drops the rest, and one replacement is drawn.
 
@@ -108,7 +133,7 @@ class AcceptRule(Judge):
         n = len(tree.tokens)
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        control = LawPair(raw_p[:n], torch.stack(list(tree.raws))) if raw_p is not None else None
+        control = _control(tree, p, raw_p, heads, n)
         r, pi, drifts = None, None, [0.0] * n
         if self.lossless:  # no drift to report, so that the laws are not needed as a whole
             chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
@@ -128,7 +153,7 @@ class AcceptRule(Judge):
         return Verdict(range(accepted), token, [*drifts, 0.0], ratios)
 
     def keep_tokens(
-        self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: Control | None = None
     ) -> Tensor:
         """b at the draft tokens alone, ``[n]``; override it if that needs less than ``keep``.
 
@@ -137,9 +162,12 @@ class AcceptRule(Judge):
         """
         return at_tokens(self.keep(p, torch.stack(list(laws)), control), tokens)
 
-    def _replacement_at(self, i: int, p: Tensor, laws: Sequence[Tensor], control: LawPair | None) -> Tensor:
+    def _replacement_at(self, i: int, p: Tensor, laws: Sequence[Tensor], control: Control | None) -> Tensor:
         row = slice(i, i + 1)
-        row_control = LawPair(*(law[row] for law in control)) if control is not None else None
+        row_control = None
+        if control is not None:
+            heads = {kind: scores[row] for kind, scores in control.heads.items()}
+            row_control = Control(control.p[row], control.q[row], heads)
         return self.replacement(p[row], laws[i].unsqueeze(0), row_control)[0]
 
 
@@ -151,7 +179,7 @@ class ChainRule(Judge):
     """
 
     @abstractmethod
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """The probabilities of all verdicts on a chain, ``[n + 1, V]``, with sum 1.
 
         Entry (k, y) is the probability that the first k tokens stay and y follows them.
@@ -160,11 +188,11 @@ class ChainRule(Judge):
             tokens: the n draft tokens, n >= 1.
             p: the target's laws ``[n + 1, V]``, row k after the first k tokens.
             q: the draft's laws ``[n, V]``, row k the law that ``tokens[k]`` was drawn from.
-            control: raw temperature-1 laws of the same shapes, for rules with ``needs_raw = True``.
+            control: for rules with ``needs_raw`` or ``needs``: laws of the same shapes, scores ``[n + 1]``.
         """
 
     def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """The same in two steps; override it if a round needs only the law after the tokens that stay.
 
@@ -177,13 +205,20 @@ class ChainRule(Judge):
         return ending, lambda k: (outcomes[k] / ending[k]).to(p)
 
     def judge(
-        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+        self,
+        tree: Tree,
+        p: Tensor,
+        raw_p: Tensor | None,
+        draws: Draws,
+        round: int,
+        position: int,
+        heads: Mapping[str, Tensor] = NOTHING,
     ) -> Verdict:
         """Draw the number of tokens that stay, then the token that follows them."""
         n = len(tree.tokens)
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        control = LawPair(raw_p, torch.stack(list(tree.raws))) if raw_p is not None else None
+        control = _control(tree, p, raw_p, heads, n + 1)
         ending, law_after = self.ends(tree.tokens, p, torch.stack(list(tree.laws)), control)
         reached = wide(ending).flip(0).cumsum(0).flip(0).tolist()  # probability that k tokens stay or more
         if not abs(reached[0] - 1.0) < _SLACK:  # NaN too
@@ -205,14 +240,25 @@ class LengthRule(ChainRule):
 
     @abstractmethod
     def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """As in ``ChainRule``."""
 
-    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def outcomes(self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """The probabilities of all verdicts, ``[n + 1, V]``."""
         ending, law_after = self.ends(tokens, p, q, control)
         return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
+
+
+def _control(
+    tree: Tree, p: Tensor, raw_p: Tensor | None, heads: Mapping[str, Tensor], rows: int
+) -> Control | None:
+    """What a rule reads beside the laws of a chain: of the target the first ``rows`` rows."""
+    if raw_p is None and not heads:
+        return None
+    own, q = (p, tree.laws) if raw_p is None else (raw_p, tree.raws)
+    scores = {kind: values[:rows] for kind, values in heads.items()}
+    return Control(own[:rows], torch.stack(list(q)), scores)
 
 
 def at_tokens(values: Tensor, tokens: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import LengthRule, at_tokens
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
 
@@ -35,7 +35,7 @@ class Block(LengthRule):
         return True
 
     def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """How many tokens stay, and what follows them; only one residual law is made."""
         n, b = len(tokens), prefix_weights(tokens, p, q)

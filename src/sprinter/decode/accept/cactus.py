@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import LengthRule, at_tokens
 from sprinter.decode.checks import ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
 
@@ -46,7 +46,7 @@ class Cactus(LengthRule):
         return True
 
     def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """How many tokens stay, and what follows them."""
         n = len(tokens)

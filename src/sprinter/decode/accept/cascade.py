@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
 from sprinter.decode.checks import ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT, did_you_mean
 from sprinter.laws import residual, tv_distance
 
@@ -46,14 +46,14 @@ class Cascade(AcceptRule):
             raise did_you_mean("deferral", str(self.deferral), list(DEFERRALS))
         ranged(self, "alpha", 0.0, 1.0)
 
-    def _deferred(self, p: Tensor, q: Tensor, control: LawPair | None) -> Tensor:
-        laws = LawPair(p, q) if control is None else control
+    def _deferred(self, p: Tensor, q: Tensor, control: Control | None) -> Tensor:
+        laws = Control(p, q) if control is None else control
         return DEFERRALS[self.deferral](laws.p, laws.q, self.alpha).unsqueeze(-1)
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, p/q) where deferred, else 1."""
         return torch.where(self._deferred(p, q, control), chances(p, q), torch.ones_like(p))
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = [p - q]_+, normalised."""
         return residual(p, q)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
 from sprinter.decode.checks import ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import entropy, one_hot
 
@@ -37,11 +37,11 @@ class RandomAccept(AcceptRule):
         """Whether rate is 0: every token is then drawn from p."""
         return self.rate == 0
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = rate."""
         return torch.full_like(p, self.rate)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = p."""
         return p
 
@@ -56,11 +56,11 @@ class GreedyMatch(AcceptRule):
         """True: at temperature 0, p is one-hot at its argmax."""
         return True
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 at argmax p, else 0."""
         return one_hot(p)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r, one-hot at argmax p."""
         return one_hot(p)
 
@@ -87,12 +87,12 @@ class Typical(AcceptRule):
         """Whether the threshold is below 1: at temperature 0, p(x) is 1 or 0."""
         return min(self.epsilon, self.delta) < 1
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 where p exceeds the threshold, else 0."""
         threshold = (self.delta * torch.exp(-entropy(p))).clamp(max=self.epsilon)
         return (p > threshold.unsqueeze(-1)).to(p.dtype)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = p."""
         return p
 
@@ -118,7 +118,7 @@ class Margin(AcceptRule):
         ranged(self, "theta", 0.0, 1.0)
         ranged(self, "logit", 0.0, 1000.0)
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 at the most probable token, and at the second if it is near; else 0."""
         raw = p if control is None else control.p
         largest = raw.topk(min(2, raw.shape[-1]), -1)
@@ -126,7 +126,7 @@ class Margin(AcceptRule):
         near = (ratio >= math.exp((self.theta - 1) * self.logit)).to(p.dtype)
         return torch.zeros_like(p).scatter_(-1, largest.indices, near)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r, one-hot at argmax p."""
         return one_hot(p)
 
@@ -146,11 +146,11 @@ class Bild(AcceptRule):
     def __post_init__(self) -> None:
         ranged(self, "rollback", 0.0, 1000.0)
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 where the raw p is at least exp(−rollback), else 0."""
         raw = p if control is None else control.p
         return (raw >= math.exp(-self.rollback)).to(p.dtype)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r, one-hot at argmax p."""
         return one_hot(p)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
 from sprinter.decode.checks import at_least, ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.errors import UserError
 from sprinter.laws import one_hot
@@ -42,14 +42,14 @@ class Relaxed(AcceptRule):
         if not isinstance(self.sampled, bool):
             raise UserError(f"sampled={self.sampled} is out of range: give true or false")
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = 1 for the likely tokens, else 0."""
         raw = p if control is None else control.p
         likely = raw.topk(min(self.top_k, raw.shape[-1]), -1)
         near = (likely.values >= likely.values[..., :1] - self.delta).to(p.dtype)
         return torch.zeros_like(p).scatter_(-1, likely.indices, near)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r, one-hot at argmax p; p if ``sampled``."""
         return p if self.sampled else one_hot(p)
 
@@ -84,11 +84,11 @@ class Threshold(AcceptRule):
         """Whether a token that the target would not write is refused: p(x) is 1 or 0."""
         return self.single > 0
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b, which does not read q."""
         return torch.where(p >= self.single, 1.0, (p / self.total).clamp(max=1))
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r(y), proportional to the sum over x other than y of q(x) (1 - b(x)) p(y) / (1 - p(x))."""
         refused = q * (1 - self.keep(p, q))
         shares = torch.where(refused > 0, refused / (1 - p), 0.0)

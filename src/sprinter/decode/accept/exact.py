@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, at_tokens, chances
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
 
@@ -26,12 +26,12 @@ class Exact(AcceptRule):
         """True: π = p for all p and q (Leviathan et al., Appendix A.1)."""
         return True
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, p/q)."""
         return chances(p, q)
 
     def keep_tokens(
-        self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: Control | None = None
     ) -> Tensor:
         """b at the draft tokens, from their probabilities alone."""
         if type(self).keep is not Exact.keep:  # a subclass has a rule of its own
@@ -39,6 +39,6 @@ class Exact(AcceptRule):
         q_of = torch.stack([law[x] for law, x in zip(laws, tokens, strict=True)])
         return chances(at_tokens(p, tokens), q_of)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = [p − q]₊, normalised."""
         return residual(p, q)

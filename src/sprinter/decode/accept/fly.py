@@ -13,7 +13,7 @@ from sprinter.decode.accept.base import AcceptRule, LengthRule, at_tokens
 from sprinter.decode.accept.choice import GreedyMatch
 from sprinter.decode.accept.exact import Exact
 from sprinter.decode.checks import at_least, ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT, did_you_mean
 
 __all__ = ["Fly"]
@@ -54,7 +54,7 @@ class Fly(LengthRule):
         return True
 
     def ends(
-        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: LawPair | None = None
+        self, tokens: Sequence[int], p: Tensor, q: Tensor, control: Control | None = None
     ) -> tuple[Tensor, Callable[[int], Tensor]]:
         """How many tokens stay, and what follows them."""
         n, base = len(tokens), _BASES[self.base]

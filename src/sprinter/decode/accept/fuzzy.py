@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule
 from sprinter.decode.checks import at_least, ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control, LawPair
 from sprinter.decode.registry import ACCEPT, did_you_mean
 from sprinter.errors import UserError
 from sprinter.laws import js_divergence, kl_divergence, one_hot, tv_distance
@@ -74,15 +74,15 @@ class Fuzzy(AcceptRule):
         """Whether the threshold is 0."""
         return self.threshold == 0
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b, the same for all tokens of a position: 1 if div(p, q) < threshold, else 0."""
-        laws = LawPair(p, q) if control is None else control
+        laws = LawPair(p, q) if control is None else LawPair(control.p, control.q)
         if 0 < self.top_k < laws.p.shape[-1]:
             laws = _with_rest(laws, self.top_k)
         close = DIVERGENCES[self.divergence](*laws) < self.threshold
         return close.unsqueeze(-1).to(p.dtype).expand_as(p)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = p, or one-hot at argmax p if ``greedy_replacement``."""
         return one_hot(p) if self.greedy_replacement else p
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
 from sprinter.decode.checks import ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
 
@@ -37,10 +37,10 @@ class Lenient(AcceptRule):
     def _mixture(self, p: Tensor, q: Tensor) -> Tensor:
         return self.w * p + (1 - self.w) * q
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, m/q)."""
         return chances(self._mixture(p, q), q)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = [m − q]₊, normalised, which is equal to [p − q]₊, normalised."""
         return residual(p, q)

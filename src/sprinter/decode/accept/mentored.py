@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
 from sprinter.decode.checks import ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual, wide
 
@@ -47,17 +47,17 @@ class Mentored(AcceptRule):
         """Whether D = 0."""
         return self.kl == 0
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(p/(αq), 1), and the special cases in the class docstring."""
         if self.lossless:  # KL is flat at α = 1, so a search would stop before it
             return chances(p, q)
         return self.both(p, q)[0]
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = [p/λ − q]₊, normalised; p if no token is ever rejected."""
         return residual(p, q) if self.lossless else self.both(p, q)[1]
 
-    def both(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> tuple[Tensor, Tensor]:
+    def both(self, p: Tensor, q: Tensor, control: Control | None = None) -> tuple[Tensor, Tensor]:
         """(b, r) from one search."""
         if self.lossless:
             return chances(p, q), residual(p, q)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import Judge
+from sprinter.decode.accept.base import NOTHING, Judge
 from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
 from sprinter.decode.tree import Chain, Tree
@@ -46,7 +46,14 @@ class SeveralRule(Judge):
         """Return the drafts that stay in the comparison after candidate ``index`` was accepted at ``depth``."""
 
     def judge(
-        self, tree: Tree, p: Tensor, raw_p: Tensor | None, draws: Draws, round: int, position: int
+        self,
+        tree: Tree,
+        p: Tensor,
+        raw_p: Tensor | None,
+        draws: Draws,
+        round: int,
+        position: int,
+        heads: Mapping[str, Tensor] = NOTHING,
     ) -> Verdict:
         """Judge the drafts depth by depth. A draft's number is part of the address of its random numbers."""
         branches, chains = tree.branches or [range(len(tree.tokens))], tree.chains()

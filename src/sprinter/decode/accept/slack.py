@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sprinter.decode.accept.base import AcceptRule, chances
 from sprinter.decode.checks import ranged
-from sprinter.decode.draft import LawPair
+from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import residual
 
@@ -36,11 +36,11 @@ class Opt(AcceptRule):
         """Whether ε = 0."""
         return self.epsilon == 0
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, (p + ε)/q)."""
         return chances(p + self.epsilon, q)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = [p − q]₊, normalised."""
         return residual(p, q)
 
@@ -62,10 +62,10 @@ class Uno(AcceptRule):
     def __post_init__(self) -> None:
         ranged(self, "epsilon", 0.0, 1.0)
 
-    def keep(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def keep(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """b = min(1, (p + ε)/q)."""
         return chances(p + self.epsilon, q)
 
-    def replacement(self, p: Tensor, q: Tensor, control: LawPair | None = None) -> Tensor:
+    def replacement(self, p: Tensor, q: Tensor, control: Control | None = None) -> Tensor:
         """r = p."""
         return p

@@ -1,9 +1,10 @@
 """Trust rules decide, after each draft token, whether to keep it without a target check."""
 
+from sprinter.decode.threshold import RECORDED
 from sprinter.decode.trust.base import State, TrustRule
 from sprinter.decode.trust.certain import MEASURED, Certain
 from sprinter.decode.trust.fixed import Coin, Everyone, Nobody
-from sprinter.decode.trust.gate import RECORDED, Gate
+from sprinter.decode.trust.gate import Gate
 from sprinter.decode.trust.online import Online
 
 FILLED_IN = (RECORDED, MEASURED)

@@ -10,15 +10,10 @@ from torch import Tensor
 
 from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST
-from sprinter.decode.threshold import reaches
+from sprinter.decode.threshold import RECORDED, UNRECORDED, reaches
 from sprinter.decode.trust.base import State, TrustRule
 
-__all__ = ["RECORDED", "Gate"]
-
-RECORDED = "recorded"
-"""Value of a threshold parameter: use the threshold that is recorded in the head."""
-_UNRECORDED = 0.5
-"""Value of "recorded" without a head, in simulations and enumeration."""
+__all__ = ["Gate"]
 
 
 @TRUST.rule("gate")
@@ -46,4 +41,4 @@ class Gate(TrustRule):
 
     def trust(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide gate >= tau, see ``reaches``."""
-        return reaches(signals["gate"], _UNRECORDED if isinstance(self.tau, str) else self.tau), state
+        return reaches(signals["gate"], UNRECORDED if isinstance(self.tau, str) else self.tau), state

@@ -1,0 +1,105 @@
+"""``sprinter gate mine``: finds tokens of the draft that leave the target's answers as they are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.pages import print_json
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from sprinter.training.examples import Example
+
+__all__ = ["command"]
+
+
+@loads(without=("gate", "head", "compile"))
+def command(
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="Prompts whose answers can be compared: records with a prompt, question or messages; may be repeated.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory for the mined tokens.", show_default=False)],
+    loading: Loading = Loading(),
+    compare: Annotated[
+        Literal["number", "choice"],
+        typer.Option(
+            help="What of two answers must agree: the final number (as in GSM8K), or the chosen letter."
+        ),
+    ] = "number",
+    field: Annotated[
+        str | None,
+        typer.Option(
+            help="Field of a record that holds the prompt.", show_default="text, prompt, question, ..."
+        ),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Prompts go through the chat template.")] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System message before all prompts, with --chat.", show_default=False)
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum number of prompts.", show_default="all")] = None,
+    new_tokens: Annotated[int, typer.Option(help="Maximum length of an answer.")] = 256,
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="Lossless method that writes the answers.")
+    ] = "autoregressive",
+    rows: Annotated[int, typer.Option(help="Prompts at a time; each group of them is a file.")] = 16,
+    share: Annotated[float, typer.Option(help="Share of the tokens that differ which is tried.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the share.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> None:
+    """Put the draft's token where it differs from the target's greedy answer, and see whether the answer stays.
+
+    'sprinter gate train --head judge' and '--head diversed' learn from it. To continue a run that was interrupted, give
+    the same command again.
+    """
+    from sprinter.training.mine import MineSettings, mine, read_mined
+
+    settings = MineSettings(compare, new_tokens, method, rows, share, seed, limit)
+    examples = _examples(data, field, chat, system)
+    pair = load(loading)
+    began = time.perf_counter()
+
+    def show(done: int, wanted: int, tried: int) -> None:
+        spent = time.perf_counter() - began
+        print(f"{done}/{wanted} prompts, {tried} tokens, {spent:.0f} s", file=sys.stderr, flush=True)
+
+    mine(pair, examples, _answer(compare), out, settings, show)
+    mined = read_mined(out)
+    facts = {
+        "out": str(out), "prompts": mined.info["prompts"], "tokens": len(mined.same),
+        "harmless": round(float(mined.same.double().mean()), 4) if len(mined.same) else None,
+        "seconds": round(time.perf_counter() - began, 1),
+    }  # fmt: skip
+    if json:
+        print_json(facts)
+    elif not len(mined.same):
+        print(f"{facts['prompts']} prompts, no token could be tried: no answer ended with a {compare}")
+    else:
+        print(
+            f"{facts['tokens']} tokens of {facts['prompts']} prompts, {facts['harmless']:.1%} harmless; saved in {out}"
+        )
+
+
+def _examples(data: list[str], field: str | None, chat: bool, system: str | None) -> list[Example]:
+    from sprinter.training.examples import Example, read_examples
+
+    if system is not None and not chat:
+        raise UserError("--system is a message of a conversation: add --chat")
+    found = read_examples(data, field, chat=chat, system=system)
+    return [one if isinstance(one, Example) else Example(one, None, "") for one in found]
+
+
+def _answer(compare: str) -> Callable[[str], Hashable | None]:
+    from sprinter.bench.quality.exact import final_number, first_choice
+
+    return final_number if compare == "number" else first_choice
