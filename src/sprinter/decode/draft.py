@@ -259,6 +259,12 @@ class Stats:
     changed: float | None = None
     text_drift: float | None = None
     drift_coverage: float = 0.0
+    budget: float | None = None  # mean drift a token that the text may have
+    spent_drift: float = 0.0  # with a budget: drift of the scored tokens
+    owed_drift: float = 0.0  # with a budget: expected drift of the trusted tokens that are not scored
+    expected_drift: float = (
+        0.0  # with a budget: expected drift of all trusted tokens, before they were scored
+    )
     wall_s: float = 0.0
     prefill_s: float = 0.0
     draft_s: float = 0.0
@@ -286,6 +292,13 @@ class Stats:
         the total variation between the law of the texts and the target's.
         """
         return None if self.mean_drift is None else self.mean_drift * self.drift_coverage * self.new_tokens
+
+    @property
+    def budget_left(self) -> float | None:
+        """Drift that the text may still have at its present length; None without a budget."""
+        if self.budget is None:
+            return None
+        return self.budget * self.new_tokens - self.spent_drift - self.owed_drift
 
     @property
     def tokens_per_s(self) -> float:

@@ -62,6 +62,7 @@ def decode(
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
         row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
+        row.end_round()
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)
     if complete and row.meter.waiting:
@@ -76,8 +77,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     scores = yield AskScore(row.scored, unread, round, parents=tuple(tree.parents or ()), path=path)
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
-    row.meter.score(row.scored, scores)
-    row.verdicts.score(row.scored, scores)
+    row.score(row.scored, scores)
     row.learn()
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]

@@ -33,6 +33,8 @@ class Method:
         tail_ratio: take a trusted token back where p(x)/q(x), once scored, is below this number in [0, 1], with the
             probability at which the exact rule refuses it. Trusted tokens are then final at the next target call. At 1
             they are judged exactly: the trust rule is a stop rule. None: trusted tokens stay.
+        budget: mean drift a token that a text may have, see ``decode.budget``; at 0 it is decoded exactly. A trust rule
+            with a threshold (gate, certain, online) has it chosen token by token. None: no limit.
         to_horizon: also draft the last token of the text, which otherwise the target call draws (Theorems 1 and 3 of
             Yin et al. count rejections of such drafts).
         name, paper: label and source.
@@ -46,6 +48,7 @@ class Method:
     head: int = 0
     only: str | None = None
     tail_ratio: float | None = None
+    budget: float | None = None
     to_horizon: bool = False
     name: str = "composed"
     paper: str = ""
@@ -79,6 +82,12 @@ class Method:
                 raise UserError(f"{part}={rule!r} is no {what}: give one that 'sprinter methods' shows")
 
     def _check_guards(self) -> None:
+        if self.budget is not None:
+            ranged(self, "budget", 0.0, 1.0)
+            if not self.trust.never and not self.accept.lossless:
+                raise UserError(
+                    f"budget= limits what is trusted or what is accepted: give accept=exact beside {self.trust!r}"
+                )
         if self.only is not None:
             check_only(self.only)
         if self.tail_ratio is None:
@@ -116,8 +125,15 @@ class Method:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Names of the signals that the trust and stop rules read."""
-        return self.trust.needs | self.stop.needs
+        """Names of the signals that the trust and stop rules read, and those that a budget predicts drift from."""
+        return self.trust.needs | self.stop.needs | frozenset(self.predicts)
+
+    @property
+    def predicts(self) -> tuple[str, ...]:
+        """Signals from which a budget predicts the drift of a token that would be trusted; (): nothing is predicted."""
+        if not self.budget or self.trust.never:
+            return ()
+        return tuple(dict.fromkeys((*self.trust.certainty, "entropy")))
 
     @property
     def heads(self) -> frozenset[str]:
@@ -129,6 +145,7 @@ class Method:
         """Names of the signals that rules which learn are shown with the target's verdicts; None: none learns."""
         rules: tuple[TrustRule | StopRule, ...] = (self.trust, self.stop)
         needs = [rule.needs for rule in rules if rule.learns]
+        needs += [frozenset(self.predicts)] if self.predicts else []
         return frozenset().union(*needs) if needs else None
 
     @property
@@ -141,7 +158,7 @@ class Method:
     @property
     def trusts_all(self) -> bool:
         """Whether every draft token is trusted and no run ends, so that no target call follows a trusted token."""
-        free = self.cap is None and self.only is None
+        free = self.cap is None and self.only is None and self.budget is None
         return free and type(self.trust) is Everyone and type(self.stop) is Never
 
     @property
@@ -165,7 +182,7 @@ class Method:
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""
-        if not self.drafter.proposes:
+        if not self.drafter.proposes or self.budget == 0:
             return True
         trusts = not self.trust.never and self.tail_ratio != 1
         return not trusts and (self.accept.lossless_greedy if greedy else self.accept.lossless)

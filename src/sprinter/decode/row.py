@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.accept import Exact, Judge
+from sprinter.decode.budget import BUDGET_RUN, Budget, Within
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores, Token
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
+from sprinter.decode.stop import Never
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.decode.verdicts import Verdicts
@@ -63,6 +65,7 @@ class Row:
             whether the decision saw the token.
         drafted: tokens drafted in this round, per draft if there are several.
         verdicts: the round's draft tokens, for rules that learn.
+        budget: the text's account, if the method has a budget and is lossy.
     """
 
     method: Method
@@ -88,6 +91,7 @@ class Row:
     on_trial: list[bool] = field(default_factory=list)
     kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
+    budget: Budget | None = None
 
     @classmethod
     def begin(
@@ -111,12 +115,16 @@ class Row:
                 f"method {method.name} follows spans of a text, and here is none: leave only= out"
             )
         spans = method.only is not None and not lossless
+        exact = 0 if lossless else method.head
+        if method.budget == 0 and not replace(method, budget=None).lossless():
+            exact = limits.max_new_tokens
+        budget = Budget(method.budget, method.predicts, n) if method.budget and not lossless else None
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
-            head_end=0 if lossless else n + method.head, lossy=limits.lossy if spans else None,
+            head_end=n + exact, lossy=limits.lossy if spans else None,
             proposes=method.drafter.begin(draws), verdicts=Verdicts(method.learned_from),
-            meter=Meter(rule),
+            meter=Meter(rule), budget=budget,
         )  # fmt: skip
 
     def learn(self) -> None:
@@ -129,10 +137,33 @@ class Row:
             self.trust_state = method.trust.learn(signals, overlaps, self.trust_state)
         if method.stop.learns:
             self.stop_state = method.stop.learn(signals, overlaps, self.stop_state)
+        if self.budget is not None and method.predicts:
+            self.budget.learn(signals, overlaps)
+
+    def score(self, start: int, scores: Scores) -> None:
+        """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on."""
+        scored = self.meter.score(start, scores)
+        self.verdicts.score(start, scores)
+        if self.budget is not None:
+            self.budget.pay(scored)
+            if not self.on_trial:
+                self.budget.owed.clear()
+
+    def end_round(self) -> None:
+        """Tokens on trial are settled; write the budget into the stats."""
+        if self.budget is not None:
+            if self.on_trial:
+                self.budget.owed.clear()
+            stats = self.record.stats
+            stats.budget, stats.spent_drift = self.budget.limit, self.budget.spent
+            stats.owed_drift = sum(drift for drift, _ in self.budget.owed)
+            stats.expected_drift = self.budget.expected
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
         self.record.tokens.append(token)
+        if self.budget is not None and token.ratio is not None:
+            self.budget.pay((token,))
         over = "length" if position + 1 == self.end else None
         text = self.text if len(self.text) == position + 1 else self.text[: position + 1]
         self.record.finish = self.limits.ends(text) or over
@@ -154,7 +185,10 @@ class Row:
     @property
     def accept(self) -> Judge:
         """The rule that judges this round's draft."""
-        return Exact() if self.guarded else self.method.accept
+        if self.guarded:
+            return Exact()
+        rule = self.method.accept
+        return rule if self.budget is None or rule.lossless else Within(rule, self.budget)
 
     @property
     def room(self) -> int:
@@ -164,6 +198,8 @@ class Row:
         left = self.end - len(self.text) - int(method.trust.never and not method.to_horizon)
         if self.guarded and method.cap is None and method.length is None:  # made for runs of trusted tokens
             left = min(left, GUARDED_RUN - self.drafted)
+        elif self.budget is not None and method.cap is None and method.length is None:
+            left = min(left, BUDGET_RUN - self.drafted)
         bounds = [bound - self.drafted for bound in (method.cap, method.length) if bound is not None]
         return min([left, *bounds])
 
@@ -198,6 +234,8 @@ def draft_run(row: Row) -> Asking:
             trusting = trusting and trusted and (ended or not forced)
             # In the second case it is trusted only because it ends the text.
             saw_token = method.sees_token or (forced and len(text) < row.end)
+            if trusting and row.budget is not None:
+                row.budget.owe()
             if trusting and method.tail_ratio is None:
                 row.final += 1
                 token = Token(x, Origin.TRUSTED, round, gate_score=_gate_score(answer, i))
@@ -236,7 +274,12 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
         number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
     trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
+    if row.budget is not None and not method.trust.never:
+        wanted = None if method.trust.certainty else bool(trusted)
+        trusted = torch.tensor(row.budget.allows(signals, position, wanted))
     stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
+    if row.budget is not None and type(method.stop) is Never:
+        stop = ~trusted
     return bool(trusted), bool(stop)
 
 
@@ -258,6 +301,5 @@ def closing_pass(row: Row) -> Asking:
     scores = yield AskScore(row.scored, tuple(unread), row.record.stats.rounds, True, path=path)
     assert isinstance(scores, Scores)
     row.record.stats.closing_passes += 1
-    row.meter.score(row.scored, scores)
-    row.verdicts.score(row.scored, scores)
+    row.score(row.scored, scores)
     row.scored = row.final - 1

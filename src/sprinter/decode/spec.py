@@ -2,7 +2,7 @@
 
 A spec is a preset, ``name`` or ``name(param=value, ...)``, or a composition such as
 ``trust=gate(tau=0.5),stop=fixed(gamma=8),accept=exact,cap=20``. Both accept ``cap=`` and the guards
-``head=``, ``only=`` and ``tail_ratio=``.
+``head=``, ``only=``, ``tail_ratio=`` and ``budget=``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-VALUES = ("cap", "head", "only", "tail_ratio")
+VALUES = ("cap", "head", "only", "tail_ratio", "budget")
 """Parts of a method that are numbers or names, not rules."""
 
 
@@ -145,7 +145,7 @@ def _composed_from(spec: str, items: list[str]) -> Method:
         if pair is None:
             raise UserError(
                 f"'{item}' in method '{spec}' is not part=rule: write trust=..., stop=..., accept=..., cap=..., "
-                "head=..., only=... or tail_ratio=..."
+                "head=..., only=..., tail_ratio=... or budget=..."
             )
         key, value = pair
         written[key] = value

@@ -17,7 +17,10 @@ from sprinter.errors import SprinterError
 from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose
 
-__all__ = ["AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "emitted", "ratios_at"]
+__all__ = [
+    "NOTHING", "AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "control_of", "decide",
+    "emitted", "ratios_at",
+]  # fmt: skip
 
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -133,24 +136,19 @@ class AcceptRule(Judge):
         n = len(tree.tokens)
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        control = _control(tree, p, raw_p, heads, n)
-        r, pi, drifts = None, None, [0.0] * n
-        if self.lossless:  # no drift to report, so that the laws are not needed as a whole
-            chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
-        else:
+        control = control_of(tree, p, raw_p, heads, n)
+        if not self.lossless:
             q = torch.stack(list(tree.laws))
             b, r = self.both(p[:n], q, control)
             pi = emitted(q, b, r)
-            chances, drifts = at_tokens(b, tree.tokens), tv_distance(pi, p[:n]).tolist()
+            return decide(tree, p, b, r, pi, tv_distance(pi, p[:n]).tolist(), draws, round, position)
+        # No drift to report, so that the laws are not needed as a whole.
+        chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
         kept = draws.keep(chances.tolist(), round, position)
         accepted = kept.index(False) if False in kept else n
-        if accepted == n:
-            law = p[n]
-        else:
-            law = r[accepted] if r is not None else self._replacement_at(accepted, p, tree.laws, control)
+        law = p[n] if accepted == n else self._replacement_at(accepted, p, tree.laws, control)
         token = draws.token(law, round, position + accepted, Purpose.TARGET)
-        ratios = [] if pi is None else [*ratios_at([*tree.tokens[:accepted], token][:n], p, pi), 1.0]
-        return Verdict(range(accepted), token, [*drifts, 0.0], ratios)
+        return Verdict(range(accepted), token, [0.0] * (n + 1))
 
     def keep_tokens(
         self, tokens: Sequence[int], p: Tensor, laws: Sequence[Tensor], control: Control | None = None
@@ -218,7 +216,7 @@ class ChainRule(Judge):
         n = len(tree.tokens)
         if n == 0:
             return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        control = _control(tree, p, raw_p, heads, n + 1)
+        control = control_of(tree, p, raw_p, heads, n + 1)
         ending, law_after = self.ends(tree.tokens, p, torch.stack(list(tree.laws)), control)
         reached = wide(ending).flip(0).cumsum(0).flip(0).tolist()  # probability that k tokens stay or more
         if not abs(reached[0] - 1.0) < _SLACK:  # NaN too
@@ -250,7 +248,28 @@ class LengthRule(ChainRule):
         return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
 
-def _control(
+def decide(
+    tree: Tree,
+    p: Tensor,
+    b: Tensor,
+    r: Tensor,
+    pi: Tensor,
+    drifts: Sequence[float],
+    draws: Draws,
+    round: int,
+    position: int,
+) -> Verdict:
+    """Judge the n tokens of a chain in order, given b, r and π of each position ``[n, V]`` and the drifts of π."""
+    n = len(tree.tokens)
+    kept = draws.keep(at_tokens(b, tree.tokens).tolist(), round, position)
+    accepted = kept.index(False) if False in kept else n
+    law = p[n] if accepted == n else r[accepted]
+    token = draws.token(law, round, position + accepted, Purpose.TARGET)
+    ratios = [*ratios_at([*tree.tokens[:accepted], token][:n], p, pi), 1.0]
+    return Verdict(range(accepted), token, [*drifts, 0.0], ratios)
+
+
+def control_of(
     tree: Tree, p: Tensor, raw_p: Tensor | None, heads: Mapping[str, Tensor], rows: int
 ) -> Control | None:
     """What a rule reads beside the laws of a chain: of the target the first ``rows`` rows."""

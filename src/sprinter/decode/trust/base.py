@@ -29,6 +29,11 @@ class TrustRule(ABC):
     learns: ClassVar[bool] = False
 
     @property
+    def certainty(self) -> tuple[str, ...]:
+        """Signals that the rule compares with a threshold, if that is all it does: a budget moves the threshold."""
+        return ()
+
+    @property
     def never(self) -> bool:
         """Whether the rule trusts no token, for all signals."""
         return False

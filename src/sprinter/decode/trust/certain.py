@@ -67,6 +67,11 @@ class Certain(TrustRule):
         """The threshold as a number."""
         return CERTAINTY[self.signal].measured if isinstance(self.threshold, str) else self.threshold
 
+    @property
+    def certainty(self) -> tuple[str, ...]:
+        """The signal."""
+        return (self.signal,)
+
     def settle(self, taus: Mapping[str, float]) -> Certain:
         """The rule with the number in place of "measured"."""
         return replace(self, threshold=self.limit)

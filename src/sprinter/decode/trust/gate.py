@@ -35,6 +35,11 @@ class Gate(TrustRule):
         if self.tau != RECORDED:
             ranged(self, "tau", 0.0, 1.0)
 
+    @property
+    def certainty(self) -> tuple[str, ...]:
+        """The gate's score."""
+        return ("gate",)
+
     def settle(self, taus: Mapping[str, float]) -> Gate:
         """The rule with the gate's own τ in place of "recorded"."""
         return replace(self, tau=taus["gate"]) if isinstance(self.tau, str) and "gate" in taus else self

@@ -54,6 +54,11 @@ class Online(TrustRule):
         """The signals, of the raw law."""
         return frozenset(self._regression.names)
 
+    @property
+    def certainty(self) -> tuple[str, ...]:
+        """The signals."""
+        return tuple(self._regression.names)
+
     def start(self) -> State:
         """(weights ``[k + 1]``, bias last; their precision ``[k + 1, k + 1]``; number of verdicts)."""
         return self._regression.start()

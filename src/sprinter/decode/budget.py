@@ -1,0 +1,183 @@
+"""A budget on drift: how lossy a method may be at each token, so that the mean drift of a text keeps to a number.
+
+Before a token is trusted, its drift is predicted: 1 − β by a logistic regression, which learns from the target's
+verdicts as the text grows. It is trusted if the drift spent so far and that expected of the unscored tokens, a standard
+deviation added, stay within the budget for the tokens so far. Among the tokens that fit, those with the least expected
+drift are taken: up to the threshold whose mean over the last tokens spends what is left in the next ones. The target's
+pass then gives the true drift in place of the expected one.
+
+What a lossy accept rule costs is known before it decides: it judges a position if TV(π, p) fits, else the exact rule
+does. A rule of chains, whose distance is at most 1 a round and known afterwards, judges a round if 1 fits.
+
+All of this depends on laws and on the text before a token, never on the token itself: the drift of each position is
+that of the rule that had it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.accept import AcceptRule, Exact, Judge
+from sprinter.decode.accept.base import NOTHING, control_of, decide, emitted
+from sprinter.decode.draft import Token, Verdict
+from sprinter.decode.regression import Fit, Regression
+from sprinter.decode.tree import Tree
+from sprinter.laws import tv_distance
+from sprinter.random import Draws
+
+__all__ = ["BUDGET_RUN", "Budget", "Within"]
+
+BUDGET_RUN = 20
+"""Maximum length of a run if the method names none: the target's pass corrects what was predicted."""
+_MEMORY = 500  # verdicts, as in the rules that learn
+_RECENT = 256  # tokens whose expected drifts choose the threshold
+_AHEAD = 64  # tokens over which unspent budget is spent
+_SURPRISES = 100  # verdicts over which the size of the prediction's errors is averaged
+_MOST_SURPRISE = 25.0
+_SLACK = 1e-9  # of sums
+
+
+@dataclass(slots=True)
+class Budget:
+    """The account of one text.
+
+    Attributes:
+        limit: mean drift a token, above 0.
+        names: signals that drifts are predicted from.
+        begin: length of the prompt.
+        spent: drift of the scored tokens so far.
+        owed: expected drift and its variance of each trusted token that the target has not scored.
+        expected: expected drift of all tokens that were trusted, as it was when they were.
+    """
+
+    limit: float
+    names: tuple[str, ...]
+    begin: int
+    spent: float = 0.0
+    owed: list[tuple[float, float]] = field(default_factory=list)
+    expected: float = 0.0
+    _fit: Fit | None = None
+    _surprise: float = 1.0
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    _drafted: int = 0
+    _next: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def _regression(self) -> Regression:
+        return Regression("+".join(self.names), _MEMORY)
+
+    def _expected(self, signals: Mapping[str, Tensor]) -> Tensor:
+        """Expected drift if the token is trusted, float64, of the signals' shape."""
+        regression = self._regression
+        return 1 - regression.predict(signals, self._fit or regression.start())
+
+    def allows(self, signals: Mapping[str, Tensor], position: int, wanted: bool | None) -> bool:
+        """Whether the token at ``position`` may be trusted.
+
+        Args:
+            signals: at least ``names``, each ``[]``.
+            wanted: what the trust rule says; None: the budget has its place.
+        """
+        drift = float(self._expected(signals))
+        self._recent.append(drift)
+        self._drafted += 1
+        variance = self._surprise * drift * (1 - drift)
+        self._next = drift, variance
+        if not (drift <= self._threshold(position) if wanted is None else wanted):
+            return False
+        expected = drift + sum(one for one, _ in self.owed)
+        error = math.sqrt(variance + sum(one for _, one in self.owed))
+        return expected + error <= self._left(position)
+
+    def _left(self, position: int) -> float:
+        """What the scored tokens have left for the others, with the token at ``position``."""
+        return self.limit * (position - self.begin + 1) - self.spent + _SLACK
+
+    def _threshold(self, position: int) -> float:
+        """The largest expected drift at which tokens are trusted."""
+        written = max(1, position - self.begin)
+        free = self._left(position) - sum(one for one, _ in self.owed)
+        rate = (self.limit + free / _AHEAD) * max(1.0, written / self._drafted)
+        ordered = sorted(self._recent)
+        fits = sum(total <= rate * len(ordered) for total in accumulate(ordered))
+        return ordered[fits - 1] if fits else -1.0
+
+    def owe(self) -> None:
+        """The token that was last allowed is trusted."""
+        self.owed.append(self._next)
+        self.expected += self._next[0]
+
+    def pay(self, tokens: Iterable[Token]) -> None:
+        """Tokens whose drift is known."""
+        self.spent += sum(token.distance or 0.0 for token in tokens)
+
+    def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor) -> None:
+        """The target's verdicts on the last draft tokens, as in ``TrustRule.learn``."""
+        expected, regression = self._expected(signals), self._regression
+        drifts = 1 - overlaps.double()
+        spread = (expected * (1 - expected)).clamp(min=1e-3)
+        for surprise in ((drifts - expected).square() / spread).clamp(max=_MOST_SURPRISE).tolist():
+            self._surprise += (surprise - self._surprise) / _SURPRISES
+        self._fit = regression.learn(signals, overlaps, self._fit or regression.start())
+
+    def fitting(self, drifts: Sequence[float], position: int) -> list[bool]:
+        """Which positions from ``position`` on a rule may judge that has these drifts, if all before them are kept."""
+        left, fits = self._left(position) - sum(one for one, _ in self.owed), []
+        for drift in drifts:
+            fits.append(drift <= left)
+            left += self.limit - (drift if fits[-1] else 0.0)
+        return fits
+
+
+class Within(Judge):
+    """A lossy accept rule within a budget; where it does not fit, the exact rule.
+
+    Args:
+        rule: judges one draft.
+        budget: the text's account.
+    """
+
+    def __init__(self, rule: Judge, budget: Budget) -> None:
+        self._rule, self._budget = rule, budget
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """Those of the rule."""
+        return self._rule.needs
+
+    def judge(
+        self,
+        tree: Tree,
+        p: Tensor,
+        raw_p: Tensor | None,
+        draws: Draws,
+        round: int,
+        position: int,
+        heads: Mapping[str, Tensor] = NOTHING,
+    ) -> Verdict:
+        """Judge position by position, or the chain as a whole, by the rule or exactly."""
+        n, rule = len(tree.tokens), self._rule
+        given = tree, p, raw_p, draws, round, position
+        if n == 0:
+            return Exact().judge(*given)
+        if not isinstance(rule, AcceptRule):
+            if not self._budget.fitting([1.0], position)[0]:
+                return Exact().judge(*given)
+            return rule.judge(*given, heads) if heads else rule.judge(*given)
+        q, exact = torch.stack(list(tree.laws)), Exact()
+        b, r = rule.both(p[:n], q, control_of(tree, p, raw_p, heads, n))
+        pi = emitted(q, b, r)
+        drifts = tv_distance(pi, p[:n])
+        fits = torch.tensor(self._budget.fitting(drifts.tolist(), position), device=p.device)
+        own = fits.unsqueeze(-1)
+        b = torch.where(own, b, exact.keep(p[:n], q))
+        r = torch.where(own, r, exact.replacement(p[:n], q))
+        law = torch.where(own, pi, p[:n])
+        return decide(tree, p, b, r, law, torch.where(fits, drifts, 0.0).tolist(), draws, round, position)
