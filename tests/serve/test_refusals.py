@@ -38,7 +38,7 @@ def refusal(answer: Any) -> dict[str, Any]:
         (CHAT, {"tool_choice": "auto"}),
         (CHAT, {"response_format": {"type": "json_object"}}),
         (CHAT, {"echo": True}),
-        (CHAT, {"sprinter": {"budget": 0.1}}),
+        (CHAT, {"sprinter": {"budget": 1.5}}),
         (CHAT, {"stream": True, "stream_options": {"include_usage": True, "other": 1}}),
     ],
     ids=str,

@@ -221,6 +221,8 @@ def meter_line(stats: Stats, out: Generation) -> str:
     if stats.tokens_per_target_call is not None:
         calls += f" ({stats.tokens_per_target_call:.1f} tokens each)"
     drift = "not measured" if stats.mean_drift is None else f"{stats.mean_drift:.3f}"
+    if stats.budget is not None:
+        drift += f" of {stats.budget:g}"
     return (
         f"{stats.new_tokens} token{'' if stats.new_tokens == 1 else 's'}, {stats.tokens_per_s:.1f}/s, {calls}, "
         f"drift {drift}, coverage {stats.drift_coverage:.0%}, {'lossless' if stats.lossless else 'lossy'}; "

@@ -39,6 +39,7 @@ _TYPES: dict[str, Any] = {
     "logit_bias": list[str] | None,
     "bad_words": list[str] | None,
     "logprobs": int | None,
+    "budget": float | None,
     "chat_template_kwargs": str | None,
 }
 _SHOWN: dict[str, dict[str, Any]] = {
@@ -46,6 +47,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
         "show_default": "exact: speculative, or autoregressive without a draft",
         "autocompletion": complete_method,
     },
+    "budget": {"show_default": "what the method says"},
     "stop": {"show_default": False},
     "stop_token_ids": {"show_default": False},
     "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},

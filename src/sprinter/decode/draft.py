@@ -323,6 +323,8 @@ class Stats:
         elif self.changed is not None:
             about = "about" if self.text_drift is not None else "at least"
             drift = f"drift {about} {self.changed / self.new_tokens:.3f} (one sample a round)"
+        if self.budget is not None:
+            drift += f" of a budget of {self.budget:g}"
         label = "lossless" if self.lossless else "lossy"
         count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"

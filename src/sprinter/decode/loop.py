@@ -67,6 +67,7 @@ def decode(
         record.accept_lengths.append(len(record.tokens) - before)
     if complete and row.meter.waiting:
         yield from closing_pass(row)
+        row.end_round()
 
 
 def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:

@@ -84,7 +84,7 @@ class Method:
     def _check_guards(self) -> None:
         if self.budget is not None:
             ranged(self, "budget", 0.0, 1.0)
-            if not self.trust.never and not self.accept.lossless:
+            if self.budget and not self.trust.never and not self.accept.lossless:
                 raise UserError(
                     f"budget= limits what is trusted or what is accepted: give accept=exact beside {self.trust!r}"
                 )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sprinter.decode.method import Method
@@ -20,9 +21,19 @@ from sprinter.decode.trust import FILLED_IN, TrustRule
 from sprinter.errors import UserError
 
 __all__ = [
-    "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule", "full_spec", "method_table",
+    "ACCEPT",
+    "DRAFTER",
+    "METHODS",
+    "STOP",
+    "TRUST",
+    "Method",
+    "build_rule",
+    "full_spec",
+    "method_table",
     "parse_call",
-    "parse_method", "preset",
+    "parse_method",
+    "preset",
+    "with_values",
 ]  # fmt: skip
 
 
@@ -115,10 +126,23 @@ def _preset_from(text: str) -> Method:
     known = _parameters(METHODS.get(name))
     values = {key: params.pop(key) for key in VALUES if key in params and key not in known}
     method = _method_of(name, params)
-    if not values:
-        return method
-    inside = ", ".join(f"{key}={value}" for key, value in values.items())
-    named = f"{method.name[:-1]}, {inside})" if "(" in method.name else f"{name}({inside})"
+    return with_values(method, values) if values else method
+
+
+def with_values(method: Method, values: Mapping[str, Any]) -> Method:
+    """The method with other values of ``VALUES``, which its name says too.
+
+    Raises:
+        UserError: a value is out of range, or does not go with the method.
+    """
+    name = method.name
+    for key in values:
+        name = re.sub(rf"(, ?|(?<=\()){key}=[^,()]*", "", name).replace("(, ", "(").replace("()", "")
+    composed = "=" in name.partition("(")[0]
+    inside = ("," if composed else ", ").join(f"{key}={value}" for key, value in values.items())
+    named = (
+        f"{name},{inside}" if composed else f"{name[:-1]}, {inside})" if "(" in name else f"{name}({inside})"
+    )
     return dataclasses.replace(method, **values, name=named)
 
 

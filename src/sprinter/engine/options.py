@@ -53,6 +53,7 @@ class GenerationKeywords(TypedDict, total=False):
     logprobs: int | None
     meter: Literal["running", "complete"]
     require_lossless: bool
+    budget: float | None
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -63,6 +64,14 @@ def _method(name: str, value: Any) -> Method | None:
     from sprinter.decode.spec import parse_method
 
     return None if value is None else parse_method(value)
+
+
+def _budget(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise UserError(f"{name}={value!r} is no mean drift: give a number from 0 to 1")
+    return float(value)
 
 
 def _limit(name: str, value: Any) -> int | None:
@@ -337,6 +346,11 @@ class GenerationOptions:
     require_lossless: bool = _option(
         False, _flag, "refuse a method whose text does not have the target's own law.",
         help="Refuse a lossy method.",
+    )  # fmt: skip
+    budget: float | None = _option(
+        None, _budget, "mean drift a token that a lossy method may have, as its part ``budget=``; 0: it is decoded "
+        "exactly; None: what the method says.",
+        help="Mean drift a token that a lossy method may have; 0: exact.",
     )  # fmt: skip
     ahead: int | Literal["auto"] = _option(
         1,

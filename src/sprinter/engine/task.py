@@ -12,7 +12,7 @@ from sprinter.decode.adjust import Adjustments
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.spec import parse_method
+from sprinter.decode.spec import parse_method, with_values
 from sprinter.decode.state import RuleState
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
@@ -173,6 +173,8 @@ class Task:
     ) -> None:
         self._parts = parts
         asked = parse_method(parts.default_method) if options.method is None else options.method
+        if options.budget is not None and options.budget != asked.budget:
+            asked = with_values(asked, {"budget": options.budget})
         self.method = method = asked.settle(parts.taus)
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(

@@ -47,12 +47,14 @@ class SprinterOptions(RequestObject):
         speculation: False: the target writes every token.
         tokens: report every token with its origin, drift and probabilities.
         require_lossless: refuse a method whose text does not have the target's own law.
+        budget: mean drift a token that a lossy method may have; None: what the method says.
     """
 
     method: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     speculation: bool = True
     tokens: bool = False
     require_lossless: bool = False
+    budget: Annotated[JsonNumber, Field(ge=0, le=1)] | None = None
 
 
 class GenerateRequest(RequestObject):

@@ -1,0 +1,197 @@
+"""``budget=``: exact at 0, kept at every token by accept rules, and by trusted tokens but for the last prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+from tests.decode.chains import ids, paths
+from tests.decode.test_head import LOSSY
+
+from sprinter.decode.accept import Block, Cactus, Exact, Fuzzy, Lenient, Opt, RandomAccept, Relaxed, Typical
+from sprinter.decode.budget import BUDGET_RUN, Budget
+from sprinter.decode.conformance import check_same_law
+from sprinter.decode.draft import Origin, Record
+from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.loop import Limits
+from sprinter.decode.method import Method
+from sprinter.decode.spec import full_spec, parse_method
+from sprinter.decode.stop import Confidence, Fixed, Never, Svip, Untrusted
+from sprinter.decode.trust import Certain, Coin, Everyone, Gate, Online
+from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
+
+PAIR = MarkovPair(3, 4)
+NEAR = MarkovPair(6, 2, sharp=2.0, distance=0.25)
+ACCEPTING = {
+    "opt": Method(stop=Fixed(5), accept=Opt(0.8)),
+    "lenient": Method(stop=Fixed(5), accept=Lenient(0.0)),
+    "fuzzy": Method(stop=Svip(2.0), accept=Fuzzy("tv", 0.9), cap=7),
+    "relaxed": Method(stop=Fixed(3), accept=Relaxed(2, 0.4)),
+    "typical": Method(stop=Fixed(5), accept=Typical()),
+    "random": Method(stop=Fixed(5), accept=RandomAccept(0.5)),
+}
+TRUSTING = {
+    "gate": Method(trust=Gate(0.5), stop=Untrusted(), cap=20),
+    "gate, tail": Method(trust=Gate(0.5), stop=Untrusted(tail=2), cap=12),
+    "certain": Method(trust=Certain("margin"), stop=Untrusted(), cap=20),
+    "online": Method(trust=Online("max_prob"), stop=Untrusted(), cap=20),
+    "coin": Method(trust=Coin(0.9), stop=Untrusted(), cap=20),
+    "draft alone": Method(trust=Everyone(), stop=Never()),
+    "on trial": Method(trust=Gate(0.5), stop=Untrusted(), cap=20, tail_ratio=0.3),
+}
+
+
+def decoded(method: Method, seed: int, length: int = 120, pair: MarkovPair = NEAR, ahead: int = 1) -> Record:
+    return run_chain(method, pair, (0,), Limits(length), AddressedDraws(seed), ahead=ahead, complete=True)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+@pytest.mark.parametrize("name", LOSSY)
+def test_at_0_the_text_has_the_law_of_the_target(name: str, ahead: int) -> None:
+    method = replace(LOSSY[name], budget=0.0)
+    assert method.lossless() and method.lossless(greedy=True) and method.needs_target
+    check_same_law(joint_law(method, PAIR, 3, ahead=ahead), target_joint_law(PAIR, 3), name)
+
+
+@pytest.mark.parametrize("budget", [0.03, 0.1, 0.3])
+@pytest.mark.parametrize("name", ACCEPTING)
+def test_accept_rules_keep_to_it_at_every_token(name: str, budget: float) -> None:
+    """The cost of a position is known before it is judged: no prefix is over, and most is spent where it can be."""
+    method, used = replace(ACCEPTING[name], budget=budget), 0.0
+    for seed in range(4):
+        record = decoded(method, seed)
+        drifts = [token.drift for token in record.tokens]
+        for n, total in enumerate(accumulate(one or 0.0 for one in drifts), 1):
+            assert total <= budget * n + 1e-6
+        assert record.stats.spent_drift == pytest.approx(record.stats.drift_sum)
+        assert record.stats.budget_left == pytest.approx(budget * 120 - record.stats.spent_drift)
+        used += record.stats.mean_drift or 0.0
+    free = sum(decoded(ACCEPTING[name], seed).stats.mean_drift or 0.0 for seed in range(4))
+    assert used / 4 > min(0.75 * budget, 0.75 * free / 4)
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.2])
+@pytest.mark.parametrize("name", TRUSTING)
+def test_trusted_tokens_keep_to_it_but_for_the_last_prediction(name: str, budget: float) -> None:
+    method, over, used = replace(TRUSTING[name], budget=budget), 0.0, 0.0
+    for seed in range(3):
+        record = decoded(method, seed, 200)
+        stats = record.stats
+        assert stats.mean_drift is not None and stats.drift_coverage == 1 and stats.trusted > 0
+        over, used = max(over, stats.mean_drift - budget), used + stats.mean_drift / 3
+        # What the last run's prediction was off by is all that can be too much.
+        run = [token.drift or 0.0 for token in record.tokens[-BUDGET_RUN - 1 :]]
+        assert stats.drift_sum <= budget * 200 + sum(run) + 1e-6  # type: ignore[operator]
+        assert stats.spent_drift == pytest.approx(stats.drift_sum) and stats.owed_drift == 0
+        assert 0.3 < stats.expected_drift / stats.spent_drift < 3 or name == "on trial"
+    # Tokens on trial cost less than TV(q, p), which is predicted.
+    assert over < 0.02 and (0.2 if name == "on trial" else 0.5) * budget < used < 1.05 * budget
+
+
+def test_unspent_budget_is_not_lost_within_a_text() -> None:
+    """A draft that is exact at first and bad later: the later tokens may cost more than the budget."""
+
+    class Later(MarkovPair):
+        def q(self, prefix: tuple[int, ...]) -> torch.Tensor:
+            return self.p(prefix) if len(prefix) < 60 else super().q(prefix)
+
+    record = decoded(replace(ACCEPTING["lenient"], budget=0.1), 1, 120, Later(6, 2, sharp=2.0))
+    drifts = [token.drift or 0.0 for token in record.tokens]
+    assert sum(drifts[:58]) < 1e-6 and sum(drifts[59:90]) / 31 > 0.15
+    assert sum(drifts) / 120 <= 0.1 + 1e-9
+
+
+def test_rules_of_chains_are_charged_by_the_round() -> None:
+    for accept in (LOSSY["fly"].accept, Cactus(0.5)):
+        method = Method(stop=Fixed(4), accept=accept, budget=0.15)
+        worst, lossy = 0.0, 0
+        for seed in range(8):
+            stats = decoded(method, seed).stats
+            assert stats.changed is not None and stats.spent_drift == pytest.approx(stats.changed)
+            worst, lossy = max(worst, stats.changed / 120), lossy + (stats.changed > 0)
+        assert worst <= 0.15 and lossy == 8
+
+
+def test_texts_do_not_depend_on_how_far_the_driver_drafts_ahead() -> None:
+    for method in (*TRUSTING.values(), *ACCEPTING.values()):
+        one, three = (decoded(replace(method, budget=0.1), 3, 80, ahead=ahead) for ahead in (1, 3))
+        assert ids(one) == ids(three)
+        assert [token.drift for token in one.tokens] == [token.drift for token in three.tokens]
+
+
+@pytest.mark.parametrize("name", ["gate", "certain", "draft alone", "lenient", "fuzzy"])
+def test_the_meter_knows_the_law_within_a_budget(name: str) -> None:
+    """The sum of drifts bounds the total variation of the texts, with every draw enumerated."""
+    method = replace({**TRUSTING, **ACCEPTING}[name], budget=0.6)
+    law: dict[tuple[int, ...], float] = {}
+    mean, trusted = 0.0, 0
+    for chance, record in paths(method, PAIR, 3, complete=True):
+        law[ids(record)] = law.get(ids(record), 0.0) + chance
+        assert record.stats.drift_sum is not None
+        mean += chance * record.stats.drift_sum
+        trusted += record.stats.trusted
+    target = target_joint_law(PAIR, 3)
+    gap = sum(abs(law.get(text, 0.0) - target.get(text, 0.0)) for text in law.keys() | target.keys()) / 2
+    assert 1e-3 < gap <= mean + 1e-12
+    assert (trusted > 0) == (not method.trust.never)
+
+
+def test_a_lossless_method_is_left_as_it_is() -> None:
+    for method in (Method(stop=Fixed(4)), Method(stop=Svip(0.5), accept=Block(), cap=5)):
+        assert ids(decoded(replace(method, budget=0.1), 2)) == ids(decoded(method, 2))
+        assert decoded(replace(method, budget=0.1), 2).stats.budget is None
+        assert ids(decoded(replace(method, budget=0.0), 2)) == ids(decoded(method, 2))
+
+
+def test_a_run_without_a_cap_ends() -> None:
+    record = decoded(Method(trust=Everyone(), stop=Never(), budget=1.0), 1, 100)
+    assert record.stats.target_calls >= 100 // (BUDGET_RUN + 1)
+    assert {token.origin for token in record.tokens} >= {Origin.TRUSTED, Origin.BONUS}
+
+
+def test_the_head_and_the_budget() -> None:
+    record = decoded(replace(TRUSTING["gate"], budget=0.2, head=40), 1)
+    assert all(token.drift == 0 for token in record.tokens[:40])
+    assert record.stats.mean_drift is not None and 0.05 < record.stats.mean_drift <= 0.21
+
+
+def test_what_it_predicts_from() -> None:
+    assert replace(TRUSTING["gate"], budget=0.1).needs == {"gate", "entropy"}
+    assert replace(TRUSTING["certain"], budget=0.1).predicts == ("margin", "entropy")
+    assert replace(TRUSTING["coin"], budget=0.1).predicts == ("entropy",)
+    assert replace(ACCEPTING["lenient"], budget=0.1).needs == frozenset()
+    assert replace(TRUSTING["gate"], budget=0.0).predicts == ()
+
+
+def test_predictions_are_learned() -> None:
+    """A signal that says nothing at first and all after some verdicts."""
+    budget = Budget(0.1, ("entropy",), 0)
+    chance = torch.Generator().manual_seed(1)
+    for _ in range(60):
+        certain = torch.rand(4, generator=chance) < 0.5
+        entropy = torch.where(certain, 0.2, 1.5)
+        budget.learn({"entropy": entropy}, torch.where(certain, 0.98, 0.3).double())
+    low, high = (float(budget._expected({"entropy": torch.tensor(value)})) for value in (0.2, 1.5))
+    assert low < 0.06 and 0.6 < high < 0.8
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["sprinter(budget=0.05)", "opt(budget=0.1)", "trust=gate(tau=0.5),budget=0.2", "draft-only(budget=0)"],
+)
+def test_it_is_a_part_of_a_spec(spec: str) -> None:
+    method = parse_method(spec)
+    assert method.budget is not None
+    again = parse_method(full_spec(method))
+    assert again.budget == method.budget and again.trust == method.trust
+
+
+def test_refusals_say_what_to_do() -> None:
+    with pytest.raises(UserError, match=r"budget=1\.5"):
+        parse_method("sprinter(budget=1.5)")
+    with pytest.raises(UserError, match="give accept=exact"):
+        Method(trust=Gate(0.5), stop=Untrusted(), accept=Lenient(0.5), cap=4, budget=0.1)
+    assert Method(trust=Gate(0.5), stop=Confidence(0.4), accept=Exact(), cap=4, budget=0.1).sees_token
