@@ -154,7 +154,13 @@ def again(pair: sprinter.Pair, tuning: list[str], prompts: list[str], names: lis
         "environment": environment(),
         "seconds": round(time.time() - began, 1),
     }
-    results["again"] = [*results.get("again", []), entry]
+    # An earlier entry whose arms all have newer rows describes nothing any more.
+    earlier = [
+        old
+        for old in results.get("again", [])
+        if not all(arm in names or arm.split(" @")[0] in names for arm in old["arms"])
+    ]
+    results["again"] = [*earlier, entry]
     write_results(NAME, results, table(results["rows"]))
 
 
