@@ -21,19 +21,8 @@ from sprinter.decode.trust import FILLED_IN, TrustRule
 from sprinter.errors import UserError
 
 __all__ = [
-    "ACCEPT",
-    "DRAFTER",
-    "METHODS",
-    "STOP",
-    "TRUST",
-    "Method",
-    "build_rule",
-    "full_spec",
-    "method_table",
-    "parse_call",
-    "parse_method",
-    "preset",
-    "with_values",
+    "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule",
+    "full_spec", "method_table", "parse_call", "parse_method", "preset", "with_values",
 ]  # fmt: skip
 
 
