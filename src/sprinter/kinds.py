@@ -11,7 +11,7 @@ __all__ = ["HEAD_KINDS", "HeadKind"]
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """What a kind of head is for; its score is the signal of the same name, in [0, 1].
+    """What a kind of head is for; its score is in [0, 1], for a head on the draft the signal of the same name.
 
     Attributes:
         about: a sentence for model cards.

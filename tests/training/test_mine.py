@@ -16,6 +16,7 @@ import sprinter
 from sprinter.cli import main
 from sprinter.decode.draft import Origin
 from sprinter.engine.pair import Pair
+from sprinter.engine.prompt import encode_prompt
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.training.examples import Example
@@ -101,7 +102,10 @@ def by_hand(
         first = int(draft(torch.tensor([text[:at]])).logits[0, -1].argmax())
         if first != text[at]:
             other = greedy(target, [*text[:at], first], room - (at + 1 - n))
-            same = other[-1] == 0 and said(other) == wanted
+            if other[-1] != 0:  # it had no room to end
+                at += 1
+                continue
+            same = said(other) == wanted
             states = target.model(torch.tensor([[*text[:at], first]])).last_hidden_state[0]
             law = torch.log_softmax(target.lm_head(states[-2]), -1)
             found.append((at - n, text[at], first, same, states[-2], states[-1], float(law[first])))
@@ -119,8 +123,8 @@ def test_it_is_the_algorithm(pair: Pair, mined: Path) -> None:
         numbers = [found.position, found.token, found.instead, found.same]
         assert list(zip(*(one[mask].tolist() for one in numbers), strict=True)) == [one[:4] for one in wanted]
         for row, one in zip(mask.nonzero().flatten().tolist(), wanted, strict=True):
-            torch.testing.assert_close(found.before[row].float(), one[4], atol=2e-3, rtol=2e-3)
-            torch.testing.assert_close(found.after[row].float(), one[5], atol=2e-3, rtol=2e-3)
+            torch.testing.assert_close(found.before[row], one[4], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(found.after[row], one[5], atol=1e-4, rtol=1e-4)
             assert float(found.log_p[row]) == pytest.approx(one[6], abs=1e-4)
         rows += len(wanted)
     assert rows == len(found.same) > 20 and 0 < int(found.same.sum()) < rows
@@ -129,7 +133,11 @@ def test_it_is_the_algorithm(pair: Pair, mined: Path) -> None:
 def test_a_group_that_is_lost_is_mined_again(pair: Pair, mined: Path) -> None:
     before = read_mined(mined)
     (mined / "part-00001.safetensors").unlink()
-    assert "interrupted (1 of 3 parts are missing)" in refusal(lambda: read_mined(mined))
+    assert "interrupted (1 of 3 parts are missing or damaged)" in refusal(lambda: read_mined(mined))
+    part = mined / "part-00001.safetensors"
+    part.write_bytes((mined / "part-00002.safetensors").read_bytes()[:400])
+    assert "damaged" in refusal(lambda: read_mined(mined))
+    part.unlink()
     times = {path: path.stat().st_mtime_ns for path in mined.glob("part-*")}
     mine(pair, [Example(text, None, "") for text in PROMPTS], answer, mined, SETTINGS)
     assert {path: path.stat().st_mtime_ns for path in times} == times
@@ -137,6 +145,19 @@ def test_a_group_that_is_lost_is_mined_again(pair: Pair, mined: Path) -> None:
     other = replace(SETTINGS, share=0.5)
     message = refusal(lambda: mine(pair, [Example(PROMPTS[0], None, "")], answer, mined, other))
     assert "mined with another prompts" in message
+
+
+def test_answers_in_the_data_are_not_part_of_the_prompt(pair: Pair, mined: Path, tmp_path: Path) -> None:
+    examples = [Example(text, "w3 w4 w5 w6", "") for text in PROMPTS]
+    mine(pair, examples, answer, tmp_path / "answers", SETTINGS)
+    assert torch.equal(read_mined(tmp_path / "answers").after, read_mined(mined).after)
+
+
+def test_what_does_not_fit_is_counted(pair: Pair, tmp_path: Path) -> None:
+    examples = [Example(text, None, "") for text in (*PROMPTS[:3], "", "w1 " * 200)]
+    info = mine(pair, examples, answer, tmp_path / "few", SETTINGS)
+    assert info["skipped"] == {"empty": 1, "too_long": 1} and info["prompts"] == 3
+    assert 0 <= read_mined(tmp_path / "few").info["answered"] <= 3
 
 
 def test_a_share_of_the_tokens(pair: Pair, mined: Path, tmp_path: Path) -> None:
@@ -149,8 +170,16 @@ def test_refusals(pair: Pair, folder: Path, tmp_path: Path) -> None:
     alone = sprinter.load_pair(folder / "target", compile=False)
     one = [Example("w1", None, "")]
     assert "this pair has none: give draft" in refusal(lambda: mine(alone, one, answer, tmp_path, SETTINGS))
-    lossy = replace(SETTINGS, method="lenient")
-    assert "lossless" in refusal(lambda: mine(pair, one, answer, tmp_path / "a", lossy))
+    for method, said in (("lenient", "is lossy, and answers must be the target's"), ("nope", "nope")):
+        wrong = replace(SETTINGS, method=method)
+        assert said in refusal(lambda wrong=wrong: mine(pair, one, answer, tmp_path / "a", wrong))
+    assert not (tmp_path / "a").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "config.json").write_text("{}")
+    assert "holds something else" in refusal(lambda: mine(pair, one, answer, tmp_path / "full", SETTINGS))
+    for content in ("[]", "{}", "no json"):
+        (tmp_path / "full" / "mined.json").write_text(content)
+        assert "cannot read" in refusal(lambda: read_mined(tmp_path / "full"))
     assert "holds no mined tokens" in refusal(lambda: read_mined(tmp_path / "none"))
     assert "none of 1 prompts fits" in refusal(
         lambda: mine(pair, [Example("", None, "")], answer, tmp_path / "b", SETTINGS)
@@ -171,9 +200,8 @@ def learnable(mined: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     same = (states[1, :, 3] + 0.5 * states[1, :, 5] + 0.3 * torch.randn(n, generator=chance)) > 0
     columns = {name: torch.zeros(n, dtype=torch.int64) for name in ("position", "token", "instead")}
     columns |= {"prompt": torch.arange(n) % 40, "same": same, "log_p": torch.randn(n, generator=chance)}
-    save_file(
-        columns | {"before": states[0].half(), "after": states[1].half()}, out / "part-00000.safetensors"
-    )
+    columns |= {"before": states[0], "after": states[1], "answered": torch.tensor([40])}
+    save_file({name: column.contiguous() for name, column in columns.items()}, out / "part-00000.safetensors")
     return out
 
 
@@ -222,7 +250,11 @@ def test_bad_input_at_the_command_line(
         return capsys.readouterr().err
 
     assert "--width is not for a judge head" in said("--head", "judge", "--width", "8")
+    assert "--epochs is not for a judge head" in said("--head", "judge", "--epochs", "3")
+    assert "--recall is not for a diversed head" in said("--head", "diversed", "--recall", "0.8")
     assert "--recall is for a judge head" in said("--recall", "0.8")
+    assert "did you mean 'diversed'" in said("--head", "diverse")
+    assert "the same prompts were given twice" in said("--head", "judge", "--labels", str(learnable))
     assert "recall" in said("--head", "judge", "--recall", "0.2")
 
 
@@ -232,3 +264,34 @@ def test_a_head_of_another_target_is_refused(folder: Path, learnable: Path) -> N
         lambda: sprinter.load_pair(folder / "draft", folder / "target", heads=[harm.head], compile=False)
     )
     assert "was made for other weights of target" in message
+
+
+def test_states_that_are_not_finite_are_refused(learnable: Path, tmp_path: Path) -> None:
+    columns = load_file(learnable / "part-00000.safetensors")
+    columns["after"][7, 2] = torch.inf
+    save_file(columns, tmp_path / "part-00000.safetensors")
+    (tmp_path / "mined.json").write_text((learnable / "mined.json").read_text())
+    assert "not finite" in refusal(lambda: fit_harm([tmp_path], "judge"))
+    columns["after"][7, 2] = 0.0
+    columns["same"] = columns["prompt"] > 2  # all harmful tokens in three prompts
+    save_file(columns, tmp_path / "part-00000.safetensors")
+    assert "in 3 prompts" in refusal(lambda: fit_harm([tmp_path], "judge"))
+
+
+def test_chat_turns_end_at_the_template_s_own_token(folder: Path, tmp_path: Path) -> None:
+    """A turn that ends with a token which the checkpoint does not name as EOS."""
+    tokenizer = word_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w9"]})
+    turn = "{% if m['role'] == 'assistant' %}w9 {% endif %}"
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} " + turn + "{% endfor %}"
+    pair = sprinter.load_pair(folder / "target", folder / "draft", tokenizer=tokenizer, compile=False)
+    talks = [[{"role": "user", "content": text}] for text in PROMPTS if not {"w1", "w9"} & {*text.split()}]
+    ends = encode_prompt(talks[0], pair.models).ends
+    settings = replace(SETTINGS, rows=12)
+    mine(pair, [Example(talk, None, "a") for talk in talks], answer, tmp_path / "chat", settings)
+    answered = 0
+    for talk in talks:
+        out = pair.generate(talk, method="autoregressive", temperature=0, max_new_tokens=SETTINGS.new_tokens)
+        answered += out.finish_reason != "length" and answer(out.text) is not None
+    assert read_mined(tmp_path / "chat").info["answered"] == answered
+    assert ends == (9,)

@@ -76,18 +76,22 @@ def command(
     mine(pair, examples, _answer(compare), out, settings, show)
     mined = read_mined(out)
     facts = {
-        "out": str(out), "prompts": mined.info["prompts"], "tokens": len(mined.same),
+        "out": str(out), "prompts": mined.info["prompts"], "skipped": mined.info["skipped"],
+        "answered": mined.info["answered"], "tokens": len(mined.same),
         "harmless": round(float(mined.same.double().mean()), 4) if len(mined.same) else None,
         "seconds": round(time.perf_counter() - began, 1),
     }  # fmt: skip
     if json:
         print_json(facts)
-    elif not len(mined.same):
-        print(f"{facts['prompts']} prompts, no token could be tried: no answer ended with a {compare}")
+        return
+    skipped = "".join(
+        f", {count} skipped ({why.replace('_', ' ')})" for why, count in facts["skipped"].items()
+    )
+    counts = f"{facts['prompts']} prompts{skipped}, {facts['answered']} ended with a {compare}"
+    if len(mined.same):
+        print(f"{counts}: {facts['tokens']} tokens tried, {facts['harmless']:.1%} harmless; saved in {out}")
     else:
-        print(
-            f"{facts['tokens']} tokens of {facts['prompts']} prompts, {facts['harmless']:.1%} harmless; saved in {out}"
-        )
+        print(f"{counts}, no token to try: give more prompts, or more --new-tokens")
 
 
 def _examples(data: list[str], field: str | None, chat: bool, system: str | None) -> list[Example]:

@@ -81,14 +81,15 @@ def command(
     tau: Annotated[
         float | None, typer.Option(help="The tau itself, instead of --drift.", show_default="by --drift")
     ] = None,
-    epochs: Annotated[int, typer.Option(help="At most.")] = 20,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 5e-4,
+    epochs: Annotated[int | None, typer.Option(help="At most.", show_default="20")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam.", show_default="0.0005")] = None,
     batch: Annotated[
         int | None, typer.Option(help="Positions per step.", show_default="about 400 steps per epoch")
     ] = None,
     patience: Annotated[
-        int, typer.Option(help="Stop after this many epochs without a better validation loss.")
-    ] = 3,
+        int | None,
+        typer.Option(help="Stop after this many epochs without a better validation loss.", show_default="3"),
+    ] = None,
     width: Annotated[
         int | None, typer.Option(help="Hidden units of mlp and disco.", show_default="by head")
     ] = None,
@@ -96,8 +97,11 @@ def command(
         int | None, typer.Option(help="Hidden layers or residual blocks.", show_default="by head")
     ] = None,
     mix: Annotated[
-        float, typer.Option(help="Share of target tokens in the context, for heads that see the token.")
-    ] = 0.15,
+        float | None,
+        typer.Option(
+            help="Share of target tokens in the context, for heads that see the token.", show_default="0.15"
+        ),
+    ] = None,
     classes: Annotated[
         str | None,
         typer.Option(help="Prefix classes to train on, separated by commas.", show_default="all that fit"),
@@ -126,7 +130,8 @@ def command(
     if head in HEAD_KINDS and HEAD_KINDS[head].model == "target":
         unused = {
             "label": label, "features": features, "weight": weight, "calibration": calibration, "drift": drift,
-            "tau": tau, "batch": batch, "width": width, "layers": layers, "classes": classes,
+            "tau": tau, "batch": batch, "width": width, "layers": layers, "classes": classes, "epochs": epochs,
+            "lr": lr, "patience": patience, "mix": mix, "recall": recall if head == "diversed" else None,
         }  # fmt: skip
         for name, value in unused.items():
             if value is not None:
@@ -138,9 +143,12 @@ def command(
         return
     if recall is not None:
         raise UserError("--recall is for a judge head: leave it out")
+    given = {"epochs": epochs, "lr": lr, "patience": patience, "mix": mix}
     settings = TrainSettings(
-        head, label, features, seed, epochs, lr, batch, patience, _weight(weight), calibration, width, layers, tau,
-        drift, mix, tuple(word.strip() for word in classes.split(",")) if classes else None,
+        head=head, label=label, features=features, seed=seed, batch=batch, weight=_weight(weight),
+        calibration=calibration, width=width, layers=layers, tau=tau, drift=drift,
+        classes=tuple(word.strip() for word in classes.split(",")) if classes else None,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
     )  # fmt: skip
     _check_out(out, force)
     began = time.perf_counter()

@@ -43,7 +43,7 @@ GateOption = Annotated[
 HeadsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Directory or hub id of a head for specdec++ or disco; may be repeated.",
+        help="Directory or hub id of a head for specdec++, disco, judge or diversed; may be repeated.",
         show_default=False,
         rich_help_panel=_MODELS,
     ),

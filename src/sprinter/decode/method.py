@@ -9,7 +9,7 @@ from typing import Any
 from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.drafter import Drafter, Model
-from sprinter.decode.signals import HEADS, state_signals
+from sprinter.decode.signals import HEADS, TARGET_HEADS, state_signals
 from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule
 from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
@@ -80,6 +80,12 @@ class Method:
             if not isinstance(rule := getattr(self, part), kind):
                 what = part if part == "drafter" else f"{part} rule"
                 raise UserError(f"{part}={rule!r} is no {what}: give one that 'sprinter methods' shows")
+
+        if strange := sorted(self.accept.needs - TARGET_HEADS):
+            raise UserError(
+                f"accept rule {self.accept!r} needs a head '{strange[0]}': accept rules read heads on the target, "
+                f"{' or '.join(sorted(TARGET_HEADS))}"
+            )
 
     def _check_guards(self) -> None:
         if self.budget is not None:

@@ -48,7 +48,8 @@ def load_pair(
             pair.
         draft: as ``target``; None: plain decoding.
         gate: directory or hub id of a gate that was trained for this draft.
-        heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read.
+        heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read, or for this
+            target ("judge", "diversed").
         runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (GGUF files too, their weights
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
             "float16" or "q8_0").
@@ -84,7 +85,8 @@ class Pair:
     ``prefix_cache``: what is kept of texts for later ones.
 
     Raises:
-        UserError: a head of another draft, two heads of one kind, or a gate that reads the token that it judges.
+        UserError: a head of another draft or target, two heads of one kind, or a gate that reads the token that it
+            judges.
     """
 
     def __init__(

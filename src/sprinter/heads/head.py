@@ -1,7 +1,8 @@
-"""A head: feature spec + network + calibration, on top of a frozen draft.
+"""A head: feature spec + network + calibration, on top of a frozen draft or target.
 
 Kinds: ``gate`` (SPRINTER's verifier: may this token be kept without asking the target?), and the heads of stop rules,
 ``specdec++`` (probability that the target accepts x, from the state at x) and ``disco`` (the same from the law alone).
+On the target, for accept rules: ``judge`` and ``diversed``.
 """
 
 from __future__ import annotations
@@ -144,6 +145,12 @@ class Head(nn.Module):
     def fingerprint(self) -> str:
         """SHA-256 over config, calibration and all weights."""
         facts = {**asdict(self.config), "calibration": self.calibration.to_dict()}
+        for name in (
+            "target_revision",
+            "target_fingerprint",
+        ):  # heads on the draft have none, and had no such fields
+            if facts[name] is None:
+                del facts[name]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for name, values in sorted(self.state_dict().items()):
             digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())

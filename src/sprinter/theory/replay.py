@@ -327,7 +327,10 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:
     if method.drafter.target_states or method.accept.needs:
-        raise UserError(f"method {method.name} reads the target's hidden states, which no recording holds")
+        raise UserError(
+            f"method {method.name} reads the target's hidden states, which no recording holds: "
+            "measure it with 'sprinter bench'"
+        )
     if not missing:
         return
     what = "a gate" if "gate" in missing else f"the signal {', '.join(sorted(missing))}"

@@ -8,6 +8,7 @@ tokens below it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,19 +91,22 @@ def fit_harm(
     mined = _joined([read_mined(directory) for directory in directories])
     labels, prompts = mined.same.double(), torch.unique(mined.prompt)
     least = int(min(labels.sum(), (1 - labels).sum()))
-    if least < _FEWEST or len(prompts) < _FOLDS:
+    of_class = min(len(torch.unique(mined.prompt[labels == one])) for one in (0, 1))
+    if least < _FEWEST or of_class < _FOLDS:
         raise UserError(
-            f"{len(labels)} mined tokens of {len(prompts)} prompts, {least} of the rarer class: "
-            f"mine more prompts, {_FEWEST} tokens of each class at least"
+            f"{len(labels)} mined tokens of {len(prompts)} prompts, {least} of the rarer class in {of_class} prompts: "
+            f"mine more prompts, {_FEWEST} tokens of each class in {_FOLDS} prompts at least"
         )
     states = (mined.after if kind == "judge" else mined.before).double()
+    if not bool(states.isfinite().all()):
+        raise UserError("a mined state is not finite: mine with dtype=float32, and check the weights")
     fold = _folds(mined.prompt, seed)
     tried = {penalty: _crossed(states, labels, fold, penalty) for penalty in _PENALTIES}
     losses = {penalty: float(_entropy(scores, labels)) for penalty, scores in tried.items()}
     penalty = min(losses, key=lambda one: losses[one])
     scores, bootstrap = tried[penalty].sigmoid(), Bootstrap.make(mined.prompt, repeats, seed)
     harmful = scores[labels == 0].sort().values
-    tau = float(harmful[min(len(harmful) - 1, int(recall * len(harmful)))])
+    tau = float(harmful[math.ceil(recall * len(harmful)) - 1])
     tau = min(1.0, torch.nextafter(torch.tensor(tau, dtype=torch.float32), torch.tensor(2.0)).item())
     weight, bias = _fit(states, labels, penalty)
     info = mined.info
@@ -124,19 +128,16 @@ def fit_harm(
     ), mined  # fmt: skip
 
 
-def save_harm(harm: Harm, mined: Mined, directory: Path, data: Sequence[str] = ()) -> dict[str, Any]:
-    """Write the head with its card; returns the facts in its config.json.
-
-    Args:
-        data: names of the prompts' files, for the card.
-    """
+def save_harm(harm: Harm, mined: Mined, directory: Path) -> dict[str, Any]:
+    """Write the head with its card; returns the facts in its config.json."""
     counts = {
         "tokens": len(mined.same),
         "prompts": len(torch.unique(mined.prompt)),
+        "answered": mined.info["answered"],
+        "of": mined.info["prompts"],
         "harmless": float(mined.same.double().mean()),
     }
     facts = {
-        "data": list(data),
         "data_hash": mined.info["prompts_sha256"],
         "settings": mined.info["settings"],
         "mined": counts,
@@ -156,23 +157,39 @@ def _card(harm: Harm, counts: dict[str, Any], facts: dict[str, Any]) -> str:
             "| | |", "| --- | --- |",
             f"| target | {name}, weights {str(config.target_fingerprint)[:12]} |",
             f"| tokens of | {Path(config.draft_id).name or config.draft_id} |",
-            f"| mined | {counts['tokens']:,} tokens of {counts['prompts']:,} prompts, {counts['harmless']:.1%} "
-            f"harmless; answers compared by {settings['compare']} (hash {facts['data_hash'][:12]}) |",
+            f"| mined | {counts['tokens']:,} tokens of {counts['prompts']:,} prompts ({counts['answered']:,} of "
+            f"{counts['of']:,} had an answer), {counts['harmless']:.1%} harmless |",
+            f"| answers | compared by {settings['compare']}; prompts {facts['data_hash'][:12]} |",
             f"| network | linear, {harm.head.size:,} parameters, penalty {harm.penalty:g} |",
-            f"| threshold | {config.tau:.4f}: {harm.recall:.1%} of the harmful tokens score below it, "
-            f"{harm.harmless:.1%} of the harmless ones reach it |",
+            *_threshold(harm),
             f"| AU-ROC | {harm.auc}; of the token's ln p: {harm.baseline} |", "",
-            "Numbers by cross-validation over prompts.", "",
+            "Scores by cross-validation over prompts; the threshold was chosen on them.", "",
         ]
     )  # fmt: skip
 
 
+def _threshold(harm: Harm) -> list[str]:
+    """Table row of a judge's threshold; the score of the other kind is a weight."""
+    if harm.head.config.kind != "judge":
+        return []
+    return [
+        f"| threshold | {harm.head.config.tau:.4f}: {harm.recall:.1%} of the harmful tokens score below it, "
+        f"{harm.harmless:.1%} of the harmless ones reach it |"
+    ]
+
+
 def _joined(parts: Sequence[Mined]) -> Mined:
     first, offset, prompts = parts[0], 0, []
+    if len({one.info["prompts_sha256"] for one in parts}) < len(parts):
+        raise UserError(
+            "the same prompts were given twice: give each directory once, mined from other prompts"
+        )
     for one in parts:
         for key in ("target_fingerprint", "draft_fingerprint"):
             if one.info[key] != first.info[key]:
                 raise UserError("the mined tokens are of different pairs: give those of one pair")
+        if one.info["settings"]["compare"] != first.info["settings"]["compare"]:
+            raise UserError("answers were compared in different ways: give mined tokens of one kind of task")
         prompts.append(one.prompt + offset)
         offset += int(one.prompt.max()) + 1 if len(one.prompt) else 0
     names = [name for name in Mined.__dataclass_fields__ if name not in ("prompt", "info")]

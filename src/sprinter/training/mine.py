@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sprinter.decode.checks import at_least, between
+from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
+from sprinter.engine.prompt import encode_prompt
 from sprinter.engine.scoring import score_texts
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
@@ -32,6 +34,7 @@ from sprinter.training.examples import Example, ExampleEncoder
 __all__ = ["MineSettings", "Mined", "mine", "read_mined"]
 
 _INFO, _PART = "mined.json", "part-{:05}.safetensors"
+_COLUMNS = ("prompt", "position", "token", "instead", "same", "log_p", "before", "after", "answered")
 _PREFILL = 512  # tokens of a text that a forward pass reads
 
 
@@ -74,8 +77,8 @@ class Mined:
         token, instead: ``[n]`` int64, the target's own token and the draft's.
         same: ``[n]`` bool, whether the answer stayed the same.
         log_p: ``[n]`` float32, ln p of the draft's token, p at temperature 1.
-        before, after: ``[n, d]`` float16, the target's state that gives p, and after the draft's token.
-        info: models, settings and counts.
+        before, after: ``[n, d]`` float32, the target's state that gives p, and after the draft's token.
+        info: models, settings and counts; ``answered`` prompts have an answer, the others of ``prompts`` have not.
     """
 
     prompt: Tensor
@@ -89,6 +92,15 @@ class Mined:
     info: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt, its number in the data, and tokens that end the turn beside EOS."""
+
+    number: int
+    ids: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class _Attempted:
     """A prompt with its answer as it stands, and what was tried in it."""
@@ -96,6 +108,7 @@ class _Attempted:
     prompt: int
     start: int
     ids: list[int]
+    ends: tuple[int, ...]
     answer: Hashable
     firsts: list[int] = field(default_factory=list)  # the draft's first choice at each place of the answer
     at: int = 0  # places before it are settled
@@ -128,12 +141,12 @@ def mine(
         raise UserError("mining tries the tokens of a draft, and this pair has none: give draft=...")
     if models.tokenizer is None:
         raise UserError("mining compares texts, and this pair has no tokenizer: give tokenizer=...")
-    encoder = ExampleEncoder(models, settings.new_tokens)
-    prompts = [(i, ids) for i, one in enumerate(examples) for why, ids, _ in [encoder(one)] if not why]
-    prompts = prompts[: settings.limit]
-    if not prompts:
-        raise UserError(f"none of {len(examples)} prompts fits: give shorter prompts or fewer new tokens")
-    digest = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()
+    if not parse_method(settings.method).lossless(greedy=True):
+        raise UserError(
+            f"method {settings.method} is lossy, and answers must be the target's: give a lossless method"
+        )
+    prompts, skipped = _prompts(pair, examples, settings)
+    digest = hashlib.sha256(json.dumps([asdict(one) for one in prompts]).encode()).hexdigest()
     info = {
         **{
             f"{which}_{key}": value
@@ -142,26 +155,64 @@ def mine(
                 ("id", model.id),
                 ("revision", model.revision),
                 ("fingerprint", weights_fingerprint(model.model)),
+                ("weights", model.weights),
             )
         },
         "hidden_size": models.target.hidden_size,
         "prompts": len(prompts),
         "prompts_sha256": digest,
+        "skipped": skipped,
         "settings": asdict(settings),
     }
-    _begin(directory, info)
-    longest = max(len(ids) for _, ids in prompts) + settings.new_tokens
+    longest = max(len(one.ids) for one in prompts) + settings.new_tokens
     miner = _Miner(pair, answer, settings, longest)
+    _begin(directory, info)
     tried = 0
     for number, at in enumerate(range(0, len(prompts), settings.rows)):
         part = directory / _PART.format(number)
-        if not part.is_file():
-            found, counts = miner.group(prompts[at : at + settings.rows])
-            write_atomic(part, save(found, {key: str(value) for key, value in counts.items()}))
-        tried += len(load_file(part)["prompt"])
+        found = _read_part(part)
+        if found is None:
+            found = miner.group(prompts[at : at + settings.rows])
+            try:
+                write_atomic(part, save(found))
+            except OSError as error:
+                raise UserError(
+                    f"cannot write '{part}' ({error.strerror}): make room, and give the same command again"
+                ) from error
+        tried += len(found["prompt"])
         if progress is not None:
             progress(min(at + settings.rows, len(prompts)), len(prompts), tried)
     return info
+
+
+def _prompts(
+    pair: Pair, examples: Sequence[Example], settings: MineSettings
+) -> tuple[list[_Prompt], dict[str, int]]:
+    """The prompts that fit, and how many do not, by reason."""
+    encoder, found, skipped = (
+        ExampleEncoder(pair.models, settings.new_tokens),
+        list[_Prompt](),
+        dict[str, int](),
+    )
+    for number, one in enumerate(examples):
+        reason, ids, length = encoder(replace(one, answer=None))
+        if reason:
+            skipped[reason] = skipped.get(reason, 0) + 1
+        else:
+            ends = () if isinstance(one.prompt, str) else encode_prompt(one.prompt, pair.models).ends
+            found.append(_Prompt(number, tuple(ids[:length]), tuple(ends)))
+    if not found:
+        raise UserError(f"none of {len(examples)} prompts fits: give shorter prompts or fewer new tokens")
+    return found[: settings.limit], skipped
+
+
+def _read_part(path: Path) -> dict[str, Tensor] | None:
+    """The columns of a group; None if it is not there, or cannot be read."""
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError):
+        return None
+    return found if found.keys() == set(_COLUMNS) else None
 
 
 def read_mined(directory: str | Path) -> Mined:
@@ -175,22 +226,23 @@ def read_mined(directory: str | Path) -> Mined:
     if info is None:
         raise UserError(f"'{directory}' holds no mined tokens: make some with 'sprinter gate mine'")
     groups = -(-info["prompts"] // info["settings"]["rows"])
-    parts = [folder / _PART.format(number) for number in range(groups)]
-    if missing := [part for part in parts if not part.is_file()]:
+    parts = [_read_part(folder / _PART.format(number)) for number in range(groups)]
+    columns = [part for part in parts if part is not None]
+    if len(columns) < groups:
         raise UserError(
-            f"mining into '{directory}' was interrupted ({len(missing)} of {groups} parts are missing): "
-            "give the same 'sprinter gate mine' again to continue"
+            f"mining into '{directory}' was interrupted ({groups - len(columns)} of {groups} parts are missing or "
+            "damaged): give the same 'sprinter gate mine' again to continue"
         )
-    try:
-        columns = [load_file(part) for part in parts]
-        return Mined(**{name: torch.cat([one[name] for one in columns]) for name in columns[0]}, info=info)
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read mined tokens from '{directory}' ({error}): mine again") from None
+    joined = {name: torch.cat([one[name] for one in columns]) for name in _COLUMNS}
+    answered = joined.pop("answered")
+    return Mined(**joined, info={**info, "answered": int(answered.sum())})
 
 
 def _read_info(directory: Path) -> dict[str, Any] | None:
     try:
         found: dict[str, Any] = json.loads((directory / _INFO).read_text())
+        if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
+            raise ValueError("it does not describe mined tokens")
         return found
     except FileNotFoundError:
         return None
@@ -201,13 +253,16 @@ def _read_info(directory: Path) -> dict[str, Any] | None:
 def _begin(directory: Path, info: dict[str, Any]) -> None:
     known = _read_info(directory)
     if known is not None:
-        for key, value in info.items():
-            if known.get(key) != value:
+        before, now = ({**one, **one["settings"], "settings": None} for one in (known, info))
+        for key, value in now.items():
+            if before.get(key) != value:
                 raise UserError(
                     f"'{directory}' holds tokens that were mined with another {key.replace('_', ' ')}: "
                     "give another --out, or remove it"
                 )
         return
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UserError(f"'{directory}' holds something else: give a new directory")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(directory / _INFO, json.dumps(info, indent=2) + "\n")
@@ -227,15 +282,18 @@ class _Miner:
         self._draft = make_runner(pair.models.draft.model, max_len=longest + 1)
         self._target = make_runner(pair.models.target.model, max_len=longest + 1)
 
-    def group(self, prompts: Sequence[tuple[int, list[int]]]) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """The columns of a group, and how many of its prompts have an answer."""
+    def group(self, prompts: Sequence[_Prompt]) -> dict[str, Tensor]:
+        """The columns of a group."""
         settings = self._settings
-        answers = self._continue([ids for _, ids in prompts], [settings.new_tokens] * len(prompts))
+        ends = [one.ends for one in prompts]
+        answers = self._continue(
+            [list(one.ids) for one in prompts], [settings.new_tokens] * len(prompts), ends
+        )
         texts = []
-        for (number, ids), new in zip(prompts, answers, strict=True):
+        for one, new in zip(prompts, answers, strict=True):
             said = self._said(new)
-            if new and new[-1] in self._ends and said is not None:
-                text = _Attempted(number, len(ids), [*ids, *new], said)
+            if self._ended(new, one.ends) and said is not None:
+                text = _Attempted(one.number, len(one.ids), [*one.ids, *new], one.ends, said)
                 text.firsts = self._firsts(text)
                 texts.append(text)
         live = list(texts)
@@ -244,27 +302,39 @@ class _Miner:
             room = [
                 settings.new_tokens - (len(ids) - text.start) for ids, text in zip(swapped, live, strict=True)
             ]
-            after = self._continue(swapped, room)
+            after = self._continue(swapped, room, [text.ends for text in live])
             for text, ids, new in zip(live, swapped, after, strict=True):
                 whole = [*ids, *new]
                 own, instead = text.ids[text.start + text.at], ids[-1]
-                same = whole[-1] in self._ends and self._said(whole[text.start :]) == text.answer
-                text.tried.append((text.at, own, instead, same))
+                ended = self._ended(whole[text.start :], text.ends)
+                same = ended and self._said(whole[text.start :]) == text.answer
+                if ended:  # else it is not known what it would have said
+                    text.tried.append((text.at, own, instead, same))
                 text.at += 1
                 if same:
                     text.ids = whole
                     text.firsts = self._firsts(text)
-        return self._columns(texts), {"prompts": len(prompts), "answered": len(texts)}
+        return {**self._columns(texts), "answered": torch.tensor([len(texts)])}
 
-    def _continue(self, prompts: list[list[int]], room: list[int]) -> list[list[int]]:
+    def _ended(self, new: Sequence[int], ends: Sequence[int]) -> bool:
+        return bool(new) and (new[-1] in self._ends or new[-1] in ends)
+
+    def _continue(
+        self, prompts: list[list[int]], room: list[int], ends: Sequence[tuple[int, ...]]
+    ) -> list[list[int]]:
         """The target's greedy continuations; none where the text has ended or has no room."""
-        open_ = [i for i, ids in enumerate(prompts) if room[i] > 0 and ids[-1] not in self._ends]
+        full = self._settings.new_tokens
+        open_ = [
+            i
+            for i, ids in enumerate(prompts)
+            if room[i] == full or (room[i] > 0 and not self._ended(ids, ends[i]))
+        ]
         found: list[list[int]] = [[] for _ in prompts]
         if open_:
             made = self._pair.generate_batch(
                 [prompts[i] for i in open_], method=self._settings.method, temperature=0.0,
                 max_new_tokens=[room[i] for i in open_], rows=min(len(open_), self._settings.rows),
-                require_lossless=True,
+                stop_token_ids=[list(ends[i]) for i in open_], require_lossless=True,
             )  # fmt: skip
             for i, one in zip(open_, made, strict=True):
                 found[i] = [token.id for token in one.tokens]
@@ -309,7 +379,7 @@ class _Miner:
         return {
             "prompt": numbers[:, 0].clone(), "position": numbers[:, 1].clone(), "token": numbers[:, 2].clone(),
             "instead": numbers[:, 3].clone(), "same": numbers[:, 4].bool(), "log_p": log_p.float(),
-            "before": before.half(), "after": after.half(),
+            "before": before.float(), "after": after.float(),
         }  # fmt: skip
 
     @torch.inference_mode()

@@ -35,6 +35,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 """Values of each ``head`` preset; ``_USUAL`` has the others."""
+_MINED = tuple(name for name, kind in HEAD_KINDS.items() if kind.model == "target")
+"""Heads that ``training.harm`` fits instead."""
 _DRIFT = 0.1
 """Default drift that a gate's τ is chosen for."""
 _MIX = 0.15
@@ -86,7 +88,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if self.head not in PRESETS:
-            raise did_you_mean("head", str(self.head), list(PRESETS))
+            raise did_you_mean("head", str(self.head), [*PRESETS, *_MINED])
         self._check_network()
         preset = {**_USUAL, **PRESETS[self.head]}
         for field in fields(self):
@@ -122,7 +124,7 @@ class TrainSettings:
                 f"use {label.name}(at=text)"
             )
         if sees_token(self.inputs) and not HEAD_KINDS[kind].sees_token:
-            seeing = " or ".join(name for name, one in HEAD_KINDS.items() if one.sees_token)
+            seeing = " or ".join(name for name in PRESETS if HEAD_KINDS[PRESETS[name]["kind"]].sees_token)
             raise UserError(
                 f"a {kind} head that reads {', '.join(self.inputs)} depends on the token that it judges, "
                 f"which would bias texts: give features of the prefix, or train {seeing}"
