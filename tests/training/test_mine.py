@@ -285,7 +285,9 @@ def test_chat_turns_end_at_the_template_s_own_token(folder: Path, tmp_path: Path
     turn = "{% if m['role'] == 'assistant' %}w9 {% endif %}"
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} " + turn + "{% endfor %}"
     pair = sprinter.load_pair(folder / "target", folder / "draft", tokenizer=tokenizer, compile=False)
-    talks = [[{"role": "user", "content": text}] for text in PROMPTS if not {"w1", "w9"} & {*text.split()}]
+    # w1, the unknown word, is special too, and is found in w10.
+    texts = [f"w{i} w{i + 4} w{i + 2}" for i in range(20, 50, 2)]
+    talks = [[{"role": "user", "content": text}] for text in texts]
     ends = encode_prompt(talks[0], pair.models).ends
     settings = replace(SETTINGS, rows=12)
     mine(pair, [Example(talk, None, "a") for talk in talks], answer, tmp_path / "chat", settings)
