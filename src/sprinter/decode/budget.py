@@ -1,10 +1,10 @@
 """A budget on drift: how lossy a method may be at each token, so that the mean drift of a text keeps to a number.
 
 Before a token is trusted, its drift is predicted: 1 − β by a logistic regression, which learns from the target's
-verdicts as the text grows. It is trusted if the drift spent so far and that expected of the unscored tokens, a standard
-deviation added, stay within the budget for the tokens so far. Among the tokens that fit, those with the least expected
-drift are taken: up to the threshold whose mean over the last tokens spends what is left in the next ones. The target's
-pass then gives the true drift in place of the expected one.
+verdicts as the text grows; the first draft tokens are all checked. It is trusted if the drift spent so far and that
+expected of the unscored tokens, a standard deviation added, stay within the budget for the tokens so far. Among the
+tokens that fit, those with the least expected drift are taken: up to the threshold whose mean over the last tokens
+spends what is left in the next ones. The target's pass then gives the true drift in place of the expected one.
 
 What a lossy accept rule costs is known before it decides: it judges a position if TV(π, p) fits, else the exact rule
 does. A rule of chains, whose distance is at most 1 a round and known afterwards, judges a round if 1 fits.
@@ -39,6 +39,7 @@ BUDGET_RUN = 20
 _MEMORY = 500  # verdicts, as in the rules that learn
 _RECENT = 256  # tokens whose expected drifts choose the threshold
 _AHEAD = 64  # tokens over which unspent budget is spent
+_FIRST = 16  # verdicts before the first token may be trusted
 _SURPRISES = 100  # verdicts over which the size of the prediction's errors is averaged
 _MOST_SURPRISE = 25.0
 _SLACK = 1e-9  # of sums
@@ -55,6 +56,8 @@ class Budget:
         spent: drift of the scored tokens so far.
         owed: expected drift and its variance of each trusted token that the target has not scored.
         expected: expected drift of all tokens that were trusted, as it was when they were.
+        pending: drift and number of the tokens that a closing forward pass of the meter scored within a run. They count
+            at the next target call, so that metering does not change texts.
     """
 
     limit: float
@@ -63,15 +66,17 @@ class Budget:
     spent: float = 0.0
     owed: list[tuple[float, float]] = field(default_factory=list)
     expected: float = 0.0
+    pending: tuple[float, int] = (0.0, 0)
+    _regression: Regression = field(init=False)
     _fit: Fit | None = None
+    _seen: int = 0
     _surprise: float = 1.0
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     _drafted: int = 0
     _next: tuple[float, float] = (0.0, 0.0)
 
-    @property
-    def _regression(self) -> Regression:
-        return Regression("+".join(self.names), _MEMORY)
+    def __post_init__(self) -> None:
+        self._regression = Regression("+".join(self.names) or "entropy", _MEMORY)
 
     def _expected(self, signals: Mapping[str, Tensor]) -> Tensor:
         """Expected drift if the token is trusted, float64, of the signals' shape."""
@@ -88,13 +93,14 @@ class Budget:
         drift = float(self._expected(signals))
         self._recent.append(drift)
         self._drafted += 1
-        variance = self._surprise * drift * (1 - drift)
+        # The second part: what so few verdicts may have missed.
+        variance = self._surprise * drift * (1 - drift) + 0.25 / (self._seen + 1)
         self._next = drift, variance
-        if not (drift <= self._threshold(position) if wanted is None else wanted):
+        if self._seen < _FIRST or not (drift <= self._threshold(position) if wanted is None else wanted):
             return False
         expected = drift + sum(one for one, _ in self.owed)
         error = math.sqrt(variance + sum(one for _, one in self.owed))
-        return expected + error <= self._left(position)
+        return min(expected + error, len(self.owed) + 1.0) <= self._left(position)
 
     def _left(self, position: int) -> float:
         """What the scored tokens have left for the others, with the token at ``position``."""
@@ -104,7 +110,8 @@ class Budget:
         """The largest expected drift at which tokens are trusted."""
         written = max(1, position - self.begin)
         free = self._left(position) - sum(one for one, _ in self.owed)
-        rate = (self.limit + free / _AHEAD) * max(1.0, written / self._drafted)
+        # A call adds a token of the target's to those that were drafted, one at most to each.
+        rate = (self.limit + free / _AHEAD) * min(2.0, max(1.0, written / self._drafted))
         ordered = sorted(self._recent)
         fits = sum(total <= rate * len(ordered) for total in accumulate(ordered))
         return ordered[fits - 1] if fits else -1.0
@@ -118,6 +125,16 @@ class Budget:
         """Tokens whose drift is known."""
         self.spent += sum(token.distance or 0.0 for token in tokens)
 
+    def postpone(self, tokens: Sequence[Token]) -> None:
+        """Tokens whose drift is known, and counts at the next target call."""
+        drift, count = self.pending
+        self.pending = drift + sum(token.distance or 0.0 for token in tokens), count + len(tokens)
+
+    def settle(self) -> None:
+        """All trusted tokens are scored."""
+        self.spent, self.pending = self.spent + self.pending[0], (0.0, 0)
+        self.owed.clear()
+
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor) -> None:
         """The target's verdicts on the last draft tokens, as in ``TrustRule.learn``."""
         expected, regression = self._expected(signals), self._regression
@@ -126,6 +143,7 @@ class Budget:
         for surprise in ((drifts - expected).square() / spread).clamp(max=_MOST_SURPRISE).tolist():
             self._surprise += (surprise - self._surprise) / _SURPRISES
         self._fit = regression.learn(signals, overlaps, self._fit or regression.start())
+        self._seen += len(overlaps)
 
     def fitting(self, drifts: Sequence[float], position: int) -> list[bool]:
         """Which positions from ``position`` on a rule may judge that has these drifts, if all before them are kept."""

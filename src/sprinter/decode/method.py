@@ -9,6 +9,7 @@ from typing import Any
 from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.drafter import Drafter, Model
+from sprinter.decode.regression import PREDICTORS
 from sprinter.decode.signals import HEADS, TARGET_HEADS, state_signals
 from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule
@@ -113,10 +114,11 @@ class Method:
             raise UserError(
                 f"drafter {self.drafter!r} proposes by itself: give drafts=1, several are the model's alone"
             )
-        if (self.head or self.only) and not self.lossless():
-            part = f"head={self.head}" if self.head else f"only={self.only}"
+        guards = {"head": self.head or None, "only": self.only, "budget": self.budget}
+        given = [f"{name}={value}" for name, value in guards.items() if value is not None]
+        if given and not replace(self, head=0, only=None, budget=None).lossless():
             raise UserError(
-                f"{part} has the exact rule judge one draft, and {self.accept!r} is a lossy rule for several: "
+                f"{given[0]} has the exact rule judge one draft, and {self.accept!r} is a lossy rule for several: "
                 "leave it out, or give drafts=1"
             )
         if not self.trust.never or type(self.stop) is not Fixed:
@@ -139,7 +141,13 @@ class Method:
         """Signals from which a budget predicts the drift of a token that would be trusted; (): nothing is predicted."""
         if not self.budget or self.trust.never:
             return ()
-        return tuple(dict.fromkeys((*self.trust.certainty, "entropy")))
+        own = self.trust.certainty if self.moves_threshold else ()
+        return tuple(dict.fromkeys((*own, "entropy")))
+
+    @property
+    def moves_threshold(self) -> bool:
+        """Whether a budget has the place of the trust rule's threshold; else it limits what the rule trusts."""
+        return bool(self.trust.certainty) and {*self.trust.certainty} <= PREDICTORS
 
     @property
     def heads(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 
-__all__ = ["Regression"]
+__all__ = ["PREDICTORS", "Fit", "Regression"]
 
 _TINY = 1e-6  # of a probability or an entropy; float32 does not resolve smaller ones
 _SCALE = 8.0  # nats: features are about 0 to 2
@@ -28,6 +28,8 @@ _FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 """Signal → certainty on a scale of log-odds, in nats: the larger, the more certain."""
 
+PREDICTORS = frozenset(_FEATURES)
+"""Names of the signals that a regression can read."""
 Fit = tuple[Tensor, ...]
 """(weights ``[k + 1]``, bias last; their precision ``[k + 1, k + 1]``; number of verdicts)."""
 

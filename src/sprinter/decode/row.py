@@ -119,6 +119,7 @@ class Row:
         if method.budget == 0 and not replace(method, budget=None).lossless():
             exact = limits.max_new_tokens
         budget = Budget(method.budget, method.predicts, n) if method.budget and not lossless else None
+        record.stats.budget = method.budget
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
@@ -140,30 +141,44 @@ class Row:
         if self.budget is not None and method.predicts:
             self.budget.learn(signals, overlaps)
 
-    def score(self, start: int, scores: Scores) -> None:
-        """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on."""
+    def score(self, start: int, scores: Scores, within_run: bool = False) -> None:
+        """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on.
+
+        Args:
+            within_run: the meter asked for the laws, in the middle of a run, which they must not change.
+        """
         scored = self.meter.score(start, scores)
         self.verdicts.score(start, scores)
-        if self.budget is not None:
+        if self.budget is None:
+            return
+        if within_run:
+            self.budget.postpone(scored)
+        else:
             self.budget.pay(scored)
             if not self.on_trial:
-                self.budget.owed.clear()
+                self.budget.settle()
+        self.account()
 
     def end_round(self) -> None:
-        """Tokens on trial are settled; write the budget into the stats."""
+        """Tokens on trial are settled."""
+        if self.budget is not None and self.on_trial:
+            self.budget.settle()
+            self.account()
+
+    def account(self) -> None:
+        """Write the budget into the stats."""
         if self.budget is not None:
-            if self.on_trial:
-                self.budget.owed.clear()
-            stats = self.record.stats
-            stats.budget, stats.spent_drift = self.budget.limit, self.budget.spent
-            stats.owed_drift = sum(drift for drift, _ in self.budget.owed)
-            stats.expected_drift = self.budget.expected
+            stats, own = self.record.stats, self.budget
+            stats.spent_drift = own.spent + own.pending[0]
+            stats.owed_drift = sum(drift for drift, _ in own.owed[own.pending[1] :])
+            stats.expected_drift = own.expected
 
     def settle(self, position: int, token: Token) -> bool:
         """Make a token final; False if it ends the text."""
         self.record.tokens.append(token)
         if self.budget is not None and token.ratio is not None:
             self.budget.pay((token,))
+        self.account()
         over = "length" if position + 1 == self.end else None
         text = self.text if len(self.text) == position + 1 else self.text[: position + 1]
         self.record.finish = self.limits.ends(text) or over
@@ -274,12 +289,13 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
         number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
     trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
-    if row.budget is not None and not method.trust.never:
-        wanted = None if method.trust.certainty else bool(trusted)
+    within = row.budget is not None and not method.trust.never and not row.guarded
+    if within and row.budget is not None:
+        wanted = None if method.moves_threshold else bool(trusted)
         trusted = torch.tensor(row.budget.allows(signals, position, wanted))
     stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
-    if row.budget is not None and type(method.stop) is Never:
-        stop = ~trusted
+    if within and method.cap is None and type(method.stop) is Never:
+        stop = ~trusted  # no other rule would end the run
     return bool(trusted), bool(stop)
 
 
@@ -301,5 +317,5 @@ def closing_pass(row: Row) -> Asking:
     scores = yield AskScore(row.scored, tuple(unread), row.record.stats.rounds, True, path=path)
     assert isinstance(scores, Scores)
     row.record.stats.closing_passes += 1
-    row.score(row.scored, scores)
+    row.score(row.scored, scores, within_run=row.record.finish is None)
     row.scored = row.final - 1

@@ -125,8 +125,11 @@ def with_values(method: Method, values: Mapping[str, Any]) -> Method:
         UserError: a value is out of range, or does not go with the method.
     """
     name = method.name
+    if name == Method().name:  # no spec
+        return dataclasses.replace(method, **values)
     for key in values:
-        name = re.sub(rf"(, ?|(?<=\()){key}=[^,()]*", "", name).replace("(, ", "(").replace("()", "")
+        name = re.sub(rf"^{key}=[^,()]*,|(, ?|(?<=\()){key}=[^,()]*", "", name)
+        name = name.replace("(, ", "(").replace("()", "")
     composed = "=" in name.partition("(")[0]
     inside = ("," if composed else ", ").join(f"{key}={value}" for key, value in values.items())
     named = (

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -389,8 +389,10 @@ def _replay_text(
     # The coupling of a refusal is made of the b of one position, which not every rule has; a given text was drawn from
     # neither law.
     positional = method.accept.per_position is not None and method.tail_ratio is None
+    positional = positional and (not method.budget or method.accept.lossless)  # else by one of two rules
     coupled = coupled and positional and recording.writer != "given"
-    head = 0 if method.lossless() else method.head
+    lossless = replace(method, budget=None).lossless()
+    head = 0 if lossless else length if method.budget == 0 else method.head
     draws = CoupledDraws(recording, method.accept, first, first + length - 1, numbers, coupled, head)
     driver = ReplayDriver(recording, method, k, draws, record.stats)
     limits = Limits(recording.new_tokens, lambda text: "eos" if len(text) > length else None)

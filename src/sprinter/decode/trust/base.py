@@ -30,7 +30,11 @@ class TrustRule(ABC):
 
     @property
     def certainty(self) -> tuple[str, ...]:
-        """Signals that the rule compares with a threshold, if that is all it does: a budget moves the threshold."""
+        """Signals that the rule compares with a threshold, if that is all it does: a budget moves the threshold.
+
+        Known are margin, entropy, max_prob and gate; with others the budget limits what the rule trusts. A subclass
+        whose ``trust`` does more must return ().
+        """
         return ()
 
     @property
