@@ -93,7 +93,7 @@ class Mined:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _Question:
     """A prompt, its number in the data, and tokens that end the turn beside EOS."""
 
     number: int
@@ -187,11 +187,11 @@ def mine(
 
 def _prompts(
     pair: Pair, examples: Sequence[Example], settings: MineSettings
-) -> tuple[list[_Prompt], dict[str, int]]:
+) -> tuple[list[_Question], dict[str, int]]:
     """The prompts that fit, and how many do not, by reason."""
     encoder, found, skipped = (
         ExampleEncoder(pair.models, settings.new_tokens),
-        list[_Prompt](),
+        list[_Question](),
         dict[str, int](),
     )
     for number, one in enumerate(examples):
@@ -200,7 +200,7 @@ def _prompts(
             skipped[reason] = skipped.get(reason, 0) + 1
         else:
             ends = () if isinstance(one.prompt, str) else encode_prompt(one.prompt, pair.models).ends
-            found.append(_Prompt(number, tuple(ids[:length]), tuple(ends)))
+            found.append(_Question(number, tuple(ids[:length]), tuple(ends)))
     if not found:
         raise UserError(f"none of {len(examples)} prompts fits: give shorter prompts or fewer new tokens")
     return found[: settings.limit], skipped
@@ -282,7 +282,7 @@ class _Miner:
         self._draft = make_runner(pair.models.draft.model, max_len=longest + 1)
         self._target = make_runner(pair.models.target.model, max_len=longest + 1)
 
-    def group(self, prompts: Sequence[_Prompt]) -> dict[str, Tensor]:
+    def group(self, prompts: Sequence[_Question]) -> dict[str, Tensor]:
         """The columns of a group."""
         settings = self._settings
         ends = [one.ends for one in prompts]
