@@ -113,8 +113,10 @@ def test_mistakes_are_reported(text: str, message: str) -> None:
 
 
 def test_sets_expand() -> None:
-    methods = [row["name"] for row in sprinter.methods()]
-    assert [arm.name for arm in parse_arms(["methods"])] == methods
+    methods = [row["name"] for row in sprinter.methods() if row["name"] not in ("judge", "diversed")]
+    assert [
+        arm.name for arm in parse_arms(["methods"])
+    ] == methods  # without those that need a head of the user's
     peers = [arm.name for arm in parse_arms(["peers"])]
     assert peers[:2] == ["transformers:plain", "transformers:assisted"] and len(peers) == 5
     everything = [arm.name for arm in parse_arms(["all"])]

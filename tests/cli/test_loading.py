@@ -31,12 +31,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "demo": ("demo",),
     "bench": ("bench", "--suite", "{file}", "--arm", "speculative", "--out", "{folder}"),
     "gate label": ("gate", "label", "--data", "{file}", "--out", "{folder}"),
+    "gate mine": ("gate", "mine", "--data", "{file}", "--out", "{folder}"),
     "theory predict": ("theory", "predict"),
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
 }
 OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
-UNUSED = {"gate label": {"--gate", "--head", "--compile"}}  # what a command has no use for
+_HEADS = {"--gate", "--head", "--compile"}
+UNUSED = {"gate label": _HEADS, "gate mine": _HEADS}  # what a command has no use for
 
 
 def leaves(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -22,6 +22,7 @@ from sprinter.decode.signals import (
     HEADS,
     MARGIN_CAP,
     SIGNALS,
+    TARGET_HEADS,
     given_by,
     prefix_signals,
     read_signals,
@@ -131,7 +132,8 @@ def test_twins_of_one_law_are_computed_once(tilt: None) -> None:
 
 
 def test_what_no_law_gives_is_described() -> None:
-    assert HEADS == given_by("head") == set(KINDS) == HEAD_KINDS.keys()
+    assert given_by("head") == HEADS and HEADS | TARGET_HEADS == set(KINDS) == HEAD_KINDS.keys()
+    assert {HEAD_KINDS[kind].model for kind in HEADS} == {"draft"} and HEADS.isdisjoint(TARGET_HEADS)
     assert (given_by("draws"), given_by("loop")) == ({"uniform"}, {"drafted", "trusted"})
     assert given_by("chain") == {"acceptable"}
     assert {name for name, one in GIVEN.items() if one.sees_token} == {"specdec++", "acceptable"}
@@ -225,9 +227,10 @@ def test_a_name_is_given_once_and_parameters_are_known() -> None:
 
 
 def test_head_kinds_are_one_table() -> None:
-    assert tuple(HEAD_KINDS) == KINDS == ("gate", "specdec++", "disco")
-    assert {field.name for field in fields(HEAD_KINDS["gate"])} == {"about", "sees_token"}
-    assert [kind for kind, one in HEAD_KINDS.items() if one.sees_token] == ["specdec++"]
+    assert tuple(HEAD_KINDS) == KINDS == ("gate", "specdec++", "disco", "judge", "diversed")
+    assert {field.name for field in fields(HEAD_KINDS["gate"])} == {"about", "sees_token", "model"}
+    assert [kind for kind, one in HEAD_KINDS.items() if one.sees_token] == ["specdec++", "judge"]
+    assert {kind for kind, one in HEAD_KINDS.items() if one.model == "target"} == TARGET_HEADS
     pair = MarkovPair(seed=2)
     draft = ChainDriver(pair, (0,), AddressedDraws()).answer(AskDraft(1, (), 1, 1))
     assert isinstance(draft, Draft)

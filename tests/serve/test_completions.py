@@ -221,6 +221,17 @@ def test_answers_have_the_shapes_of_openais_types(server: Running, streams: bool
 
 
 # --- what speculation did ---------------------------------------------------------------------------------------------
+def test_a_budget_is_a_field_of_a_request(server: Running, pair: sprinter.Pair) -> None:
+    out = pair.generate(PROMPT, method="sprinter", budget=0.1, max_new_tokens=40, seed=5)
+    ours = {"method": "sprinter", "budget": 0.1}
+    answer = server.post(
+        "/v1/completions", {"prompt": PROMPT, "max_tokens": 40, "seed": 5, "sprinter": ours}
+    ).json()
+    assert answer["choices"][0]["text"] == out.text
+    report = json.dumps(answer)
+    assert "budget=0.1" in report and '"budget": 0.1' in report and '"budget_left"' in report
+
+
 @pytest.mark.parametrize(
     "method", ["speculative(gamma=4)", "sprinter(tau=0.6)", "autoregressive", "draft-only"]
 )
