@@ -55,7 +55,9 @@ def test_a_batch_writes_the_same_texts(builtin_pair: sprinter.Pair) -> None:
 
 def test_captured_steps_too(builtin_pair: sprinter.Pair) -> None:
     """The signals that a budget predicts from are declared, so that steps compute them."""
-    out = builtin_pair.generate(PROMPT, method="draft-only", budget=0.1, max_new_tokens=30, ahead=4)
+    out = builtin_pair.generate(
+        PROMPT, method="draft-only", budget=0.2, max_new_tokens=80, min_new_tokens=80, ahead=4
+    )
     assert out.stats.target_calls > 0 and out.stats.trusted > 0
 
 
