@@ -41,6 +41,7 @@ from sprinter.decode.accept import (
     Opt,
     RandomAccept,
     SeveralRule,
+    TargetCall,
     Typical,
     Uno,
 )
@@ -252,7 +253,7 @@ def several_round(rule: SeveralRule, drafts: int, gamma: int, round: int, pair: 
         prefixes.append((*prefixes[parent + 1], token))
     p = torch.stack([pair.p(prefix) for prefix in prefixes])
     tree = draft.tree()
-    return tree, rule.judge(tree, p, None, draws, round, 1), draws.tried
+    return tree, rule.judge(TargetCall(tree, p, None, draws, round, 1)), draws.tried
 
 
 def draw_several(ax: Axes, name: str, round: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import Block, ChainRule, Exact
+from sprinter.decode.accept import Block, ChainRule, Exact, TargetCall
 from sprinter.decode.accept.base import chances
 from sprinter.decode.conformance import check_accept, check_same_law
 from sprinter.decode.draft import Control
@@ -115,7 +115,7 @@ def test_the_verdict_has_the_declared_chances() -> None:
     found = torch.zeros_like(p)
     draws = EnumeratedDraws()
     while True:
-        verdict = rule.judge(Tree(tokens, laws), p, None, draws, 1, 1)
+        verdict = rule.judge(TargetCall(Tree(tokens, laws), p, None, draws, 1, 1))
         found[verdict.accepted, verdict.token] += draws.weight
         assert verdict.drifts == [None] * (verdict.accepted + 1), (
             "a lossy chain rule has no drift of one position"

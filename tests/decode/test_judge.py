@@ -9,7 +9,7 @@ import torch
 from tests.decode.chains import one_hot
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored
+from sprinter.decode.accept import AcceptRule, Exact, Lenient, Mentored, TargetCall
 from sprinter.decode.draft import Control, Verdict
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, run_chain
 from sprinter.decode.loop import Limits
@@ -60,7 +60,7 @@ CHAIN = Tree((0, 1, 2), Q)
 )
 def test_the_verdict(kept: list[bool], accepted: int, law: list[float]) -> None:
     draws = GivenDraws(kept)
-    verdict = Exact().judge(CHAIN, P, None, draws, 4, 17)
+    verdict = Exact().judge(TargetCall(CHAIN, P, None, draws, 4, 17))
     assert draws.chances == pytest.approx([0.5, 0.5, 1.0])
     assert verdict.accepted == accepted
     assert draws.law == pytest.approx(law)
@@ -71,7 +71,7 @@ def test_the_verdict(kept: list[bool], accepted: int, law: list[float]) -> None:
 
 def test_nothing_to_judge() -> None:
     draws = GivenDraws([])
-    verdict = Exact().judge(Tree(), P[:1], None, draws, 2, 9)
+    verdict = Exact().judge(TargetCall(Tree(), P[:1], None, draws, 2, 9))
     assert verdict == Verdict((), 1, [0.0])
     assert draws.law == P[0].tolist()
     assert draws.addresses == [(2, 9)]
@@ -88,7 +88,7 @@ class Half(AcceptRule):
 
 
 def test_the_drift_of_a_lossy_rule_is_its_own() -> None:
-    verdict = Half().judge(CHAIN, P, None, GivenDraws([True, True, True]), 1, 1)
+    verdict = Half().judge(TargetCall(CHAIN, P, None, GivenDraws([True, True, True]), 1, 1))
     wanted = [float(tv_distance(Half().law(p, q), p)) for p, q in zip(P, Q, strict=False)]
     assert min(wanted) > 0.05
     assert verdict.drifts == pytest.approx([*wanted, 0.0])
@@ -113,7 +113,7 @@ class Watches(Exact):
 @pytest.mark.parametrize("kept", [[True, True, True], [True, False, True], [False, True, True]])
 def test_raw_laws_stand_beside_the_processed_ones(kept: list[bool]) -> None:
     chain = Tree((0, 1, 2), Q, [q.flip(-1) for q in Q])
-    verdict = Watches().judge(chain, P, P.flip(-1), GivenDraws(kept), 1, 1)
+    verdict = Watches().judge(TargetCall(chain, P, P.flip(-1), GivenDraws(kept), 1, 1))
     assert verdict.accepted == [*kept, False].index(False)
 
 
@@ -149,7 +149,7 @@ def test_a_token_that_the_target_forbids_is_never_kept() -> None:
     p = torch.tensor([one_hot(1), one_hot(2)], dtype=torch.float64)
     draws = EnumeratedDraws()
     chain = Tree((0,), [torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)])
-    verdict = Exact().judge(chain, p, None, draws, 1, 1)
+    verdict = Exact().judge(TargetCall(chain, p, None, draws, 1, 1))
     assert (verdict.accepted, verdict.token) == (0, 1)
     assert not draws.next_path()
 
@@ -162,7 +162,7 @@ def test_a_lossy_rule_is_solved_once_a_call(monkeypatch: pytest.MonkeyPatch):
     chance = torch.Generator().manual_seed(1)
     p, q = torch.softmax(3 * torch.randn(2, 4, 6, generator=chance, dtype=torch.float64), -1)
     chain = Tree((0, 1, 2), list(q[:3]), [])
-    verdict = Mentored(0.05).judge(chain, p, None, AddressedDraws(3), 1, 5)
+    verdict = Mentored(0.05).judge(TargetCall(chain, p, None, AddressedDraws(3), 1, 5))
     assert len(calls) == 1
     assert verdict.drifts[:3] == Mentored(0.05).drift(p[:3], q[:3]).tolist()
 

@@ -14,7 +14,7 @@ from tests.tools import FALSE_ALARM, chi_square_p
 from torch import Tensor
 
 from sprinter.decode import enumerate as enumerating
-from sprinter.decode.accept import AcceptRule, Exact
+from sprinter.decode.accept import AcceptRule, Exact, TargetCall
 from sprinter.decode.conformance import check_accept, check_same_law, check_stop
 from sprinter.decode.draft import AskDraft, Control, Draft, Verdict
 from sprinter.decode.enumerate import ChainDriver, MarkovPair, joint_law, run_chain, target_joint_law
@@ -128,15 +128,13 @@ def test_mutant_bonus_from_wrong_row(monkeypatch: pytest.MonkeyPatch, slip: str)
     """The bonus is drawn from the law one position too early; or every row is taken one position too early."""
     real = Exact.judge
 
-    def one_row_early(
-        rule: Any, tree: Any, p: Tensor, raw_p: Any, draws: Draws, round: int, position: int
-    ) -> Verdict:
-        shifted = p.clone()
+    def one_row_early(rule: Any, call: TargetCall) -> Verdict:
+        p, shifted = call.p, call.p.clone()
         if slip == "bonus" and len(p) > 1:
             shifted[-1] = p[-2]
         elif slip == "all":
             shifted[1:] = p[:-1]
-        return real(rule, tree, shifted, raw_p, draws, round, position)
+        return real(rule, call._replace(p=shifted))
 
     method = Method(stop=Fixed(2))
     check_texts(method)

@@ -53,6 +53,19 @@ def test_a_batch_writes_the_same_texts(builtin_pair: sprinter.Pair) -> None:
         assert made.stats.budget == budget
 
 
+def test_a_tail_spares_target_calls_at_small_budgets(builtin_pair: sprinter.Pair) -> None:
+    calls = [
+        sum(
+            builtin_pair.generate(
+                prompt, method=method, budget=0.05, max_new_tokens=96, seed=3
+            ).stats.target_calls
+            for prompt in (PROMPT, "The king of the castle said")
+        )
+        for method in ("sprinter(tail=3)", "sprinter")
+    ]
+    assert calls[0] < 0.9 * calls[1]
+
+
 def test_captured_steps_too(builtin_pair: sprinter.Pair) -> None:
     """The signals that a budget predicts from are declared, so that steps compute them."""
     out = builtin_pair.generate(

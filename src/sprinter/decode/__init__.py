@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         SeveralRule,
         SpecInfer,
         SpecTr,
+        TargetCall,
         Threshold,
         Typical,
         Uno,
@@ -101,7 +102,7 @@ __all__ = [
     "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Harmless", "Heuristic", "Judge", "LawPair", "Lenient",
     "Lookup", "Margin", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal",
     "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule",
-    "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "Threshold", "Token", "Tree",
+    "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "TargetCall", "Threshold", "Token", "Tree",
     "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between", "check_accept", "check_drafter",
     "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
 ]  # fmt: skip
@@ -113,7 +114,7 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.accept": (
             "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly",
             "Fuzzy", "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "Opt", "RandomAccept",
-            "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "Threshold", "Typical", "Uno",
+            "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Typical", "Uno",
         ),
         "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),

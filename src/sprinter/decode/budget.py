@@ -25,12 +25,10 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
-from sprinter.decode.accept.base import NOTHING, control_of, decide, emitted
+from sprinter.decode.accept.base import TargetCall, control_of, decide, emitted
 from sprinter.decode.draft import Token, Verdict
 from sprinter.decode.regression import Fit, Regression
-from sprinter.decode.tree import Tree
 from sprinter.laws import tv_distance
-from sprinter.random import Draws
 
 __all__ = ["BUDGET_RUN", "Budget", "Within"]
 
@@ -170,32 +168,24 @@ class Within(Judge):
         """Those of the rule."""
         return self._rule.needs
 
-    def judge(
-        self,
-        tree: Tree,
-        p: Tensor,
-        raw_p: Tensor | None,
-        draws: Draws,
-        round: int,
-        position: int,
-        heads: Mapping[str, Tensor] = NOTHING,
-    ) -> Verdict:
+    def judge(self, call: TargetCall) -> Verdict:
         """Judge position by position, or the chain as a whole, by the rule or exactly."""
-        n, rule = len(tree.tokens), self._rule
-        given = tree, p, raw_p, draws, round, position
+        n, rule = len(call.tree.tokens), self._rule
         if n == 0:
-            return Exact().judge(*given)
+            return call.plain()
         if not isinstance(rule, AcceptRule):
-            if not self._budget.fitting([1.0], position)[0]:
-                return Exact().judge(*given)
-            return rule.judge(*given, heads) if heads else rule.judge(*given)
-        q, exact = torch.stack(list(tree.laws)), Exact()
-        b, r = rule.both(p[:n], q, control_of(tree, p, raw_p, heads, n))
+            fits = self._budget.fitting([1.0], call.position)
+            return (rule if fits[0] else Exact()).judge(call)
+        p, q, exact = call.p[:n], torch.stack(list(call.tree.laws)), Exact()
+        b, r = rule.both(p, q, control_of(call, n))
         pi = emitted(q, b, r)
-        drifts = tv_distance(pi, p[:n])
-        fits = torch.tensor(self._budget.fitting(drifts.tolist(), position), device=p.device)
-        own = fits.unsqueeze(-1)
-        b = torch.where(own, b, exact.keep(p[:n], q))
-        r = torch.where(own, r, exact.replacement(p[:n], q))
-        law = torch.where(own, pi, p[:n])
-        return decide(tree, p, b, r, law, torch.where(fits, drifts, 0.0).tolist(), draws, round, position)
+        drifts = tv_distance(pi, p).tolist()
+        fits = self._budget.fitting(drifts, call.position)
+        if not all(fits):
+            own = torch.tensor(fits, device=p.device).unsqueeze(-1)
+            b = torch.where(own, b, exact.keep(p, q))
+            r = torch.where(own, r, exact.replacement(p, q))
+            pi = torch.where(own, pi, p)
+        return decide(
+            call, b, r, pi, [drift if fit else 0.0 for drift, fit in zip(drifts, fits, strict=True)]
+        )

@@ -262,9 +262,7 @@ class Stats:
     budget: float | None = None  # mean drift a token that the text may have
     spent_drift: float = 0.0  # with a budget: drift of the scored tokens
     owed_drift: float = 0.0  # with a budget: expected drift of the trusted tokens that are not scored
-    expected_drift: float = (
-        0.0  # with a budget: expected drift of all trusted tokens, before they were scored
-    )
+    expected_drift: float = 0.0  # with a budget: what was expected of all trusted tokens
     wall_s: float = 0.0
     prefill_s: float = 0.0
     draft_s: float = 0.0

@@ -11,10 +11,9 @@ trusted token that ends the text, or behind which another part of the text begin
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 
-from torch import Tensor
-
+from sprinter.decode.accept import TargetCall
 from sprinter.decode.draft import AskDraft, AskScore, Origin, Record, Scores, Token, Verdict
 from sprinter.decode.review import review
 from sprinter.decode.row import (
@@ -83,7 +82,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position
     raw_p = None if scores.raw is None else scores.raw[first:]
     heads = {kind: values[first:] for kind, values in scores.heads.items() if kind in row.accept.needs}
-    verdict = _judge(row, scores.laws[first:], raw_p, heads)
+    verdict = _judge(row, TargetCall(tree, scores.laws[first:], raw_p, row.draws, round, row.final, heads))
     text[row.final :] = [tree.tokens[node] for node in verdict.path]
     accepted = 0
     for i, x in enumerate(text[row.final :]):
@@ -113,11 +112,10 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     return accepted
 
 
-def _judge(row: Row, p: Tensor, raw_p: Tensor | None, heads: Mapping[str, Tensor]) -> Verdict:
-    """Judge the round's draft; ``p``, ``raw_p`` and ``heads`` as in ``Judge.judge``."""
-    given = row.tree, p, raw_p, row.draws, row.record.stats.rounds, row.final
+def _judge(row: Row, call: TargetCall) -> Verdict:
+    """Judge the round's draft."""
     ratio = row.method.tail_ratio
     # Exact rules differ in what becomes of a token: if trust depends on tokens, two of them together are not exact.
     if not row.on_trial or ratio is None or (ratio == 1 and row.accept.lossless):
-        return row.accept.judge(*given, heads) if heads else row.accept.judge(*given)
-    return review(ratio, row.on_trial, row.accept, row.meter.rule, *given, heads)
+        return row.accept.judge(call)
+    return review(ratio, row.on_trial, row.accept, row.meter.rule, call)

@@ -7,19 +7,18 @@ speculative decoding whose trust rule only ends the runs. Tokens are final at th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge
-from sprinter.decode.accept.base import NOTHING, at_tokens, chances, emitted, ratios_at
+from sprinter.decode.accept.base import TargetCall, at_tokens, chances, emitted, ratios_at
 from sprinter.decode.draft import Control, LawPair, Verdict
 from sprinter.decode.meter import becomes, control_at, one_sample
-from sprinter.decode.tree import Tree
 from sprinter.laws import residual, tv_distance
-from sprinter.random import Draws, Purpose
+from sprinter.random import Purpose
 
 __all__ = ["TailRatio", "review"]
 
@@ -53,13 +52,7 @@ def review(
     saw_token: Sequence[bool],
     rule: Judge,
     meter_rule: AcceptRule | None,
-    tree: Tree,
-    p: Tensor,
-    raw_p: Tensor | None,
-    draws: Draws,
-    round: int,
-    position: int,
-    heads: Mapping[str, Tensor] = NOTHING,
+    call: TargetCall,
 ) -> Verdict:
     """Judge a chain whose first tokens were trusted: these by ``TailRatio``, the others, if all stay, by ``rule``.
 
@@ -68,8 +61,8 @@ def review(
             then a one-sample bound: TV(π₀, p) + TV(K, K₀), with π₀ the law of ``meter_rule``, and K and K₀ the laws of
             what becomes of x under ``TailRatio`` and ``meter_rule``.
         meter_rule: the rule that would have judged a trusted token; None: such positions have no drift.
-        others: as in ``Judge.judge``.
     """
+    tree, p, raw_p, draws, round, position, heads = call
     guard, n = TailRatio(ratio), len(saw_token)
     q = torch.stack(list(tree.laws[:n]))
     b, r = guard.both(p[:n], q)
@@ -89,9 +82,6 @@ def review(
             drifts[i], ratios[i] = one_sample(meter_rule, laws, control, x, y, becomes(x, b[i], r[i]))
     if accepted < n:
         return Verdict(range(accepted), end[0], drifts[: accepted + 1], ratios)
-    rest = Tree(tree.tokens[n:], tree.laws[n:], tree.raws[n:])
-    given = rest, p[n:], None if raw_p is None else raw_p[n:], draws, round, position + n
-    scores = {kind: values[n:] for kind, values in heads.items()}
-    later = rule.judge(*given, scores) if scores else rule.judge(*given)
+    later = rule.judge(call.after(n))
     ratios += [later.ratio(i) for i in range(later.accepted + 1)]
     return Verdict(range(n + later.accepted), later.token, [*drifts, *later.drifts], ratios)

@@ -216,6 +216,7 @@ class _GrowingDraft:
 
 
 _UNADJUSTED = Adjustments()
+_GREEDY = Sampling(temperature=0.0)
 
 
 class RowDriver:
@@ -467,8 +468,9 @@ class RowDriver:
         read = len(feed.tokens)
         stats.target_s += scored.target_s
         stats.target_tokens += read
-        stats.flops_passes += self._costs.target
-        stats.flops_tokens += read * self._costs.target
+        heads = read * sum(head.flops for head in self._judging.values())
+        stats.flops_passes += self._costs.target + heads
+        stats.flops_tokens += read * self._costs.target + heads
         return answer
 
     def _prefill(self, row: RequestRow, closing: bool = False) -> Generator[Job, Any, None]:
@@ -495,6 +497,3 @@ class RowDriver:
 
 def _stacked(laws: list[Tensor]) -> Tensor:
     return laws[0][None] if len(laws) == 1 else torch.stack(laws)
-
-
-_GREEDY = Sampling(temperature=0.0)

@@ -23,7 +23,7 @@ from torch import Tensor
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.heads.calibration import read_calibration
-from sprinter.heads.head import GateHead, Head, HeadConfig
+from sprinter.heads.head import OF_TARGET, GateHead, Head, HeadConfig
 
 __all__ = ["load_head", "save_head"]
 
@@ -46,14 +46,7 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
     Raises:
         UserError: the directory cannot be written (a full disk, for example); partly written files are removed.
     """
-    optional = (
-        "width",
-        "layers",
-        "drift",
-        "trusted",
-        "target_revision",
-        "target_fingerprint",
-    )  # left out if None
+    optional = ("width", "layers", "drift", "trusted", *OF_TARGET)  # left out if None
     own = {
         key: value for key, value in asdict(head.config).items() if key not in optional or value is not None
     }

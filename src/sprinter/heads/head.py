@@ -23,9 +23,11 @@ from sprinter.heads.features import feature_width, parse_features, sees_token, s
 from sprinter.heads.networks import ARCHITECTURES, Linear, Network, build_network
 from sprinter.kinds import HEAD_KINDS
 
-__all__ = ["KINDS", "GateHead", "Head", "HeadConfig"]
+__all__ = ["KINDS", "OF_TARGET", "GateHead", "Head", "HeadConfig"]
 
 KINDS = tuple(HEAD_KINDS)
+OF_TARGET = ("target_revision", "target_fingerprint")
+"""Fields of the configuration that only heads on the target have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,7 @@ class Head(nn.Module):
     def fingerprint(self) -> str:
         """SHA-256 over config, calibration and all weights."""
         facts = {**asdict(self.config), "calibration": self.calibration.to_dict()}
-        for name in (
-            "target_revision",
-            "target_fingerprint",
-        ):  # heads on the draft have none, and had no such fields
+        for name in OF_TARGET:  # heads on the draft have none, and had no such fields
             if facts[name] is None:
                 del facts[name]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())

@@ -189,11 +189,9 @@ def _prompts(
     pair: Pair, examples: Sequence[Example], settings: MineSettings
 ) -> tuple[list[_Question], dict[str, int]]:
     """The prompts that fit, and how many do not, by reason."""
-    encoder, found, skipped = (
-        ExampleEncoder(pair.models, settings.new_tokens),
-        list[_Question](),
-        dict[str, int](),
-    )
+    encoder = ExampleEncoder(pair.models, settings.new_tokens)
+    found: list[_Question] = []
+    skipped: dict[str, int] = {}
     for number, one in enumerate(examples):
         reason, ids, length = encoder(replace(one, answer=None))
         if reason:

@@ -3,7 +3,7 @@
 Every rule computes its own law π: tests check identities on it, and the meter reports TV(π, p).
 """
 
-from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge
+from sprinter.decode.accept.base import AcceptRule, ChainRule, Judge, TargetCall
 from sprinter.decode.accept.block import Block
 from sprinter.decode.accept.cactus import Cactus
 from sprinter.decode.accept.cascade import Cascade
@@ -43,6 +43,7 @@ __all__ = [
     "SeveralRule",
     "SpecInfer",
     "SpecTr",
+    "TargetCall",
     "Threshold",
     "Typical",
     "Uno",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,47 @@ from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "NOTHING", "AcceptRule", "ChainRule", "Judge", "LengthRule", "at_tokens", "chances", "control_of", "decide",
-    "emitted", "ratios_at",
+    "NOTHING", "AcceptRule", "ChainRule", "Judge", "LengthRule", "TargetCall", "at_tokens", "chances",
+    "control_of", "decide", "emitted", "ratios_at",
 ]  # fmt: skip
 
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 _SLACK = 1e-3
 """Largest distance from 1 of the sum of a chain rule's outcomes, which float32 laws may need."""
+
+
+class TargetCall(NamedTuple):
+    """What a target call gives an accept rule.
+
+    Attributes:
+        tree: the untrusted draft tokens of the round; may be empty.
+        p: the target's laws ``[nodes + 1, V]``: row 0 at ``position`` of the text, row i + 1 after node i.
+        raw_p: the target's temperature-1 laws, same shape, or None.
+        draws: random numbers, addressed by round and position.
+        round: number of the round. position: in tokens from the beginning of the prompt.
+        heads: by kind, for those that the rule ``needs``, scores of the target's states, ``[nodes + 1]`` as p.
+    """
+
+    tree: Tree
+    p: Tensor
+    raw_p: Tensor | None
+    draws: Draws
+    round: int
+    position: int
+    heads: Mapping[str, Tensor] = NOTHING
+
+    def after(self, n: int) -> TargetCall:
+        """The same for a chain without its first n tokens."""
+        tree = Tree(self.tree.tokens[n:], self.tree.laws[n:], self.tree.raws[n:])
+        heads = {kind: scores[n:] for kind, scores in self.heads.items()}
+        raw_p = None if self.raw_p is None else self.raw_p[n:]
+        return TargetCall(tree, self.p[n:], raw_p, self.draws, self.round, self.position + n, heads)
+
+    def plain(self) -> Verdict:
+        """The verdict where nothing was drafted: a token from p."""
+        token = self.draws.token(self.p[0], self.round, self.position, Purpose.TARGET)
+        return Verdict((), token, [0.0])
 
 
 class Judge(ABC):
@@ -62,26 +95,8 @@ class Judge(ABC):
         return self
 
     @abstractmethod
-    def judge(
-        self,
-        tree: Tree,
-        p: Tensor,
-        raw_p: Tensor | None,
-        draws: Draws,
-        round: int,
-        position: int,
-        heads: Mapping[str, Tensor] = NOTHING,
-    ) -> Verdict:
-        """Return which draft tokens stay, and the token that follows them.
-
-        Args:
-            tree: the untrusted draft tokens of the round; may be empty.
-            p: the target's laws ``[nodes + 1, V]``: row 0 at ``position`` of the text, row i + 1 after node i.
-            raw_p: the target's temperature-1 laws, same shape, or None.
-            draws: random numbers, addressed by round and position.
-            heads: by kind, for those in ``needs``, scores of the target's states, ``[nodes + 1]`` as p; passed only to
-                rules that need some.
-        """
+    def judge(self, call: TargetCall) -> Verdict:
+        """Return which draft tokens stay, and the token that follows them."""
 
 
 class AcceptRule(Judge):
@@ -119,29 +134,21 @@ class AcceptRule(Judge):
             return torch.zeros(p.shape[:-1], dtype=p.dtype)
         return tv_distance(self.law(p, q, control), p)
 
-    def judge(
-        self,
-        tree: Tree,
-        p: Tensor,
-        raw_p: Tensor | None,
-        draws: Draws,
-        round: int,
-        position: int,
-        heads: Mapping[str, Tensor] = NOTHING,
-    ) -> Verdict:
+    def judge(self, call: TargetCall) -> Verdict:
         """Judge the tokens in order; the first rejection drops the rest, and one replacement is drawn.
 
         If all tokens are kept, a bonus token is drawn from p at the last position.
         """
+        tree, p, _, draws, round, position, _ = call
         n = len(tree.tokens)
         if n == 0:
-            return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        control = control_of(tree, p, raw_p, heads, n)
+            return call.plain()
+        control = control_of(call, n)
         if not self.lossless:
             q = torch.stack(list(tree.laws))
             b, r = self.both(p[:n], q, control)
             pi = emitted(q, b, r)
-            return decide(tree, p, b, r, pi, tv_distance(pi, p[:n]).tolist(), draws, round, position)
+            return decide(call, b, r, pi, tv_distance(pi, p[:n]).tolist())
         # No drift to report, so that the laws are not needed as a whole.
         chances = self.keep_tokens(tree.tokens, p[:n], tree.laws, control)
         kept = draws.keep(chances.tolist(), round, position)
@@ -202,21 +209,13 @@ class ChainRule(Judge):
         ending = outcomes.sum(-1)
         return ending, lambda k: (outcomes[k] / ending[k]).to(p)
 
-    def judge(
-        self,
-        tree: Tree,
-        p: Tensor,
-        raw_p: Tensor | None,
-        draws: Draws,
-        round: int,
-        position: int,
-        heads: Mapping[str, Tensor] = NOTHING,
-    ) -> Verdict:
+    def judge(self, call: TargetCall) -> Verdict:
         """Draw the number of tokens that stay, then the token that follows them."""
+        tree, p, _, draws, round, position, _ = call
         n = len(tree.tokens)
         if n == 0:
-            return Verdict((), draws.token(p[0], round, position, Purpose.TARGET), [0.0])
-        control = control_of(tree, p, raw_p, heads, n + 1)
+            return call.plain()
+        control = control_of(call, n + 1)
         ending, law_after = self.ends(tree.tokens, p, torch.stack(list(tree.laws)), control)
         reached = wide(ending).flip(0).cumsum(0).flip(0).tolist()  # probability that k tokens stay or more
         if not abs(reached[0] - 1.0) < _SLACK:  # NaN too
@@ -248,18 +247,9 @@ class LengthRule(ChainRule):
         return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
 
 
-def decide(
-    tree: Tree,
-    p: Tensor,
-    b: Tensor,
-    r: Tensor,
-    pi: Tensor,
-    drifts: Sequence[float],
-    draws: Draws,
-    round: int,
-    position: int,
-) -> Verdict:
+def decide(call: TargetCall, b: Tensor, r: Tensor, pi: Tensor, drifts: Sequence[float]) -> Verdict:
     """Judge the n tokens of a chain in order, given b, r and π of each position ``[n, V]`` and the drifts of π."""
+    tree, p, _, draws, round, position, _ = call
     n = len(tree.tokens)
     kept = draws.keep(at_tokens(b, tree.tokens).tolist(), round, position)
     accepted = kept.index(False) if False in kept else n
@@ -269,10 +259,9 @@ def decide(
     return Verdict(range(accepted), token, [*drifts, 0.0], ratios)
 
 
-def control_of(
-    tree: Tree, p: Tensor, raw_p: Tensor | None, heads: Mapping[str, Tensor], rows: int
-) -> Control | None:
+def control_of(call: TargetCall, rows: int) -> Control | None:
     """What a rule reads beside the laws of a chain: of the target the first ``rows`` rows."""
+    tree, p, raw_p, heads = call.tree, call.p, call.raw_p, call.heads
     if raw_p is None and not heads:
         return None
     own, q = (p, tree.laws) if raw_p is None else (raw_p, tree.raws)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import NOTHING, Judge
+from sprinter.decode.accept.base import Judge, TargetCall
 from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
-from sprinter.decode.tree import Chain, Tree
+from sprinter.decode.tree import Chain
 from sprinter.laws import residual, wide
-from sprinter.random import Draws, Purpose
+from sprinter.random import Purpose
 
 __all__ = ["Batch", "SeveralRule", "SpecInfer", "SpecTr"]
 
@@ -45,17 +45,9 @@ class SeveralRule(Judge):
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
         """Return the drafts that stay in the comparison after candidate ``index`` was accepted at ``depth``."""
 
-    def judge(
-        self,
-        tree: Tree,
-        p: Tensor,
-        raw_p: Tensor | None,
-        draws: Draws,
-        round: int,
-        position: int,
-        heads: Mapping[str, Tensor] = NOTHING,
-    ) -> Verdict:
+    def judge(self, call: TargetCall) -> Verdict:
         """Judge the drafts depth by depth. A draft's number is part of the address of its random numbers."""
+        tree, p, _, draws, round, position, _ = call
         branches, chains = tree.branches or [range(len(tree.tokens))], tree.chains()
         rows, n, node = list(range(len(chains))), len(chains[0].tokens), -1
         for depth in range(n):
