@@ -282,7 +282,7 @@ def second_law(pair: sprinter.Pair, ids: tuple[int, ...], sampling: Sampling) ->
 def test_eight_bit_weights_are_not_run_as_others_in_silence(fake: None) -> None:
     eight = sprinter.load_pair(dtype="int8")
     with pytest.raises(
-        UserError, match=r"8-bit weights, which vLLM would not run: give vllm:\.\.\.\(dtype=bfloat16\)"
+        UserError, match=r"weights are in int8, which vLLM would not run: give vllm:\.\.\.\(dtype=bfloat16\)"
     ):
         parse_arm("vllm:plain").start(eight)
     arm = parse_arm("vllm:plain(dtype=bfloat16)")

@@ -21,10 +21,11 @@ from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner, CompiledUnits, Units
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
-from sprinter.models.int8 import has_int8
 from sprinter.models.interface import Runner
+from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.masks import BOOLEAN
 from sprinter.models.runners.rope import Switch, find_switch
 from sprinter.models.runners.row import RowRunner, Windows
 from sprinter.models.runners.switch import FarRunner, SwitchRunner
@@ -141,7 +142,7 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     choice = _choose(model)
     if choice.kind != "row":
         return "none", f"the crop runner serves it: {choice.reason}"
-    quantised = getattr(model, "hf_quantizer", None) is not None or has_int8(model)
+    quantised = getattr(model, "hf_quantizer", None) is not None or is_quantised(model)
     if quantised or any(map(_is_special, model.parameters())):
         return "none", "its weights are quantised"
     devices = {weights.device for weights in model.parameters()}
@@ -313,7 +314,7 @@ def _why_not_row(model: PreTrainedModel, config: Any) -> str | None:
         return "it makes its position biases (ALiBi) from a mask of its own"
     if not {"position_ids", "attention_mask"} <= inspect.signature(model.forward).parameters.keys():
         return "it takes no position_ids"
-    if attention not in ("sdpa", "eager"):
+    if attention not in (*BOOLEAN, "eager"):
         return f"its attention implementation, {attention}, takes no mask"
     types = set(getattr(config, "layer_types", None) or ())
     if not types <= _ATTENTION or getattr(config, "attention_chunk_size", None):

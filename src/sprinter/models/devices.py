@@ -58,5 +58,5 @@ def dtype_of(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | st
     if name == "auto":
         return torch.float32 if device.type == "cpu" else "auto"
     if name not in _DTYPES:
-        raise UserError(f"there is no dtype {name!r}: use auto, {', '.join(_DTYPES)} or int8")
+        raise UserError(f"there is no dtype {name!r}: use auto, {', '.join(_DTYPES)}, int8, int4 or gguf")
     return _DTYPES[name]

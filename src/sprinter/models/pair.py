@@ -24,7 +24,8 @@ from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
 from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
-from sprinter.models.int8 import INT8, quantise
+from sprinter.models.quantised.layers import parameter_count
+from sprinter.models.quantised.quantise import BITS, GGUF, quantise
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
@@ -53,7 +54,7 @@ class LoadedModel:
         hidden_size: d, last axis of its hidden states.
         eos_ids: token ids that end a text.
         compile: whether its runners capture short forward passes; see ``make_runner``.
-        parameters: number of parameters before they were quantised to eight bits; None: they are as the model has them.
+        quantised: dtype of ``models.quantised`` that its weights have, such as "int8"; None: they are as loaded.
         stored: storage type in its GGUF file, e.g. "Q4_K_M", if PyTorch runs it; None for other models.
         load_s: seconds that loading took; None for models in memory.
     """
@@ -68,7 +69,7 @@ class LoadedModel:
     compile: bool | None = False
     stored: str | None = None
     load_s: float | None = None
-    parameters: int | None = None
+    quantised: str | None = None
 
     def module(self, who: str) -> PreTrainedModel:
         """The transformers model, for a caller that cannot use a GGUF file.
@@ -90,9 +91,7 @@ class LoadedModel:
         """Number of parameters."""
         if isinstance(self.model, GgufModel):
             return self.model.size
-        if self.parameters is not None:
-            return self.parameters
-        return sum(weights.numel() for weights in self.model.parameters())
+        return parameter_count(self.model)
 
     @property
     def weights(self) -> str:
@@ -100,7 +99,7 @@ class LoadedModel:
         "bfloat16 (from Q8_0)" if PyTorch runs it."""
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
-        name = INT8 if self.parameters is not None else str(self.model.dtype).removeprefix("torch.")
+        name = self.quantised or str(self.model.dtype).removeprefix("torch.")
         return name if self.stored is None else f"{name} (from {self.stored})"
 
 
@@ -180,8 +179,9 @@ def load_models(
             tokenizers must agree with it, except for trailing tokens that some of them lack; those are never written.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
         dtype: "auto" (the checkpoint's dtype; on a CPU float32, which is faster there for one row), a torch.dtype, or
-            one of "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". "int8": 8 bits a
-            weight, on a CPU (see ``models.int8``); PyTorch then runs GGUF files too.
+            one of "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". On a CPU
+            also "int8" and "int4", bits of a weight, and "gguf", the weights of a GGUF file as they are stored (see
+            ``models.quantised``); PyTorch then runs GGUF files too.
         device_map: passed to transformers instead of ``device``, to spread large models over devices.
         attn_implementation, quantization_config: passed to transformers for both models; refused for GGUF files and
             models in memory.
@@ -203,10 +203,10 @@ def load_models(
             f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
         )
     where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
-    int8 = dtype_name(dtype) == INT8
-    if int8 and (where.type != "cpu" or device_map is not None or quantization_config is not None):
+    quantised = name if (name := dtype_name(dtype)) in (*BITS, GGUF) else None
+    if quantised and (where.type != "cpu" or device_map is not None or quantization_config is not None):
         raise UserError(
-            "dtype int8 is for models on a CPU: give device=cpu and no device_map or quantization_config"
+            f"dtype {name} is for models on a CPU: give device=cpu and no device_map or quantization_config"
         )
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards
@@ -216,8 +216,8 @@ def load_models(
     given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
     extra = {name: value for name, value in given.items() if value is not None}
     options = _Options(
-        where, torch.float32 if int8 else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
-        extra, dequantise or int8, int8,
+        where, torch.float32 if quantised else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
+        extra, dequantise or quantised is not None, quantised,
     )  # fmt: skip
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
@@ -255,7 +255,7 @@ class _Options:
     device_name: str
     extra: Mapping[str, Any]
     dequantise: bool
-    int8: bool = False
+    quantised: str | None = None
 
 
 def _check_options(origin: Provenance, options: _Options) -> None:
@@ -286,7 +286,7 @@ def _load(
     elif origin.gguf is None:
         model = _weights(origin.at, origin.name, which, options)
     elif options.dequantise:
-        read = dequantised(origin.gguf, options.dtype, **options.extra)
+        read = dequantised(origin.gguf, options.dtype, options.quantised == GGUF, **options.extra)
         model, stored, ends = read.model, read.stored, read.eos_ids
         model.to(options.device)  # type: ignore[arg-type]
     else:
@@ -294,7 +294,13 @@ def _load(
     if model.config.is_encoder_decoder:
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
-    parameters = quantise(model) if options.int8 and model is not origin.at else None
+    quantised = options.quantised if model is not origin.at else None
+    if quantised and quantised != GGUF:
+        quantise(model, quantised)
+    elif quantised and origin.gguf is None:
+        raise UserError(
+            f"dtype gguf is for GGUF files, and the {which} {origin.name} is none: use int4 or int8"
+        )
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
@@ -303,7 +309,7 @@ def _load(
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored, time.perf_counter() - begun,
-        parameters,
+        quantised,
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
-from sprinter.models.int8 import INT8
 from sprinter.models.pair import LoadedModel
 
 __all__ = ["VllmDraft", "VllmNgram", "VllmPlain"]
@@ -139,9 +138,9 @@ class VllmPlain:
     def _settings(self, pair: Pair) -> dict[str, Any]:
         """vLLM's engine arguments."""
         target = pair.models.target
-        if target.weights.startswith(INT8) and not self.dtype:
+        if target.quantised and not self.dtype:
             raise UserError(
-                "the pair has 8-bit weights, which vLLM would not run: give vllm:...(dtype=bfloat16)"
+                f"the pair's weights are in {target.quantised}, which vLLM would not run: give vllm:...(dtype=bfloat16)"
             )
         settings = {
             "model": _source(target, "target"), "revision": target.revision,

@@ -6,8 +6,9 @@ CPU, llama.cpp rounds activations to eight bits before it multiplies them with q
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -24,13 +26,17 @@ from sprinter.models.gguf.config import Family, family_of, model_config, not_her
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
 from sprinter.models.gguf.output_head import GgufHead, gguf_head
+from sprinter.models.quantised.layers import Matrix
+from sprinter.models.quantised.layout import FORMATS, Codes, joined, take_apart
+from sprinter.models.quantised.quantise import put_matrices, replaceable
 
 __all__ = ["Dequantised", "dequantised"]
 
 _PART, _WIDTH = 1 << 20, 1 << 12
 """Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
 short in a model."""
-_ROPE = "rope_freqs.weight"
+_ROWS = 2048  # of a matrix, taken apart at a time
+_ROPE, _INPUT, _HEAD = "rope_freqs.weight", "token_embd.weight", "lm_head.weight"
 _ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
 
@@ -49,7 +55,7 @@ class Dequantised:
     eos_ids: tuple[int, ...]
 
 
-def dequantised(path: Path, dtype: torch.dtype | str, **options: Any) -> Dequantised:
+def dequantised(path: Path, dtype: torch.dtype | str, keep: bool = False, **options: Any) -> Dequantised:
     """Read a GGUF file into a transformers model.
 
     Takes the memory of the model in ``dtype``, and a few MB for what is being read. The model has the
@@ -58,6 +64,7 @@ def dequantised(path: Path, dtype: torch.dtype | str, **options: Any) -> Dequant
     Args:
         path: an existing file.
         dtype: of the weights; "auto": float32 if the file holds float32, else bfloat16.
+        keep: keep matrices of 4 to 8 bits as they are stored (see ``models.quantised``); all else is in ``dtype``.
         options: passed to transformers (attn_implementation).
 
     Raises:
@@ -72,12 +79,16 @@ def dequantised(path: Path, dtype: torch.dtype | str, **options: Any) -> Dequant
     try:
         factors = tensors.read(_ROPE, torch.float32) if _ROPE in head.tensors else None
         config = model_config(head, eos_ids, factors)
-        weights = dict(_weights(gguf, config, family, tensors, dtype))
+        place = _Places(gguf, config, family, head)
+        kept = _matrices(place, tensors) if keep else {}
+        weights = dict(_weights(place, tensors, dtype, kept))
         if unread := head.tensors.keys() - tensors.seen:
             raise ValueError(f"its tensor {min(unread)} has no place in a {family.model_type} model")
     except (ValueError, NotImplementedError) as error:
         raise not_here(path.name, error) from error
     model = _model(config, weights, dtype, options)
+    if kept:
+        put_matrices(model, kept)
     model.name_or_path = str(path)
     count_as(model, head.metadata.get(FINGERPRINT_KEY) or file_fingerprint(path))
     return Dequantised(model, _stored(gguf, head), eos_ids)
@@ -98,17 +109,10 @@ class _Tensors:
         Raises:
             ValueError, NotImplementedError: it cannot be read.
         """
-        if name not in self._head.tensors:
-            raise ValueError(f"it lacks the tensor {name}")
-        if self._swapped:
-            raise ValueError("it is for machines with another byte order")
-        self.seen.add(name)
-        tensor = self._head.tensors[name]
-        kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
-        block, block_bytes = self._gguf.GGML_QUANT_SIZES[kind]
-        values = torch.empty(tensor.shape, dtype=dtype)
-        numbers, blocks = values.view(-1), values.numel() // block
-        stored = self._data[tensor.start : tensor.start + blocks * block_bytes].reshape(blocks, block_bytes)
+        kind, shape, stored = self._stored(name)
+        (blocks, block_bytes), block = stored.shape, self._gguf.GGML_QUANT_SIZES[kind][0]
+        values = torch.empty(shape, dtype=dtype)
+        numbers = values.view(-1)
 
         def convert(at: int) -> None:
             part = np.array(stored[at : at + _PART // block])
@@ -122,27 +126,120 @@ class _Tensors:
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
 
+    def codes(self, name: str, order: NDArray[np.int64]) -> Codes:
+        """A matrix as it is stored, with its rows in this order.
+
+        Raises:
+            ValueError: it cannot be read, or it is stored in another way.
+        """
+        kind, shape, stored = self._stored(name)
+        if kind.name not in FORMATS:
+            raise ValueError(
+                f"its tensor {name} is stored as {kind.name}, not in 4 to 8 bits: use dtype=int8"
+            )
+        if shape[0] != len(order):
+            raise ValueError(f"its tensor {name} has {shape[0]} rows, wanted {len(order)}")
+        rows = stored.reshape(shape[0], -1)
+
+        def part(at: int) -> Codes:
+            return take_apart(rows[order[at : at + _ROWS]], FORMATS[kind.name])
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            return joined(list(pool.map(part, range(0, shape[0], _ROWS))))
+
+    def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
+        """A tensor's kind, shape, and blocks ``[blocks, bytes]``.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        if name not in self._head.tensors:
+            raise ValueError(f"it lacks the tensor {name}")
+        if self._swapped:
+            raise ValueError("it is for machines with another byte order")
+        self.seen.add(name)
+        tensor = self._head.tensors[name]
+        kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
+        block, size = self._gguf.GGML_QUANT_SIZES[kind]
+        blocks = math.prod(tensor.shape) // block
+        return (
+            kind,
+            tensor.shape,
+            self._data[tensor.start : tensor.start + blocks * size].reshape(blocks, size),
+        )
+
+
+class _Places:
+    """Which tensor of a file holds a weight of the transformers model.
+
+    Attributes:
+        config: the model's. skeleton: the model without numbers.
+    """
+
+    def __init__(self, gguf: Any, config: PreTrainedConfig, family: Family, head: GgufHead) -> None:
+        self.config, self._family, self._head = config, family, head
+        with torch.device("meta"):
+            self.skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        kinds = gguf.MODEL_ARCH_NAMES.items()
+        architecture = next(kind for kind, name in kinds if name == family.architecture)
+        self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+
+    def stored(self, name: str) -> str:
+        """The tensor's name. Tied, the output layer's weight is the input embedding's.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name == _HEAD and self.config.tie_word_embeddings:
+            return _INPUT
+        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise ValueError(f"the package gguf has no name for its weight {name}")
+        return str(found)
+
+    def offset(self, name: str) -> float:
+        """What the file adds to a weight."""
+        return self._family.norm_offset if name.endswith("norm.weight") else 0.0
+
+    def in_order(self, name: str, rows: Tensor) -> Tensor:
+        """The rows of a weight in the order that transformers wants."""
+        if self._family.paired and (".q_proj." in name or ".k_proj." in name):
+            return _in_halves(rows, self.config.head_dim)
+        return rows
+
+
+def _matrices(place: _Places, tensors: _Tensors) -> dict[str, Matrix]:
+    """The quantised matrices by the paths of their layers; tied ones are shared.
+
+    Raises:
+        ValueError: a layer's matrix is stored in another way.
+    """
+    made: dict[str, Matrix] = {}
+    found = {}
+    for path, layer in replaceable(place.skeleton).items():
+        stored = place.stored(f"{path}.weight")
+        if stored not in made:
+            order = place.in_order(path + ".", torch.arange(len(layer.weight)))
+            made[stored] = Matrix(tensors.codes(stored, order.numpy()))
+        found[path] = made[stored]
+    return found
+
 
 def _weights(
-    gguf: Any, config: PreTrainedConfig, family: Family, tensors: _Tensors, dtype: torch.dtype
+    place: _Places, tensors: _Tensors, dtype: torch.dtype, kept: Mapping[str, Matrix]
 ) -> Iterator[tuple[str, Tensor]]:
-    """All weights under transformers' names; tied embeddings appear once."""
-    with torch.device("meta"):
-        skeleton = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    architecture = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    for name, wanted in skeleton.named_parameters():
-        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if stored is None:
-            raise ValueError(f"the package gguf has no name for its weight {name}")
-        offset = family.norm_offset if name.endswith("norm.weight") else 0.0
+    """All weights under transformers' names, tied embeddings once. Those of layers in ``kept`` take no memory."""
+    for name, wanted in place.skeleton.named_parameters():
+        if name.removesuffix(".weight") in kept:
+            yield name, torch.zeros((), dtype=dtype).expand(wanted.shape)
+            continue
+        stored, offset = place.stored(name), place.offset(name)
         values = tensors.read(stored, torch.float32 if offset else dtype)
         if values.shape != wanted.shape:
             raise ValueError(
                 f"its tensor {stored} has shape {list(values.shape)}, wanted {list(wanted.shape)}"
             )
-        if family.paired and (".q_proj." in name or ".k_proj." in name):
-            values = _in_halves(values, config.head_dim)
+        values = place.in_order(name, values)
         yield name, (values - offset).to(dtype) if offset else values
 
 

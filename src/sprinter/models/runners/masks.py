@@ -9,7 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["Band", "ragged_mask", "window_mask"]
+__all__ = ["BOOLEAN", "ORDERED", "Band", "ragged_mask", "window_mask"]
+
+ORDERED = "sprinter_ordered"
+"""Name of the attention of ``models.quantised`` among transformers' implementations."""
+BOOLEAN = ("sdpa", ORDERED)
+"""Implementations of attention that take bool masks."""
 
 
 def _in_form(visible: Tensor, dtype: torch.dtype) -> Tensor:

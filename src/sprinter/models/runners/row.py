@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import CHUNK, ModelRunner
-from sprinter.models.runners.masks import Band, ragged_mask, window_mask
+from sprinter.models.runners.masks import BOOLEAN, Band, ragged_mask, window_mask
 from sprinter.models.runners.tree import RowTree, TreePass, tree_pass
 
 __all__ = ["RowRunner", "Windows"]
@@ -177,7 +177,7 @@ class RowRunner(ModelRunner):
         super().__init__(model, batch, max_len)
         self._cache = _RowCache(max_len, torch.arange(batch, device=self.device)[:, None])
         self._windows = windows
-        self._sdpa = model.config._attn_implementation == "sdpa"
+        self._sdpa = model.config._attn_implementation in BOOLEAN
         self._mask_dtype = torch.bool if self._sdpa else model.dtype
         self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]

@@ -1,0 +1,104 @@
+"""Layers with quantised weights: float32 in, float32 out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sprinter.models.quantised.layout import GROUP, Codes, Format
+from sprinter.models.quantised.library import kernel
+
+__all__ = ["Matrix", "QuantisedEmbedding", "QuantisedLinear", "is_quantised", "padded", "parameter_count"]
+
+
+class Matrix:
+    """A packed matrix. An input embedding and an output layer that are tied share one.
+
+    Args:
+        codes: ``[out, in]``. width: number of columns that are not padding; None: all.
+    """
+
+    def __init__(self, codes: Codes, width: int | None = None) -> None:
+        self.form: Format = codes.form
+        self.high: int = codes.codes.shape[0]
+        self.padded: int = codes.codes.shape[1]
+        self.width: int = self.padded if width is None else width
+        self.packed = kernel().pack(codes)
+        self.kernel = kernel()
+
+
+class QuantisedLinear(nn.Module):
+    """A linear layer. A token's result does not depend on the other tokens of a forward pass, to the bit.
+
+    Args:
+        matrix: the weights ``[out, in]``. bias: ``[out]`` or None.
+    """
+
+    bias: Tensor | None
+
+    def __init__(self, matrix: Matrix, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = matrix.high, matrix.width
+        self._matrix = matrix
+        self.register_buffer("bias", None if bias is None else bias.detach().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` -> ``[..., out]``."""
+        own = self._matrix
+        rows = x.reshape(-1, own.width).float()
+        if own.padded != own.width:
+            rows = nn.functional.pad(rows, (0, own.padded - own.width))
+        made = own.kernel.product(own.packed, own.form, own.high, rows.contiguous(), self.bias)
+        return made.view(*x.shape[:-1], own.high)
+
+
+class QuantisedEmbedding(nn.Module):
+    """An embedding.
+
+    Args:
+        matrix: the weights ``[words, d]``. scale: factor of all rows.
+    """
+
+    def __init__(self, matrix: Matrix, scale: float = 1.0) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = matrix.high, matrix.width
+        self._matrix, self._scale = matrix, scale
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """``[...]`` -> ``[..., d]``.
+
+        Raises:
+            IndexError: an id has no row.
+        """
+        own, flat = self._matrix, ids.reshape(-1).contiguous()
+        if len(flat):
+            least, most = torch.aminmax(flat)
+            if int(least) < 0 or int(most) >= own.high:
+                raise IndexError(
+                    f"token ids go from {int(least)} to {int(most)}, and there are {own.high} rows"
+                )
+        made = own.kernel.rows(own.packed, own.form, own.padded, flat)[:, : own.width]
+        if self._scale != 1.0:
+            made = made * self._scale
+        return made.reshape(*ids.shape, own.width)
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether a model has such layers."""
+    return any(isinstance(part, QuantisedLinear) for part in model.modules())
+
+
+def parameter_count(model: nn.Module) -> int:
+    """Number of parameters; quantised ones count as what they were."""
+    parts = [part for part in model.modules() if isinstance(part, QuantisedLinear | QuantisedEmbedding)]
+    matrices = {id(part._matrix): part._matrix.high * part._matrix.width for part in parts}
+    biases = [
+        part.bias.numel() for part in parts if isinstance(part, QuantisedLinear) and part.bias is not None
+    ]
+    plain = [weights.numel() for weights in model.parameters()]
+    return sum([*plain, *matrices.values(), *biases])
+
+
+def padded(weight: Tensor) -> Tensor:
+    """A matrix ``[out, in]`` in float32 with zeros added to a whole number of groups."""
+    return nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP))

@@ -1,0 +1,210 @@
+"""The kernels, products.cpp and attention.cpp: compiled for this CPU when first needed.
+
+That takes some ten seconds; the library is kept on disk.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import mmap as mmap_module
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from mmap import mmap
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sprinter.errors import UserError
+from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
+from sprinter.models.capture.compiled import cpu_flags
+from sprinter.models.capture.marks import hash_file
+from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
+
+__all__ = ["Kernel", "kernel"]
+
+_log = logging.getLogger("sprinter")
+_SOURCES = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("products", "attention"))
+_NATIVE = ("-march=native", "-O3")
+_OPTIONS = (
+    "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off",  # a sum must be made in the same way whatever the number of tokens
+)  # fmt: skip
+_NUMBER = {name: i for i, name in enumerate(FORMATS)}
+
+
+class Kernel:
+    """Packs matrices, multiplies with them, and attends.
+
+    Args:
+        path: the compiled library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        size, at, small, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+        for name, kinds in {
+            "bytes": [small, size, size],
+            "pack": [small, *[at] * 5, size, size, at, small],
+            "product": [small, at, size, size, at, size, at, at, small],
+            "rows": [small, at, size, at, size, at],
+            "attention": [*[at] * 9, real, real, at, small],
+        }.items():
+            function = getattr(library, f"sprinter_{name}")
+            function.restype, function.argtypes = size, kinds
+        self._bytes, self._pack = library.sprinter_bytes, library.sprinter_pack
+        self._product, self._rows = library.sprinter_product, library.sprinter_rows
+        self.attention = library.sprinter_attention
+
+    def pack(self, codes: Codes) -> Tensor:
+        """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8.
+
+        Raises:
+            ValueError: its parts do not fit its kind.
+        """
+        (high, width), form = codes.codes.shape, codes.form
+        if width % form.block:
+            raise ValueError(
+                f"{form.name} weights come in whole blocks of {form.block}, not in rows of {width}"
+            )
+        if form.minimum and codes.minimum is None:
+            raise ValueError(f"{form.name} weights have a minimum, and these have none")
+        kind = _NUMBER[codes.form.name]
+        parts = (codes.codes, codes.scale, codes.minimum, codes.fine, codes.fine_minimum)
+        whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
+        made = _room(self._bytes(kind, high, width))
+        addresses = [None if part is None else part.ctypes.data for part in whole]
+        self._pack(kind, *addresses, high, width, made.data_ptr(), torch.get_num_threads())
+        return made
+
+    def product(self, packed: Tensor, form: Format, high: int, x: Tensor, bias: Tensor | None) -> Tensor:
+        """``[n, in]`` float32, contiguous -> ``[n, high]``, with the bias ``[high]`` added."""
+        rows, width = x.shape
+        made = torch.empty(rows, high)
+        self._product(
+            _NUMBER[form.name], packed.data_ptr(), high, width, x.data_ptr(), rows,
+            None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return made
+
+    def rows(self, packed: Tensor, form: Format, width: int, ids: Tensor) -> Tensor:
+        """The rows ``ids`` ``[n]`` int64, contiguous, as float32 ``[n, width]``."""
+        made = torch.empty(len(ids), width)
+        self._rows(_NUMBER[form.name], packed.data_ptr(), width, ids.data_ptr(), len(ids), made.data_ptr())
+        return made
+
+
+def _room(size: int) -> Tensor:
+    """Memory for ``size`` bytes, in large pages if the system has them, which are found faster."""
+    held = mmap(-1, size)
+    if hasattr(mmap_module, "MADV_HUGEPAGE"):
+        held.madvise(mmap_module.MADV_HUGEPAGE)
+    return torch.frombuffer(held, dtype=torch.uint8)
+
+
+@cache
+def kernel() -> Kernel:
+    """The kernel for this CPU, compiled if it is not on disk.
+
+    Raises:
+        UserError: there is no C++ compiler, it fails, the cache is not this user's own, or the products are wrong.
+    """
+    made = Kernel(_library(_NATIVE))
+    check_products(made)
+    return made
+
+
+def _library(machine: Sequence[str]) -> Path:
+    """The library for the instructions that the options ``machine`` allow."""
+    facts = [*map(hash_file, _SOURCES), cpu_flags(), *_OPTIONS, *machine, *_threads(), torch.__version__]
+    stem = "quantised-" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    make_cache_dir()
+    with FileLock(cache_dir() / "compiling.lock"):
+        for path in sorted(cache_dir().glob(f"{stem}.*.so")):
+            check_own(path)
+            if path.suffixes[-2] == f".{hash_file(path)[:16]}":
+                return path
+            path.unlink()  # not what was written: it must not run
+        return _compile(stem, machine)
+
+
+def _compile(stem: str, machine: Sequence[str]) -> Path:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None or shutil.which(compiler) is None:
+        raise UserError(
+            "weights of 4 and 8 bits need a C++ compiler: install g++ (or set CXX), or use dtype=bfloat16 or float32"
+        )
+    _log.warning("compiling the products of quantised weights, once; some ten seconds")
+    with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
+        part = Path(folder) / "kernel.so"
+        command = [compiler, *_OPTIONS, *machine, *map(str, _SOURCES), *_threads(), "-o", str(part)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            lines = [line for line in made.stderr.splitlines() if "error" in line] or ["it does not say why"]
+            raise UserError(
+                f"{compiler} cannot compile the products of quantised weights ({lines[0][:200]}): set CXX to another "
+                "compiler, or use dtype=bfloat16 or float32"
+            )
+        part.chmod(0o600)
+        path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.so"
+        part.replace(path)
+    return path
+
+
+def _threads() -> list[str]:
+    """Options for OpenMP: PyTorch's own library, because threads of a second one would compete with it."""
+    if sys.platform != "linux":
+        return []
+    root = Path(torch.__file__).parent
+    own = [*sorted((root / "lib").glob("libgomp*.so*")), *sorted(root.parent.glob("torch.libs/libgomp*.so*"))]
+    return ["-fopenmp", *map(str, own[:1])]
+
+
+def check_products(made: Kernel) -> None:
+    """Compare products of each kind with those of NumPy.
+
+    Raises:
+        UserError: they differ.
+    """
+    chance = np.random.default_rng(0)
+    for form in FORMATS.values():
+        codes = _example(form, chance)
+        packed, (high, width) = made.pack(codes), codes.codes.shape
+        weights = made.rows(packed, form, width, torch.arange(high)).double()
+        x = torch.from_numpy(chance.standard_normal((11, width)).astype(np.float32))
+        x[0] = 1.0  # its sums are the largest
+        groups = x.double().view(11, -1, GROUP)
+        step = groups.abs().amax(-1, keepdim=True) / 127
+        wanted = ((groups / step).round() * step).view(11, width) @ weights.T
+        found = made.product(packed, form, high, x, None).double()
+        if not float((found - wanted).abs().max()) <= 1e-4 * float(wanted.abs().max()):
+            raise UserError(
+                f"the products of {form.name} weights are wrong on this processor: use dtype=bfloat16 or float32"
+            )
+
+
+def _example(form: Format, chance: np.random.Generator) -> Codes:
+    high, width = 21, 512
+
+    def halves(count: int) -> NDArray[np.float16]:
+        return chance.uniform(0.5, 1.5, (high, count)).astype(np.float16)
+
+    codes = chance.integers(0, 1 << form.bits, (high, width), dtype=np.uint8)
+    codes[0] = (1 << form.bits) - 1
+    scales = width // form.block
+    minimum = halves(scales) if form.minimum else None
+    if not form.nested:
+        return Codes(form, codes, halves(scales), minimum)
+    least = 0 if form.minimum else -128
+    fine = chance.integers(least, 64 if form.minimum else 128, (high, width // form.scaled)).astype(np.int8)
+    return Codes(form, codes, halves(scales), minimum, fine, np.abs(fine) if form.minimum else None)

@@ -1,0 +1,493 @@
+// Products of float32 activations with weights of 4, 5, 6 or 8 bits in groups, as GGUF files store them.
+//
+// y[t, n] = sum over k of x[t, k] * w[n, k],  w = scale * (code - offset)  or  scale * code - minimum.
+//
+// Activations are rounded to 8 bits in groups of 32. Sums within a group are exact integers; groups are added in float32
+// in their order, whatever the number of tokens, so that the result of a token does not depend on the others.
+//
+// Layout of packed weights: blocks of 16 output channels, one after the other; in each, first all scales, then all codes,
+// both padded to 64 bytes. A group of 32 codes (k) of 16 channels (n) is 8 rows of 64 bytes, row j with codes 4j to 4j + 3
+// of channel n at bytes 4n to 4n + 3. With fewer than 8 bits, the low four bits of rows j and j + 4 share one row of bytes,
+// and each further bit is a plane of 8 x 64 bits after them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int CHANNELS = 16, GROUP = 32, SUPER = 256;
+constexpr int64_t AHEAD = 4096;  // bytes between a code that is used and one that is fetched
+
+template <int BITS_, int SCALED_, bool NESTED_, bool MINIMUM_>
+struct Format {
+    static constexpr int BITS = BITS_;           // of a code
+    static constexpr int SCALED = SCALED_;       // codes that share a scale: 32 or 16
+    static constexpr bool NESTED = NESTED_;      // scales are 8-bit integers times one of 16 bits for 256 codes
+    static constexpr bool MINIMUM = MINIMUM_;    // there is a minimum beside the scale
+    static constexpr int PARTS = GROUP / SCALED;
+    static constexpr int OFFSET = MINIMUM ? 0 : 1 << (BITS - 1);
+    static constexpr int64_t CODES = 64 * BITS;  // bytes of a group
+
+    static int64_t groups(int64_t width) { return width / GROUP; }
+    static int64_t scales(int64_t width) {
+        const int64_t many = MINIMUM ? 2 : 1;
+        const int64_t bytes = NESTED ? width / SUPER * many * 32 + groups(width) * many * PARTS * CHANNELS
+                                     : groups(width) * many * 32;
+        return (bytes + 63) / 64 * 64;
+    }
+    static int64_t block(int64_t width) { return scales(width) + groups(width) * CODES; }
+};
+
+[[maybe_unused]] float half_to_float(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;
+    float value;
+    if (exponent == 0) {
+        value = std::ldexp(float(fraction), -24);
+        return sign ? -value : value;
+    }
+    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
+// --- vectors: 16 channels, or half of them ---------------------------------------------------------------------------
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+
+struct Vec {
+    static constexpr int LANES = 16, MOST = 8;
+    using Float = __m512;
+    using Int = __m512i;
+    static constexpr bool SIGNED = false;  // whether dot_eight takes the offset off the codes
+
+    static Float zero() { return _mm512_setzero_ps(); }
+    static Float halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }
+    static Float bytes(const uint8_t* at) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)at)));
+    }
+    static Float all(float x) { return _mm512_set1_ps(x); }
+    static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
+    static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
+    static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+    static Float less(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+    static Float floats(Int x) { return _mm512_cvtepi32_ps(x); }
+    static Int all(int32_t x) { return _mm512_set1_epi32(x); }
+    static Int load(const uint8_t* at) { return _mm512_loadu_si512(at); }
+    static Int low(Int x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+    static Int high(Int x) { return low(_mm512_srli_epi16(x, 4)); }
+    static Int with_bit(Int x, const uint8_t* plane, int bit) {
+        uint64_t mask;
+        std::memcpy(&mask, plane, 8);
+        return _mm512_mask_add_epi8(x, mask, x, _mm512_set1_epi8(char(1 << bit)));
+    }
+    static Int dot(Int sum, Int codes, Int numbers) { return _mm512_dpbusd_epi32(sum, codes, numbers); }
+    static Int dot_eight(Int sum, Int codes, Int numbers) { return dot(sum, codes, numbers); }
+    static void store(float* at, Float x) { _mm512_storeu_ps(at, x); }
+};
+
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+struct Vec {
+    static constexpr int LANES = 8, MOST = 4;
+    using Float = __m256;
+    using Int = __m256i;
+    static constexpr bool SIGNED = true;  // products of pairs of 8 bits fit into 16 only with a sign
+
+    static Float zero() { return _mm256_setzero_ps(); }
+    static Float halves(const uint8_t* at) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at)); }
+    static Float bytes(const uint8_t* at) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+    }
+    static Float all(float x) { return _mm256_set1_ps(x); }
+    static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
+    static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
+    static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+    static Float less(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
+    static Float floats(Int x) { return _mm256_cvtepi32_ps(x); }
+    static Int all(int32_t x) { return _mm256_set1_epi32(x); }
+    static Int load(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
+    static Int low(Int x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+    static Int high(Int x) { return low(_mm256_srli_epi16(x, 4)); }
+    static Int with_bit(Int x, const uint8_t* plane, int bit) {
+        uint32_t mask;
+        std::memcpy(&mask, plane, 4);
+        const Int byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+        const Int picked = _mm256_shuffle_epi8(_mm256_set1_epi32(int(mask)), byte);
+        const Int one = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+        const Int set = _mm256_cmpeq_epi8(_mm256_and_si256(picked, one), one);
+        return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8(char(1 << bit))));
+    }
+    static Int dot(Int sum, Int codes, Int numbers) {  // codes below 128
+        const Int pairs = _mm256_maddubs_epi16(codes, numbers);
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static Int dot_eight(Int sum, Int codes, Int numbers) {
+        const Int offset = _mm256_xor_si256(codes, _mm256_set1_epi8(char(0x80)));  // codes - 128
+        return dot(sum, _mm256_abs_epi8(offset), _mm256_sign_epi8(numbers, offset));
+    }
+    static void store(float* at, Float x) { _mm256_storeu_ps(at, x); }
+};
+
+#else
+
+struct Vec {  // any processor
+    static constexpr int LANES = 4, MOST = 2;
+    typedef float Float __attribute__((vector_size(16)));
+    typedef int32_t Int __attribute__((vector_size(16)));
+    typedef uint8_t Bytes __attribute__((vector_size(16)));
+    static constexpr bool SIGNED = false;
+
+    static Float zero() { return Float{0, 0, 0, 0}; }
+    static Float halves(const uint8_t* at) {
+        Float made;
+        for (int i = 0; i < 4; ++i) {
+            uint16_t half;
+            std::memcpy(&half, at + 2 * i, 2);
+            made[i] = half_to_float(half);
+        }
+        return made;
+    }
+    static Float bytes(const uint8_t* at) {
+        return Float{float(int8_t(at[0])), float(int8_t(at[1])), float(int8_t(at[2])), float(int8_t(at[3]))};
+    }
+    static Float all(float x) { return Float{x, x, x, x}; }
+    static Float mul(Float a, Float b) { return a * b; }
+    static Float add(Float a, Float b) { return a + b; }
+    static Float fma(Float a, Float b, Float c) { return a * b + c; }
+    static Float less(Float a, Float b, Float c) { return c - a * b; }
+    static Float floats(Int x) { return __builtin_convertvector(x, Float); }
+    static Int all(int32_t x) { return Int{x, x, x, x}; }
+    static Int load(const uint8_t* at) {
+        Int made;
+        std::memcpy(&made, at, 16);
+        return made;
+    }
+    static Int low(Int x) { return x & 0x0f0f0f0f; }
+    static Int high(Int x) { return (x >> 4) & 0x0f0f0f0f; }
+    static Int with_bit(Int x, const uint8_t* plane, int bit) {
+        uint16_t mask;
+        std::memcpy(&mask, plane, 2);
+        Bytes codes = (Bytes)x;
+        for (int i = 0; i < 16; ++i) codes[i] |= uint8_t((mask >> i & 1) << bit);
+        return (Int)codes;
+    }
+    static Int dot(Int sum, Int codes, Int numbers) {
+        const Bytes code = (Bytes)codes, number = (Bytes)numbers;
+        for (int i = 0; i < 4; ++i)
+            for (int k = 0; k < 4; ++k) sum[i] += int32_t(code[4 * i + k]) * int8_t(number[4 * i + k]);
+        return sum;
+    }
+    static Int dot_eight(Int sum, Int codes, Int numbers) { return dot(sum, codes, numbers); }
+    static void store(float* at, Float x) { std::memcpy(at, &x, 16); }
+};
+
+#endif
+
+// --- activations -----------------------------------------------------------------------------------------------------
+struct Rounded {  // rows of activations in 8 bits; `width` codes and `groups` scales a row
+    int64_t width, groups;
+    std::vector<int8_t> codes;
+    std::vector<float> scale, sum;  // of a group; sum = scale times the sum of its codes
+    std::vector<int32_t> start;     // -offset times the sum of the codes that share a scale
+};
+
+template <class F>
+void resize(Rounded& made, int64_t rows, int64_t width) {
+    made.width = width;
+    made.groups = width / GROUP;
+    made.codes.resize(rows * width);
+    made.scale.resize(rows * made.groups);
+    made.sum.resize(rows * made.groups);
+    made.start.resize(rows * made.groups * F::PARTS);
+}
+
+template <class F>
+void round_row(const float* x, Rounded& made, int64_t row) {
+    for (int64_t g = 0; g < made.groups; ++g, x += GROUP) {
+        int8_t* codes = made.codes.data() + row * made.width + g * GROUP;
+        float largest = 0.0f, poison = 0.0f;  // not a number if one of the activations is none, or infinite
+        for (int k = 0; k < GROUP; ++k) largest = std::max(largest, std::fabs(x[k]));
+        for (int k = 0; k < GROUP; ++k) poison += x[k] * 0.0f;
+        const float scale = largest / 127.0f, times = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
+        int32_t wide[GROUP];
+        for (int k = 0; k < GROUP; ++k) wide[k] = int32_t(std::nearbyint(x[k] * times));
+        for (int k = 0; k < GROUP; ++k) codes[k] = int8_t(wide[k]);
+        int32_t total = 0;
+        for (int part = 0; part < F::PARTS; ++part) {
+            int32_t sum = 0;
+            for (int k = 0; k < F::SCALED; ++k) sum += wide[part * F::SCALED + k];
+            const bool without = F::BITS == 8 && Vec::SIGNED;
+            made.start[(row * made.groups + g) * F::PARTS + part] = without ? 0 : -F::OFFSET * sum;
+            total += sum;
+        }
+        made.scale[row * made.groups + g] = scale + poison;
+        made.sum[row * made.groups + g] = scale * float(total);
+    }
+}
+
+// --- products --------------------------------------------------------------------------------------------------------
+template <class F, int LANES>
+struct Scales {  // of one group of the channels
+    typename Vec::Float scale[F::PARTS], minimum;
+};
+
+template <class F>
+inline Scales<F, Vec::LANES> scales_of(const uint8_t* scales, int64_t g, int from) {
+    constexpr int MANY = F::MINIMUM ? 2 : 1, PER = SUPER / GROUP;
+    Scales<F, Vec::LANES> made;
+    if constexpr (F::NESTED) {
+        constexpr int64_t ONE = MANY * 32 + int64_t(PER) * MANY * F::PARTS * CHANNELS;
+        const uint8_t* super = scales + g / PER * ONE;
+        const uint8_t* own = super + MANY * 32 + g % PER * MANY * F::PARTS * CHANNELS + from;
+        const auto d = Vec::halves(super + 2 * from);
+        for (int part = 0; part < F::PARTS; ++part) made.scale[part] = Vec::mul(d, Vec::bytes(own + part * CHANNELS));
+        if constexpr (F::MINIMUM)
+            made.minimum = Vec::mul(Vec::halves(super + 32 + 2 * from), Vec::bytes(own + F::PARTS * CHANNELS));
+    } else {
+        const uint8_t* own = scales + g * MANY * 32 + 2 * from;
+        made.scale[0] = Vec::halves(own);
+        if constexpr (F::MINIMUM) made.minimum = Vec::halves(own + 32);
+    }
+    return made;
+}
+
+// Row j of a group's codes for the channels from `from`.
+template <class F>
+inline typename Vec::Int codes_of(const uint8_t* codes, int j, int from) {
+    if constexpr (F::BITS == 8) {
+        return Vec::load(codes + 64 * j + 4 * from);
+    } else {
+        const auto both = Vec::load(codes + 64 * (j % 4) + 4 * from);
+        auto made = j < 4 ? Vec::low(both) : Vec::high(both);
+        for (int bit = 4; bit < F::BITS; ++bit)
+            made = Vec::with_bit(made, codes + 256 + 64 * (bit - 4) + 8 * j + from / 2, bit);
+        return made;
+    }
+}
+
+template <class F, int N>
+void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, int from, float* made) {
+    using V = Vec;
+    typename V::Float total[N];
+    for (int r = 0; r < N; ++r) total[r] = V::zero();
+    const int8_t* numbers = x.codes.data() + row * x.width;
+    const float* scale = x.scale.data() + row * x.groups;
+    const float* sum = x.sum.data() + row * x.groups;
+    const int32_t* start = x.start.data() + row * x.groups * F::PARTS;
+    for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
+        for (int64_t line = 0; line < F::CODES; line += 64) __builtin_prefetch(codes + AHEAD + line);
+        typename V::Int sums[F::PARTS][N];
+#pragma GCC unroll 2
+        for (int part = 0; part < F::PARTS; ++part)
+#pragma GCC unroll 8
+            for (int r = 0; r < N; ++r) sums[part][r] = V::all(start[(r * x.groups + g) * F::PARTS + part]);
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+            const auto code = codes_of<F>(codes, j, from);
+            const int part = F::PARTS == 1 ? 0 : j / 4;
+#pragma GCC unroll 8
+            for (int r = 0; r < N; ++r) {
+                int32_t four;
+                std::memcpy(&four, numbers + r * x.width + g * GROUP + 4 * j, 4);
+                if constexpr (F::BITS == 8) sums[part][r] = V::dot_eight(sums[part][r], code, V::all(four));
+                else sums[part][r] = V::dot(sums[part][r], code, V::all(four));
+            }
+        }
+        const auto own = scales_of<F>(scales, g, from);
+#pragma GCC unroll 8
+        for (int r = 0; r < N; ++r) {
+            auto scaled = V::mul(V::floats(sums[0][r]), own.scale[0]);
+            if constexpr (F::PARTS == 2) scaled = V::fma(V::floats(sums[1][r]), own.scale[1], scaled);
+            total[r] = V::fma(scaled, V::all(scale[r * x.groups + g]), total[r]);
+            if constexpr (F::MINIMUM) total[r] = V::less(own.minimum, V::all(sum[r * x.groups + g]), total[r]);
+        }
+    }
+    for (int r = 0; r < N; ++r) V::store(made + r * CHANNELS + from, total[r]);
+}
+
+template <class F, int N = Vec::MOST>
+void multiply_rows(
+    int rows, const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, int from, float* made
+) {
+    if constexpr (N > 0) {
+        if (rows == N) multiply<F, N>(scales, codes, x, row, from, made);
+        else multiply_rows<F, N - 1>(rows, scales, codes, x, row, from, made);
+    }
+}
+
+template <class F>
+void product(
+    const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias, float* y,
+    int threads
+) {
+    constexpr int64_t TILE = 64;  // rows whose codes stay in the cache while a block of weights is read
+    const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width);
+    static thread_local Rounded kept;
+    Rounded& rounded = kept;
+    resize<F>(rounded, rows, width);
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for
+        for (int64_t row = 0; row < rows; ++row) round_row<F>(x + row * width, rounded, row);
+        for (int64_t top = 0; top < rows; top += TILE) {
+#pragma omp for nowait
+            for (int64_t block = 0; block < blocks; ++block) {
+                const uint8_t* scales = packed + block * bytes;
+                const uint8_t* codes = scales + F::scales(width);
+                const int64_t first = block * CHANNELS, many = std::min<int64_t>(CHANNELS, high - first);
+                const int64_t end = std::min(rows, top + TILE);
+                for (int64_t row = top; row < end; row += Vec::MOST) {
+                    const int now = int(std::min<int64_t>(Vec::MOST, end - row));
+                    alignas(64) float made[Vec::MOST * CHANNELS];
+                    for (int from = 0; from < CHANNELS; from += Vec::LANES)
+                        multiply_rows<F>(now, scales, codes, rounded, row, from, made);
+                    for (int r = 0; r < now; ++r)
+                        for (int64_t n = 0; n < many; ++n)
+                            y[(row + r) * high + first + n] =
+                                made[r * CHANNELS + n] + (bias ? bias[first + n] : 0.0f);
+                }
+            }
+        }
+    }
+}
+
+// --- single weights: packing, rows -----------------------------------------------------------------------------------
+template <class F>
+uint8_t code_at(const uint8_t* codes, int k, int n) {
+    const int j = k / 4, at = 4 * n + k % 4;
+    if (F::BITS == 8) return codes[64 * j + at];
+    uint8_t code = codes[64 * (j % 4) + at] >> (j < 4 ? 0 : 4) & 15;
+    for (int bit = 4; bit < F::BITS; ++bit)
+        code |= uint8_t((codes[256 + 64 * (bit - 4) + 8 * j + at / 8] >> at % 8 & 1) << bit);
+    return code;
+}
+
+template <class F>
+void set_code(uint8_t* codes, int k, int n, uint8_t code) {
+    const int j = k / 4, at = 4 * n + k % 4;
+    if (F::BITS == 8) {
+        codes[64 * j + at] = code;
+        return;
+    }
+    codes[64 * (j % 4) + at] |= uint8_t((code & 15) << (j < 4 ? 0 : 4));
+    for (int bit = 4; bit < F::BITS; ++bit)
+        codes[256 + 64 * (bit - 4) + 8 * j + at / 8] |= uint8_t((code >> bit & 1) << at % 8);
+}
+
+template <class F>
+void pack(
+    const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine, const int8_t* fine_minimum,
+    int64_t high, int64_t width, uint8_t* packed, int threads
+) {
+    constexpr int MANY = F::MINIMUM ? 2 : 1, PER = SUPER / GROUP;
+    const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width), groups = F::groups(width);
+    std::memset(packed, 0, blocks * bytes);
+#pragma omp parallel for num_threads(threads)
+    for (int64_t row = 0; row < blocks * CHANNELS; row += CHANNELS) {
+        uint8_t* scales = packed + row / CHANNELS * bytes;
+        uint8_t* own = scales + F::scales(width);
+        for (int n = 0; n < CHANNELS && row + n < high; ++n) {
+            const int64_t channel = row + n;
+            for (int64_t g = 0; g < groups; ++g) {
+                if constexpr (F::NESTED) {
+                    uint8_t* super = scales + g / PER * (MANY * 32 + PER * MANY * F::PARTS * CHANNELS);
+                    uint8_t* at = super + MANY * 32 + g % PER * MANY * F::PARTS * CHANNELS;
+                    const int64_t supers = width / SUPER;
+                    std::memcpy(super + 2 * n, scale + channel * supers + g / PER, 2);
+                    for (int part = 0; part < F::PARTS; ++part)
+                        at[part * CHANNELS + n] = uint8_t(fine[(channel * groups + g) * F::PARTS + part]);
+                    if (F::MINIMUM) {
+                        std::memcpy(super + 32 + 2 * n, minimum + channel * supers + g / PER, 2);
+                        at[F::PARTS * CHANNELS + n] = uint8_t(fine_minimum[channel * groups + g]);
+                    }
+                } else {
+                    std::memcpy(scales + g * MANY * 32 + 2 * n, scale + channel * groups + g, 2);
+                    if (F::MINIMUM)
+                        std::memcpy(scales + g * MANY * 32 + 32 + 2 * n, minimum + channel * groups + g, 2);
+                }
+                for (int k = 0; k < GROUP; ++k)
+                    set_code<F>(own + g * F::CODES, k, n, codes[channel * width + g * GROUP + k]);
+            }
+        }
+    }
+}
+
+template <class F>
+void rows(const uint8_t* packed, int64_t width, const int64_t* ids, int64_t count, float* made) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int n = int(ids[i] % CHANNELS), from = n / Vec::LANES * Vec::LANES;
+        const uint8_t* scales = packed + ids[i] / CHANNELS * F::block(width);
+        const uint8_t* codes = scales + F::scales(width);
+        for (int64_t g = 0; g < F::groups(width); ++g) {
+            const auto own = scales_of<F>(scales, g, from);
+            float scale[F::PARTS][Vec::LANES], minimum[Vec::LANES] = {};
+            for (int part = 0; part < F::PARTS; ++part) Vec::store(scale[part], own.scale[part]);
+            if constexpr (F::MINIMUM) Vec::store(minimum, own.minimum);
+            for (int k = 0; k < GROUP; ++k) {
+                const int code = code_at<F>(codes + g * F::CODES, k, n) - F::OFFSET;
+                made[i * width + g * GROUP + k] = scale[k / F::SCALED][n - from] * float(code) - minimum[n - from];
+            }
+        }
+    }
+}
+
+// In the order of FORMATS in layout.py.
+template <class Call>
+int64_t with_format(int format, Call call) {
+    switch (format) {
+        case 0: return call(Format<4, 32, false, false>());
+        case 1: return call(Format<4, 32, false, true>());
+        case 2: return call(Format<5, 32, false, false>());
+        case 3: return call(Format<5, 32, false, true>());
+        case 4: return call(Format<8, 32, false, false>());
+        case 5: return call(Format<4, 32, true, true>());
+        case 6: return call(Format<5, 32, true, true>());
+        case 7: return call(Format<6, 16, true, false>());
+    }
+    return -1;
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t sprinter_bytes(int format, int64_t high, int64_t width) {
+    return with_format(format, [=](auto kind) {
+        return (high + CHANNELS - 1) / CHANNELS * decltype(kind)::block(width);
+    });
+}
+
+int64_t sprinter_pack(
+    int format, const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine,
+    const int8_t* fine_minimum, int64_t high, int64_t width, uint8_t* packed, int threads
+) {
+    return with_format(format, [=](auto kind) {
+        pack<decltype(kind)>(codes, scale, minimum, fine, fine_minimum, high, width, packed, threads);
+        return int64_t(0);
+    });
+}
+
+int64_t sprinter_product(
+    int format, const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
+    float* y, int threads
+) {
+    return with_format(format, [=](auto kind) {
+        product<decltype(kind)>(packed, high, width, x, rows, bias, y, threads);
+        return int64_t(0);
+    });
+}
+
+int64_t sprinter_rows(int format, const uint8_t* packed, int64_t width, const int64_t* ids, int64_t count, float* made) {
+    return with_format(format, [=](auto kind) {
+        rows<decltype(kind)>(packed, width, ids, count, made);
+        return int64_t(0);
+    });
+}
+
+}

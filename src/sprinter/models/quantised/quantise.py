@@ -1,0 +1,123 @@
+"""Quantises a loaded model in place: ``dtype="int8"`` and ``"int4"``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sprinter.errors import UserError
+from sprinter.fingerprint import count_as, weights_fingerprint
+from sprinter.models.quantised.attention import attend_in_order
+from sprinter.models.quantised.layers import (
+    Matrix,
+    QuantisedEmbedding,
+    QuantisedLinear,
+    padded,
+    parameter_count,
+)
+from sprinter.models.quantised.layout import Codes, eight_bits, four_bits, joined
+from sprinter.models.quantised.library import kernel
+
+__all__ = ["BITS", "GGUF", "put_matrices", "quantise", "replaceable"]
+
+BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
+"""Names of dtypes -> bits of a weight."""
+GGUF = "gguf"
+"""The dtype of the weights of a GGUF file as they are stored."""
+_ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
+_LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
+_ROWS = 4096
+_SCALE = "scalar_embed_scale"
+
+
+def quantise(model: PreTrainedModel, dtype: str) -> None:
+    """Replace the linear layers and the input embedding of a model on a CPU, in place; what is left is in float32.
+
+    With "int4" the input embedding and the output layer have 8 bits. The model keeps its fingerprint, so that gates and
+    heads for it load. The weights that it had are freed one by one.
+
+    Raises:
+        UserError: the kernel cannot be compiled or its products are wrong, the model is not on the CPU, its weights are
+            mostly not in linear layers, or it does not run with them replaced.
+    """
+    name = model.name_or_path or type(model).__name__
+    if model.device.type != "cpu":
+        raise UserError(f"dtype {dtype} is for CPUs, and {name} is on {model.device}: use bfloat16")
+    kernel()
+    fingerprint, size = weights_fingerprint(model), parameter_count(model)
+    layers = replaceable(model)
+    weights = {id(layer.weight): layer.weight for layer in layers.values()}
+    share = sum(weight.numel() for weight in weights.values()) / size
+    del weights  # they are freed one by one below
+    if share < _LEAST_SHARE:
+        raise UserError(
+            f"dtype {dtype} is for models whose weights are in linear layers, and {share:.0%} of those of {name} are: "
+            "use bfloat16"
+        )
+    model.float()  # type: ignore[no-untyped-call]
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[no-untyped-call]
+    made: dict[int, Matrix] = {}
+    matrices = {}
+    for path, layer in layers.items():
+        weight = layer.weight
+        if id(weight) not in made:
+            bits = 8 if id(layer) in ends else BITS[dtype]
+            made[id(weight)] = _matrix(weight, _ROUND[bits])
+        matrices[path] = made[id(weight)]
+    put_matrices(model, matrices)
+    count_as(model, fingerprint)
+
+
+def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None:
+    """Replace the layers at these paths by quantised ones, and try whether the model runs.
+
+    Raises:
+        UserError: it does not, because its code reads the weights of a layer, for example.
+    """
+    attend_in_order(model)
+    made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one
+    for path, matrix in matrices.items():
+        layer = model.get_submodule(path)
+        if layer not in made:
+            if isinstance(layer, nn.Embedding):
+                made[layer] = QuantisedEmbedding(matrix, getattr(layer, _SCALE, 1.0))
+            else:
+                made[layer] = QuantisedLinear(matrix, layer.bias)  # type: ignore[arg-type]
+            layer.weight = None  # type: ignore[assignment]
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, made[layer])
+    try:
+        with torch.inference_mode():
+            model(torch.zeros(1, 1, dtype=torch.long))
+    except Exception as error:  # models' own code may read the weights that are gone
+        name = model.name_or_path or type(model).__name__
+        raise UserError(
+            f"{name} does not run with quantised layers ({type(error).__name__}: {error}): use bfloat16"
+        ) from error
+
+
+def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:
+    """The linear layers and the input embedding, by path; a layer in two places twice."""
+    embedding = model.get_input_embeddings()
+    found = model.named_modules(remove_duplicate=False)
+    return {
+        path: part  # type: ignore[misc]
+        for path, part in found
+        if type(part) is nn.Linear or (part is embedding and _is_plain(part))
+    }
+
+
+def _is_plain(embedding: nn.Module) -> bool:
+    """Whether it is a table of rows, which may all be multiplied by a number, as in Gemma."""
+    own = type(embedding)
+    return own is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, _SCALE))
+
+
+def _matrix(weight: Tensor, rounded: Callable[..., Codes]) -> Matrix:
+    """A weight matrix rounded, a chunk of rows at a time to save memory."""
+    with torch.no_grad():
+        parts = [rounded(padded(rows).numpy()) for rows in torch.split(weight.detach(), _ROWS)]
+    return Matrix(joined(parts), weight.shape[1])

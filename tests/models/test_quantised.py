@@ -1,0 +1,416 @@
+"""Weights of 4 to 8 bits: what is stored, the kernel's products, whole models, what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.models.gguf_families import FAMILIES, written
+from tests.models.gguf_files import NO_GGUF
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import sprinter
+from sprinter.errors import UserError
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.laws import tv_distance
+from sprinter.models.gguf.dequantise import dequantised
+from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.quantised import library
+from sprinter.models.quantised.attention import _attention
+from sprinter.models.quantised.layers import (
+    Matrix,
+    QuantisedEmbedding,
+    QuantisedLinear,
+    is_quantised,
+    parameter_count,
+)
+from sprinter.models.quantised.layout import FORMATS, Codes, eight_bits, four_bits, joined, take_apart
+from sprinter.models.quantised.library import Kernel, check_products, kernel
+from sprinter.models.quantised.quantise import quantise
+from sprinter.models.runner import make_runner
+
+PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
+FLAGS = library.cpu_flags().split()
+MACHINES = {
+    "this one": library._NATIVE,
+    "AVX2": ("-O2", "-mavx2", "-mfma", "-mf16c"),
+    "any": ("-O1",),
+}
+"""Options for the compiler, each of which takes another branch of the source."""
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def built(request: pytest.FixtureRequest) -> Kernel:
+    if request.param == "AVX2" and not {"avx2", "fma", "f16c"} <= set(FLAGS):
+        pytest.skip("this CPU has no AVX2")
+    return Kernel(library._library(MACHINES[request.param]))
+
+
+def stored(name: str, high: int, width: int, seed: int = 0) -> np.ndarray:
+    """Rows of a GGUF tensor of this kind, ``[high, bytes]``."""
+    gguf = pytest.importorskip("gguf", reason=NO_GGUF)
+    form, chance = FORMATS[name], np.random.default_rng(seed)
+    if not form.nested:
+        weights = chance.standard_normal((high, width)).astype(np.float32)
+        return gguf.quantize(weights, gguf.GGMLQuantizationType[name])
+    rows = chance.integers(0, 256, (high, width // 256, form.bytes), dtype=np.uint8)
+    for at in (208,) if name == "Q6_K" else (0, 2):  # the 16-bit floats of a block
+        values = chance.uniform(-0.02, 0.02, (high, width // 256, 1)).astype(np.float16)
+        rows[..., at : at + 2] = values.view(np.uint8)
+    return rows.reshape(high, -1)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Activations as the kernel rounds them, float64."""
+    groups = x.double().view(len(x), -1, 32)
+    step = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / step.clamp(min=1e-300)).round() * step).view(x.shape)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_the_numbers_of_the_file(built: Kernel, name: str) -> None:
+    gguf = pytest.importorskip("gguf", reason=NO_GGUF)
+    data = stored(name, 37, 512)
+    codes = take_apart(data, FORMATS[name])
+    packed = built.pack(codes)
+    ids = torch.tensor([0, 36, 15, 16, 5, 5])
+    wanted = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[name]))
+    assert torch.equal(built.rows(packed, codes.form, 512, ids), wanted[ids].float())
+    whole = joined([take_apart(data[:16], codes.form), take_apart(data[16:], codes.form)])
+    assert torch.equal(built.pack(whole), packed)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 70])
+def test_products_are_those_of_rounded_activations(built: Kernel, name: str, rows: int) -> None:
+    high, width = 53, 768
+    codes = take_apart(stored(name, high, width), FORMATS[name])
+    packed = built.pack(codes)
+    weights = built.rows(packed, codes.form, width, torch.arange(high)).double()
+    torch.manual_seed(rows)
+    x, bias = torch.randn(rows, width), torch.randn(high)
+    x[0, :40] *= 1e4
+    x[-1, 64:96] = 0.0
+    found = built.product(packed, codes.form, high, x, bias)
+    wanted = rounded(x) @ weights.T + bias.double()
+    size = (rounded(x).abs() @ weights.T.abs()).clamp(min=1.0)
+    assert float(((found - wanted).abs() / size).max()) < 1e-5
+    # The same bits alone, with other tokens, and with another number of threads.
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(before, 2))
+        assert torch.equal(built.product(packed, codes.form, high, x[-1:].clone(), bias)[0], found[-1])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_poisons_its_own_token_alone(built: Kernel, poison: float) -> None:
+    codes = take_apart(stored("Q4_1", 20, 96), FORMATS["Q4_1"])
+    packed, x = built.pack(codes), torch.randn(5, 96)
+    clean = built.product(packed, codes.form, 20, x, None)
+    x[2, 50] = poison
+    found = built.product(packed, codes.form, 20, x, None)
+    assert not torch.isfinite(found[2]).any()
+    rest = [0, 1, 3, 4]
+    assert torch.equal(found[rest], clean[rest])
+
+
+@pytest.mark.parametrize(("rounding", "most"), [(eight_bits, 0.01), (four_bits, 0.1)])
+@pytest.mark.parametrize("width", [64, 33, 600])
+def test_a_layer_is_near_the_one_that_it_replaces(rounding: type, most: float, width: int) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(width, 50)
+    linear.requires_grad_(False)
+    linear.weight *= torch.logspace(-2, 2, 50)[:, None]
+    linear.weight[3] = 0.0
+    whole = nn.functional.pad(linear.weight, (0, -width % 32)).numpy()
+    made = QuantisedLinear(Matrix(rounding(whole), width), linear.bias)
+    x = torch.randn(2, 5, width)
+    found, wanted = made(x), linear(x)
+    assert found.dtype == torch.float32 and found.shape == (2, 5, 50)
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < most
+    assert torch.equal(found[..., 3], wanted[..., 3])
+    assert made(x[:0]).shape == (0, 5, 50)
+
+
+def test_four_bits_are_fitted_by_least_squares() -> None:
+    """No worse than the codes between the least and the largest weight of a group."""
+    weight = np.random.default_rng(0).standard_normal((200, 32)).astype(np.float32)
+    codes = four_bits(weight)
+    assert codes.scale.shape == (200, 1) and codes.minimum is not None and codes.codes.max() == 15
+    made = codes.codes * codes.scale.astype(np.float32) - codes.minimum.astype(np.float32)
+    low, high = weight.min(1, keepdims=True), weight.max(1, keepdims=True)
+    plain = np.rint((weight - low) / (high - low) * 15) * (high - low) / 15 + low
+    assert ((made - weight) ** 2).mean() < 0.95 * ((plain - weight) ** 2).mean()
+
+
+def test_an_embedding_refuses_ids_without_a_row() -> None:
+    made = QuantisedEmbedding(Matrix(eight_bits(np.ones((5, 32), np.float32))))
+    assert made(torch.tensor([[0, 4]])).shape == (1, 2, 32)
+    for ids in ([5], [-1]):
+        with pytest.raises(IndexError, match="there are 5 rows"):
+            made(torch.tensor(ids))
+
+
+# --- whole models ----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def builtin_pair() -> sprinter.Pair:
+    return sprinter.load_pair()
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def pair(request: pytest.FixtureRequest) -> sprinter.Pair:
+    return sprinter.load_pair(dtype=request.param)
+
+
+@pytest.mark.parametrize(
+    "method", ["speculative(gamma=4)", "svip", "block(gamma=3)", "specinfer(drafts=2, gamma=3)"]
+)
+def test_greedy_texts_are_those_of_plain_decoding(pair: sprinter.Pair, method: str) -> None:
+    for prompt in PROMPTS:
+        texts = {
+            pair.generate(prompt, method=one, temperature=0, max_new_tokens=40).text
+            for one in ("autoregressive", method)
+        }
+        assert len(texts) == 1
+
+
+def test_the_law_is_near_that_of_the_weights(pair: sprinter.Pair, builtin_pair: sprinter.Pair) -> None:
+    ids = torch.tensor([pair.tokenizer("The first king of the island was born in the year")["input_ids"]])  # type: ignore[misc]
+    with torch.inference_mode():
+        laws = [one.models.target.module("a test")(ids).logits.softmax(-1) for one in (builtin_pair, pair)]
+    gap, most = tv_distance(*laws), 0.03 if pair.models.target.weights == "int8" else 0.15
+    assert 0 < float(gap.mean()) < most
+
+
+def test_gates_load_and_records_repeat(pair: sprinter.Pair, builtin_pair: sprinter.Pair) -> None:
+    target, plain = pair.models.target, builtin_pair.models.target
+    assert weights_fingerprint(target.model) == weights_fingerprint(plain.model)
+    assert target.weights in ("int8", "int4") and target.size == plain.size
+    made = pair.generate(PROMPTS[0], method="sprinter(tau=0.5)", max_new_tokens=30, seed=3)
+    assert made.stats.trusted > 0
+    record = made.to_dict()
+    assert record["models"]["target"]["dtype"] == target.weights
+    again = sprinter.load_pair(dtype=record["models"]["target"]["dtype"])
+    assert again.generate(record["prompt"]["token_ids"], **record["request"]).text == made.text
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_linear_layer_is_replaced_once(tied: bool, dtype: str) -> None:
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    model.requires_grad_(False)
+    ids, size = torch.arange(10)[None], parameter_count(model)
+    before = model(ids).logits
+    quantise(model, dtype)
+    assert parameter_count(model) == size and is_quantised(model)
+    assert not any(type(one) in (nn.Linear, nn.Embedding) for one in model.modules())
+    assert sum(isinstance(one, QuantisedLinear) for one in model.modules()) == 2 * 7 + 1
+    assert (model.lm_head._matrix is model.model.embed_tokens._matrix) == tied  # type: ignore[union-attr]
+    assert model.dtype == torch.float32 and model.lm_head._matrix.form.name == "Q8_0"
+    change = float((model(ids).logits - before).abs().max() / before.abs().max())
+    assert 0 < change < (0.02 if dtype == "int8" else 0.2)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_files_are_run_as_they_are_stored(name: str, tmp_path: Path) -> None:
+    """Weights, biases, tied matrices and the order of rows are the dequantised model's; activations are rounded."""
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written(name, tmp_path / "m.gguf", "Q8_0")
+    plain = dequantised(tmp_path / "m.gguf", torch.float32)
+    kept = dequantised(tmp_path / "m.gguf", torch.float32, keep=True)
+    assert kept.stored == plain.stored == "Q8_0" and kept.eos_ids == plain.eos_ids
+    assert parameter_count(kept.model) == parameter_count(plain.model)
+    assert weights_fingerprint(kept.model) == weights_fingerprint(plain.model)
+    layers = {path: part for path, part in kept.model.named_modules() if hasattr(part, "_matrix")}
+    assert len(layers) == 3 * 7 + 2
+    for path, layer in layers.items():
+        own, other = layer._matrix, plain.model.get_submodule(path)
+        assert torch.equal(
+            own.kernel.rows(own.packed, own.form, own.padded, torch.arange(own.high)), other.weight
+        )
+        bias = getattr(other, "bias", None)
+        assert bias is None or torch.equal(layer.bias, bias)
+    ids = torch.arange(1, 60)[None]
+    with torch.inference_mode():
+        wanted, found = plain.model(ids).logits, kept.model(ids).logits
+        assert torch.equal(layers["model.embed_tokens"](ids), plain.model.model.embed_tokens(ids))
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.08
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Path) -> None:
+    """To the bit: alone, with others, in a ragged batch, in a tree, behind a shared prefix."""
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written(name, tmp_path / "m.gguf", "Q5_0")
+    model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
+    text = torch.randint(1, 250, (1, 40), generator=torch.Generator().manual_seed(0))
+    runner = make_runner(model, max_len=50, compile=False)
+    assert runner.name == "row"
+    whole = runner.extend(text).logits
+    assert whole is not None
+    for step in (1, 2, 3, 8, 13):
+        runner.rewind([0])
+        parts = [runner.extend(text[:, at : at + step]).logits for at in range(0, 40, step)]
+        assert torch.equal(torch.cat([one for one in parts if one is not None], 1), whole)
+    rows = make_runner(model, batch=3, max_len=50, compile=False)
+    rows.extend(text[:, :9].expand(3, -1), [9, 4, 6])
+    found = rows.extend(torch.cat([text[:, 9:15], text[:, 4:10], text[:, 6:12]]), [6, 6, 2]).logits
+    assert found is not None
+    assert torch.equal(found[0], whole[0, 9:15]) and torch.equal(found[1], whole[0, 4:10])
+    assert torch.equal(found[2, :2], whole[0, 6:8])
+    some = rows.extend(text[:, 15:18], rows=[0]).logits
+    assert some is not None and torch.equal(some, whole[:, 15:18])
+    runner.rewind([10])
+    branches = torch.cat([text[:, 10:11], text[:, 30:31], text[:, 11:13]], 1)
+    tree = runner.extend(branches, parents=[[9, 9, 10, 12]]).logits
+    assert tree is not None and torch.equal(tree[:, [0, 2, 3]], whole[:, 10:13])
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("d", [8, 16, 40, 128])
+def test_attention_is_that_of_pytorch(heads: tuple[int, int], d: int) -> None:
+    torch.manual_seed(d)
+    query = torch.randn(2, 5, heads[0], d).transpose(1, 2)
+    key, value = torch.randn(2, 2, heads[1], 30, d).unbind(0)
+    mask = torch.rand(2, 1, 5, 21) < 0.5
+    mask[..., 0] = True
+    key, value = key[:, :, :21], value[:, :, :21]
+    exact = nn.functional.scaled_dot_product_attention
+    every = [part.double() for part in (query, key, value)]
+    wanted = exact(*every, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+    found, _ = _attention(nn.Identity(), query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    causal = exact(
+        every[0], every[1][:, :, :5], every[2][:, :, :5], is_causal=True, enable_gqa=True
+    ).transpose(1, 2)
+    found, _ = _attention(nn.Identity(), query, key, value, None)
+    torch.testing.assert_close(found.double(), causal, rtol=1e-5, atol=1e-6)
+    scores = every[0] @ every[1].repeat_interleave(heads[0] // heads[1], 1).mT * 0.3
+    capped = (7 * torch.tanh(scores / 7)).masked_fill(~mask, -torch.inf).softmax(-1)
+    wanted = (capped @ every[2].repeat_interleave(heads[0] // heads[1], 1)).transpose(1, 2)
+    found, _ = _attention(nn.Identity(), query, key, value, mask, scaling=0.3, softcap=7.0)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
+    query[1, :, 3] = float("nan")
+    poisoned, _ = _attention(nn.Identity(), query, key, value, mask, scaling=0.3, softcap=7.0)
+    assert torch.isnan(poisoned[1, 3]).all()
+    poisoned[1, 3] = found[1, 3]
+    assert torch.equal(poisoned, found)
+
+
+def test_attention_with_biases_is_refused() -> None:
+    x = torch.randn(1, 2, 3, 8)
+    with pytest.raises(NotImplementedError, match="biases, sinks"):
+        _attention(nn.Identity(), x, x, x, None, s_aux=torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
+def test_a_pair_of_files_writes_and_says_what_it_is(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    for seed, which in enumerate(("target", "draft")):
+        torch.manual_seed(seed)
+        written("qwen2", tmp_path / f"{which}.gguf", kind)
+    made = sprinter.load_pair(tmp_path / "target.gguf", tmp_path / "draft.gguf", dtype="gguf")
+    assert made.models.target.weights == f"gguf (from {kind})" and is_quantised(
+        made.models.target.module("a test")
+    )
+    texts = {
+        made.generate([5, 9, 20], method=one, temperature=0, max_new_tokens=20).text
+        for one in ("autoregressive", "speculative(gamma=3)")
+    }
+    assert len(texts) == 1
+    eight = load_models(tmp_path / "target.gguf", dtype="int8").target
+    assert eight.weights == f"int8 (from {kind})"
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+def test_models_without_linear_layers_are_refused() -> None:
+    """GPT-2's are of a class of transformers' own."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32)).eval()
+    with pytest.raises(UserError, match=r"of those of GPT2LMHeadModel are: use bfloat16"):
+        quantise(model, "int8")
+
+
+def test_a_model_that_reads_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                                         num_attention_heads=2)).eval()  # fmt: skip
+    forward = type(model).forward
+    monkeypatch.setattr(
+        type(model),
+        "forward",
+        lambda self, *given, **more: (self.lm_head.weight.dtype, forward(self, *given, **more))[1],
+    )
+    with pytest.raises(UserError, match=r"does not run with quantised layers .*weight.*: use bfloat16"):
+        quantise(model, "int4")
+
+
+def test_refusals_say_what_to_do(tmp_path: Path) -> None:
+    for dtype in ("int8", "int4", "gguf"):
+        with pytest.raises(UserError, match=f"dtype {dtype} is for models on a CPU"):
+            load_models(builtin_paths()["target"], dtype=dtype, device_map="cpu")
+    with pytest.raises(UserError, match="cannot be compiled: its weights are quantised"):
+        sprinter.load_pair(dtype="int4", compile=True)
+    with pytest.raises(UserError, match=r"dtype gguf is for GGUF files, and the target .* is none: use int4"):
+        load_models(builtin_paths()["target"], dtype="gguf")
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written("qwen2", tmp_path / "m.gguf", "F16")
+    with pytest.raises(UserError, match=r"is stored as F16, not in 4 to 8 bits: use dtype=int8"):
+        load_models(tmp_path / "m.gguf", dtype="gguf")
+
+
+def test_llamacpp_has_its_own_types() -> None:
+    pytest.importorskip("llama_cpp")
+    with pytest.raises(UserError, match="runner llamacpp has no dtype 'int8'"):
+        sprinter.load_pair(builtin_paths()["target"], runner="llamacpp", dtype="int8")
+
+
+def test_a_processor_that_multiplies_wrongly_is_refused() -> None:
+    class Wrong(Kernel):
+        def product(self, *given: object) -> torch.Tensor:
+            return super().product(*given) * 1.001  # type: ignore[arg-type]
+
+    check_products(kernel())
+    with pytest.raises(UserError, match=r"products of Q4_0 weights are wrong on this processor: use dtype"):
+        check_products(Wrong(library._library(library._NATIVE)))
+
+
+def test_the_library_is_compiled_once_and_again_if_damaged(caplog: pytest.LogCaptureFixture) -> None:
+    path = library._library(("-O1",))
+    caplog.clear()
+    assert library._library(("-O1",)) == path and not caplog.records
+    path.write_bytes(b"not what was written")
+    assert library._library(("-O1",)) == path
+    assert "compiling the products of quantised weights" in caplog.text
+    assert path.stat().st_size > 1000 and path.stat().st_mode & 0o077 == 0
+
+
+def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_SOURCES", (Path(__file__),))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"need a C\+\+ compiler: install g\+\+"):
+        library._library(("-O0",))
+    monkeypatch.setenv("CXX", shutil.which("g++") or "c++")
+    with pytest.raises(
+        UserError, match=r"cannot compile the products of quantised weights \(.*error.*\): set CXX"
+    ):
+        library._library(("-O0",))
+
+
+def test_codes_with_a_missing_minimum_are_a_mistake() -> None:
+    """The kernel reads what the kind says; a kind with a minimum must have one."""
+    codes = four_bits(np.ones((4, 32), np.float32))
+    with pytest.raises(ValueError, match="Q4_1 weights have a minimum"):
+        kernel().pack(replace(codes, minimum=None))
+    with pytest.raises(ValueError, match="whole blocks of 32"):
+        kernel().pack(Codes(codes.form, codes.codes[:, :20], codes.scale, codes.minimum))
