@@ -1,11 +1,11 @@
-"""Eight-bit weights on a CPU against bfloat16 and llama.cpp, one text at a time: laws, forward passes, texts.
+"""Weights of 4 and 8 bits on a CPU against bfloat16 and llama.cpp, one text at a time: laws, forward passes, texts.
 
     python benchmarks/real/weights.py --data DIR [--parts law passes texts] [--positions 2000] [--prompts 10]
 
 All read the same GGUF files. ``law``: KL(p‖p') and TV of each dtype's laws against those of the same weights in
 float32, along prompts of HumanEval and GSM8K; and one token's law in a pass of its own against that in a long one.
 ``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved. ``texts``: greedy texts of
-both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and eight bits interleaved prompt by prompt.
+both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and our kernels interleaved prompt by prompt.
 """
 
 from __future__ import annotations
@@ -47,11 +47,12 @@ KINDS: Mapping[str, Mapping[str, Any]] = sized(
         "llama.cpp": {},
         "bfloat16": {"runner": "torch", "dtype": "bfloat16", "compile": False},
         "int8": {"dtype": "int8"},
+        "gguf": {"dtype": "gguf"},
     },
     {"bfloat16": {"dtype": "bfloat16", "compile": False}, "int8": {"dtype": "int8"}},
 )
 """Kinds of weights, as ``load_pair`` is asked for them."""
-SPEEDS = sized(("llama.cpp", "int8"), tuple(KINDS))
+SPEEDS = sized(("llama.cpp", "int8", "gguf"), tuple(KINDS))
 """Kinds whose texts are timed."""
 REFERENCE = sized(
     {"runner": "torch", "dtype": "float32", "compile": False}, {"dtype": "float32", "compile": False}

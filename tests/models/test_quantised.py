@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from sprinter.models.quantised.layers import (
 from sprinter.models.quantised.layout import FORMATS, Codes, eight_bits, four_bits, joined, take_apart
 from sprinter.models.quantised.library import Kernel, check_products, kernel
 from sprinter.models.quantised.quantise import quantise
+from sprinter.models.quantised.whole import _Forward
 from sprinter.models.runner import make_runner
 
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
@@ -278,6 +281,48 @@ def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Pat
     assert tree is not None and torch.equal(tree[:, [0, 2, 3]], whole[:, 10:13])
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_joined_layers_compute_what_the_modules_do(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written(name, tmp_path / "m.gguf", "Q8_0")
+    model = dequantised(tmp_path / "m.gguf", torch.float32, keep=True).model
+    joined_layers = [layer for layer in model.model.layers if isinstance(layer.forward, _Forward)]
+    assert len(joined_layers) == (0 if "gemma" in name else 3)
+    layer = model.model.layers[1]
+    x = torch.randn(2, 6, 64)
+    positions = model.model.rotary_emb(x, torch.arange(6)[None]) if "gemma" not in name else None
+    if positions is None:
+        return
+    found = layer(x, position_embeddings=positions)
+    layer.forward, joined_one = type(layer).forward.__get__(layer), layer.forward
+    wanted = layer(x, position_embeddings=positions)
+    assert 0 <= float((found - wanted).norm() / wanted.norm()) < 1e-2
+    layer.forward = joined_one
+    twin = deepcopy(model)
+    with torch.no_grad():
+        twin.model.layers[1].input_layernorm.weight *= 3.0
+    assert torch.equal(layer(x, position_embeddings=positions), found)
+    changed = twin.model.layers[1](x, position_embeddings=positions)
+    assert not torch.allclose(changed, found)
+    del model, layer, joined_layers
+    assert torch.equal(twin.model.layers[1](x, position_embeddings=positions), changed)
+    with pytest.raises(TypeError, match="cannot be pickled: save the one that it was made from"):
+        pickle.dumps(joined_one)
+
+
+def test_layers_that_compute_something_else_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = _Forward._made
+
+    def without_norm(self: _Forward, layer: nn.Module) -> object:
+        facts = original(self, layer)
+        facts.eps = 1e3
+        return facts
+
+    monkeypatch.setattr(_Forward, "_made", without_norm)
+    with pytest.raises(UserError, match="the joined layers of the model differ from its own"):
+        load_models(builtin_paths()["target"], dtype="int8")
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("d", [8, 16, 40, 128])
 def test_attention_is_that_of_pytorch(heads: tuple[int, int], d: int) -> None:
@@ -396,7 +441,7 @@ def test_the_library_is_compiled_once_and_again_if_damaged(caplog: pytest.LogCap
 
 
 def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_SOURCES", (Path(__file__),))
+    monkeypatch.setattr(library, "_SOURCE", Path(__file__))
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"need a C\+\+ compiler: install g\+\+"):
         library._library(("-O0",))

@@ -19,7 +19,10 @@ from transformers.masking_utils import sdpa_mask
 from sprinter.models.quantised.library import kernel
 from sprinter.models.runners.masks import ORDERED
 
-__all__ = ["attend_in_order"]
+__all__ = ["Attention", "attend_in_order"]
+
+
+_HIDDEN = -1e4  # additive masks hold less for keys that a query does not see
 
 
 def attend_in_order(model: PreTrainedModel) -> None:
@@ -45,30 +48,52 @@ def _attention(
     ``[1 or batch, 1, n, keys]`` or None -> ``[batch, n, heads, d_v]``."""
     if others.get("position_bias") is not None or others.get("s_aux") is not None or is_causal is False:
         raise NotImplementedError("attention with biases, sinks or without order")
-    query, key, value = (_inner(part.float()) for part in (query, key, value))
-    batch, heads, n, d = query.shape
-    if attention_mask is None and n > 1:
-        key, value = key[:, :, :n], value[:, :, :n]
-    keys, kv = key.shape[2], key.shape[1]
-    seen: Tensor | None = None
-    mask_step: tuple[int, ...] = (0, 0)
-    if attention_mask is not None:
-        seen = attention_mask if attention_mask.dtype == torch.bool else attention_mask > -1e4
-        seen = _inner(seen[:, 0].expand(batch, n, keys))
-        mask_step = seen.stride()[:2]
-    made = torch.empty(batch, n, heads, value.shape[-1])
-    kernel().attention(
-        query.data_ptr(), _longs(query.stride()[:3]), key.data_ptr(), _longs(key.stride()[:3]), value.data_ptr(),
-        _longs(value.stride()[:3]), None if seen is None else seen.data_ptr(), _longs(mask_step),
-        _longs((batch, heads, kv, n, keys, d, value.shape[-1])), d**-0.5 if scaling is None else scaling,
-        softcap or 0.0, made.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    given = Attention.of(query.float(), key.float(), value.float(), attention_mask, scale, softcap or 0.0)
+    made = torch.empty(given.batch, given.n, given.heads, given.d_v)
+    kernel().attention(ctypes.byref(given), made.data_ptr(), torch.get_num_threads())
     return made, None
 
 
-def _inner(part: Tensor) -> Tensor:
-    return part if part.stride(-1) == 1 else part.contiguous()
+_STEPS = ctypes.c_int64 * 3
 
 
-def _longs(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(numbers))(*numbers)
+class Attention(ctypes.Structure):
+    """``Attention`` in attention.h."""
+
+    _fields_ = (
+        *(
+            (f"{name}{end}", ctypes.c_void_p)
+            for name in ("query", "key", "value", "mask")
+            for end in ("", "_step")
+        ),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv", "n", "keys", "d", "d_v")),
+        ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
+    )
+    held: list[Any]
+
+    @classmethod
+    def of(
+        cls, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float
+    ) -> Attention:
+        """Attention of these float32 tensors, which it keeps in memory; shapes as in ``_attention``."""
+        made = cls()
+        batch, heads, n, d = query.shape
+        if mask is None and n > 1:
+            key, value = key[:, :, :n], value[:, :, :n]
+        made.batch, made.heads, made.kv, made.n = batch, heads, key.shape[1], n
+        made.keys, made.d, made.d_v = key.shape[2], d, value.shape[-1]
+        made.scale, made.cap = scale, cap
+        parts = {"query": query, "key": key, "value": value}
+        if mask is not None:
+            seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
+            parts["mask"] = seen[:, 0].expand(batch, n, made.keys)
+        made.held = []
+        for name, part in parts.items():
+            inner = part if part.stride(-1) == 1 else part.contiguous()
+            steps = _STEPS(*inner.stride()[:-1])
+            made.held += [inner, steps]
+            setattr(made, name, inner.data_ptr())
+            setattr(made, f"{name}_step", ctypes.addressof(steps))
+        return made

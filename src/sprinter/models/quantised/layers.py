@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sprinter.models.quantised.layout import GROUP, Codes, Format
-from sprinter.models.quantised.library import kernel
+from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
 
 __all__ = ["Matrix", "QuantisedEmbedding", "QuantisedLinear", "is_quantised", "padded", "parameter_count"]
 
@@ -25,6 +25,9 @@ class Matrix:
         self.width: int = self.padded if width is None else width
         self.packed = kernel().pack(codes)
         self.kernel = kernel()
+
+    def __deepcopy__(self, memo: object) -> Matrix:
+        return self  # it never changes
 
 
 class QuantisedLinear(nn.Module):
@@ -50,6 +53,12 @@ class QuantisedLinear(nn.Module):
             rows = nn.functional.pad(rows, (0, own.padded - own.width))
         made = own.kernel.product(own.packed, own.form, own.high, rows.contiguous(), self.bias)
         return made.view(*x.shape[:-1], own.high)
+
+    def facts(self) -> MatrixFacts:
+        """Where its numbers are, for the kernels; valid as long as it lives."""
+        own = self._matrix
+        bias = None if self.bias is None else self.bias.data_ptr()
+        return MatrixFacts(NUMBER[own.form.name], own.packed.data_ptr(), own.high, own.padded, bias)
 
 
 class QuantisedEmbedding(nn.Module):

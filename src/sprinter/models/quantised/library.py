@@ -1,4 +1,4 @@
-"""The kernels, products.cpp and attention.cpp: compiled for this CPU when first needed.
+"""The kernels (kernels.cpp): compiled for this CPU when first needed.
 
 That takes some ten seconds; the library is kept on disk.
 """
@@ -31,20 +31,33 @@ from sprinter.models.capture.compiled import cpu_flags
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
-__all__ = ["Kernel", "kernel"]
+__all__ = ["NUMBER", "Kernel", "MatrixFacts", "kernel"]
 
 _log = logging.getLogger("sprinter")
-_SOURCES = tuple(Path(__file__).with_name(f"{name}.cpp") for name in ("products", "attention"))
+_SOURCE = Path(__file__).with_name("kernels.cpp")
 _NATIVE = ("-march=native", "-O3")
 _OPTIONS = (
     "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off",  # a sum must be made in the same way whatever the number of tokens
 )  # fmt: skip
-_NUMBER = {name: i for i, name in enumerate(FORMATS)}
+NUMBER = {name: i for i, name in enumerate(FORMATS)}
+"""Kind of weights -> its number in ``with_format``."""
+
+
+class MatrixFacts(ctypes.Structure):
+    """``Matrix`` in kernels.cpp."""
+
+    _fields_ = (
+        ("format", ctypes.c_int64),
+        ("packed", ctypes.c_void_p),
+        ("high", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        ("bias", ctypes.c_void_p),
+    )
 
 
 class Kernel:
-    """Packs matrices, multiplies with them, and attends.
+    """The functions of kernels.cpp.
 
     Args:
         path: the compiled library.
@@ -52,19 +65,22 @@ class Kernel:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        size, at, small, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+        size, at, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
         for name, kinds in {
             "bytes": [small, size, size],
             "pack": [small, *[at] * 5, size, size, at, small],
             "product": [small, at, size, size, at, size, at, at, small],
             "rows": [small, at, size, at, size, at],
-            "attention": [*[at] * 9, real, real, at, small],
+            "attention": [at, at, small],
+            "before": [at, at, size, *[at] * 5, small],
+            "after": [at, at, at, size, at, small],
         }.items():
             function = getattr(library, f"sprinter_{name}")
             function.restype, function.argtypes = size, kinds
         self._bytes, self._pack = library.sprinter_bytes, library.sprinter_pack
         self._product, self._rows = library.sprinter_product, library.sprinter_rows
         self.attention = library.sprinter_attention
+        self.before, self.after = library.sprinter_before, library.sprinter_after
 
     def pack(self, codes: Codes) -> Tensor:
         """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8.
@@ -79,7 +95,7 @@ class Kernel:
             )
         if form.minimum and codes.minimum is None:
             raise ValueError(f"{form.name} weights have a minimum, and these have none")
-        kind = _NUMBER[codes.form.name]
+        kind = NUMBER[codes.form.name]
         parts = (codes.codes, codes.scale, codes.minimum, codes.fine, codes.fine_minimum)
         whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
         made = _room(self._bytes(kind, high, width))
@@ -92,7 +108,7 @@ class Kernel:
         rows, width = x.shape
         made = torch.empty(rows, high)
         self._product(
-            _NUMBER[form.name], packed.data_ptr(), high, width, x.data_ptr(), rows,
+            NUMBER[form.name], packed.data_ptr(), high, width, x.data_ptr(), rows,
             None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return made
@@ -100,7 +116,7 @@ class Kernel:
     def rows(self, packed: Tensor, form: Format, width: int, ids: Tensor) -> Tensor:
         """The rows ``ids`` ``[n]`` int64, contiguous, as float32 ``[n, width]``."""
         made = torch.empty(len(ids), width)
-        self._rows(_NUMBER[form.name], packed.data_ptr(), width, ids.data_ptr(), len(ids), made.data_ptr())
+        self._rows(NUMBER[form.name], packed.data_ptr(), width, ids.data_ptr(), len(ids), made.data_ptr())
         return made
 
 
@@ -126,7 +142,14 @@ def kernel() -> Kernel:
 
 def _library(machine: Sequence[str]) -> Path:
     """The library for the instructions that the options ``machine`` allow."""
-    facts = [*map(hash_file, _SOURCES), cpu_flags(), *_OPTIONS, *machine, *_threads(), torch.__version__]
+    facts = [
+        *map(hash_file, sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])),
+        cpu_flags(),
+        *_OPTIONS,
+        *machine,
+        *_threads(),
+        torch.__version__,
+    ]
     stem = "quantised-" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
     make_cache_dir()
     with FileLock(cache_dir() / "compiling.lock"):
@@ -147,7 +170,7 @@ def _compile(stem: str, machine: Sequence[str]) -> Path:
     _log.warning("compiling the products of quantised weights, once; some ten seconds")
     with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
         part = Path(folder) / "kernel.so"
-        command = [compiler, *_OPTIONS, *machine, *map(str, _SOURCES), *_threads(), "-o", str(part)]
+        command = [compiler, *_OPTIONS, *machine, str(_SOURCE), *_threads(), "-o", str(part)]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             lines = [line for line in made.stderr.splitlines() if "error" in line] or ["it does not say why"]

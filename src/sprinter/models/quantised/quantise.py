@@ -20,6 +20,7 @@ from sprinter.models.quantised.layers import (
 )
 from sprinter.models.quantised.layout import Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
+from sprinter.models.quantised.whole import join_layers
 
 __all__ = ["BITS", "GGUF", "put_matrices", "quantise", "replaceable"]
 
@@ -31,6 +32,8 @@ _ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 _ROWS = 4096
 _SCALE = "scalar_embed_scale"
+_FAR = 0.1
+"""Largest distance of logits that come from the order of sums alone, which moves rounded activations."""
 
 
 def quantise(model: PreTrainedModel, dtype: str) -> None:
@@ -89,14 +92,19 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
             layer.weight = None  # type: ignore[assignment]
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
+    ids = torch.arange(2)[None]
     try:
         with torch.inference_mode():
-            model(torch.zeros(1, 1, dtype=torch.long))
+            one_by_one = model(ids).logits
+            joined_layers = join_layers(model)
+            whole = model(ids).logits
     except Exception as error:  # models' own code may read the weights that are gone
         name = model.name_or_path or type(model).__name__
         raise UserError(
             f"{name} does not run with quantised layers ({type(error).__name__}: {error}): use bfloat16"
         ) from error
+    if joined_layers and not bool((whole - one_by_one).norm() <= _FAR * one_by_one.norm()):
+        raise UserError("the joined layers of the model differ from its own: use bfloat16")
 
 
 def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:

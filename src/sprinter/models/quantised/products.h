@@ -10,6 +10,8 @@
 // of channel n at bytes 4n to 4n + 3. With fewer than 8 bits, the low four bits of rows j and j + 4 share one row of bytes,
 // and each further bit is a plane of 8 x 64 bits after them.
 
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,7 +25,7 @@
 namespace {
 
 constexpr int CHANNELS = 16, GROUP = 32, SUPER = 256;
-constexpr int64_t AHEAD = 4096;  // bytes between a code that is used and one that is fetched
+constexpr int64_t AHEAD = 8192;  // bytes between a code that is used and one that is fetched
 
 template <int BITS_, int SCALED_, bool NESTED_, bool MINIMUM_>
 struct Format {
@@ -192,43 +194,52 @@ struct Vec {  // any processor
 // --- activations -----------------------------------------------------------------------------------------------------
 struct Rounded {  // rows of activations in 8 bits; `width` codes and `groups` scales a row
     int64_t width, groups;
+    int8_t* codes;
+    float *scale, *sum;  // of a group; sum = scale times the sum of its codes
+    int32_t* start;      // -offset times the sum of the codes that share a scale
+};
+
+class Room {  // for rounded activations
+  public:
+    void reserve(int64_t rows, int64_t width) {
+        const size_t groups = size_t(rows * (width / GROUP));
+        if (codes.size() < groups * GROUP) {
+            codes.resize(groups * GROUP);
+            scale.resize(groups);
+            sum.resize(groups);
+            start.resize(groups * 2);
+        }
+    }
+    Rounded of(int64_t width) {
+        return {width, width / GROUP, codes.data(), scale.data(), sum.data(), start.data()};
+    }
+
+  private:
     std::vector<int8_t> codes;
-    std::vector<float> scale, sum;  // of a group; sum = scale times the sum of its codes
-    std::vector<int32_t> start;     // -offset times the sum of the codes that share a scale
+    std::vector<float> scale, sum;
+    std::vector<int32_t> start;
 };
 
 template <class F>
-void resize(Rounded& made, int64_t rows, int64_t width) {
-    made.width = width;
-    made.groups = width / GROUP;
-    made.codes.resize(rows * width);
-    made.scale.resize(rows * made.groups);
-    made.sum.resize(rows * made.groups);
-    made.start.resize(rows * made.groups * F::PARTS);
-}
-
-template <class F>
-void round_row(const float* x, Rounded& made, int64_t row) {
-    for (int64_t g = 0; g < made.groups; ++g, x += GROUP) {
-        int8_t* codes = made.codes.data() + row * made.width + g * GROUP;
-        float largest = 0.0f, poison = 0.0f;  // not a number if one of the activations is none, or infinite
-        for (int k = 0; k < GROUP; ++k) largest = std::max(largest, std::fabs(x[k]));
-        for (int k = 0; k < GROUP; ++k) poison += x[k] * 0.0f;
-        const float scale = largest / 127.0f, times = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
-        int32_t wide[GROUP];
-        for (int k = 0; k < GROUP; ++k) wide[k] = int32_t(std::nearbyint(x[k] * times));
-        for (int k = 0; k < GROUP; ++k) codes[k] = int8_t(wide[k]);
-        int32_t total = 0;
-        for (int part = 0; part < F::PARTS; ++part) {
-            int32_t sum = 0;
-            for (int k = 0; k < F::SCALED; ++k) sum += wide[part * F::SCALED + k];
-            const bool without = F::BITS == 8 && Vec::SIGNED;
-            made.start[(row * made.groups + g) * F::PARTS + part] = without ? 0 : -F::OFFSET * sum;
-            total += sum;
-        }
-        made.scale[row * made.groups + g] = scale + poison;
-        made.sum[row * made.groups + g] = scale * float(total);
+void round_group(const float* x, const Rounded& made, int64_t at) {
+    float largest = 0.0f, poison = 0.0f;  // not a number if one of the activations is none, or infinite
+    for (int k = 0; k < GROUP; ++k) largest = std::max(largest, std::fabs(x[k]));
+    for (int k = 0; k < GROUP; ++k) poison += x[k] * 0.0f;
+    const float scale = largest / 127.0f;
+    const float times = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
+    int32_t wide[GROUP];
+    for (int k = 0; k < GROUP; ++k) wide[k] = int32_t(std::nearbyint(x[k] * times));
+    for (int k = 0; k < GROUP; ++k) made.codes[at * GROUP + k] = int8_t(wide[k]);
+    int32_t total = 0;
+    for (int part = 0; part < F::PARTS; ++part) {
+        int32_t sum = 0;
+        for (int k = 0; k < F::SCALED; ++k) sum += wide[part * F::SCALED + k];
+        const bool without = F::BITS == 8 && Vec::SIGNED;
+        made.start[at * F::PARTS + part] = without ? 0 : -F::OFFSET * sum;
+        total += sum;
     }
+    made.scale[at] = scale + poison;
+    made.sum[at] = scale * float(total);
 }
 
 // --- products --------------------------------------------------------------------------------------------------------
@@ -276,10 +287,10 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
     using V = Vec;
     typename V::Float total[N];
     for (int r = 0; r < N; ++r) total[r] = V::zero();
-    const int8_t* numbers = x.codes.data() + row * x.width;
-    const float* scale = x.scale.data() + row * x.groups;
-    const float* sum = x.sum.data() + row * x.groups;
-    const int32_t* start = x.start.data() + row * x.groups * F::PARTS;
+    const int8_t* numbers = x.codes + row * x.width;
+    const float* scale = x.scale + row * x.groups;
+    const float* sum = x.sum + row * x.groups;
+    const int32_t* start = x.start + row * x.groups * F::PARTS;
     for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
         for (int64_t line = 0; line < F::CODES; line += 64) __builtin_prefetch(codes + AHEAD + line);
         typename V::Int sums[F::PARTS][N];
@@ -321,40 +332,41 @@ void multiply_rows(
     }
 }
 
+// Inside a parallel region. y [rows, high] = x [rows, width] times the weights, plus bias [high] and more [rows, high],
+// each of which may be null.
 template <class F>
 void product(
-    const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias, float* y,
-    int threads
+    const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
+    const float* more, float* y, Room& room
 ) {
     constexpr int64_t TILE = 64;  // rows whose codes stay in the cache while a block of weights is read
     const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width);
-    static thread_local Rounded kept;
-    Rounded& rounded = kept;
-    resize<F>(rounded, rows, width);
-#pragma omp parallel num_threads(threads)
-    {
+    const Rounded rounded = room.of(width);
 #pragma omp for
-        for (int64_t row = 0; row < rows; ++row) round_row<F>(x + row * width, rounded, row);
-        for (int64_t top = 0; top < rows; top += TILE) {
+    for (int64_t at = 0; at < rows * rounded.groups; ++at) round_group<F>(x + at * GROUP, rounded, at);
+    for (int64_t top = 0; top < rows; top += TILE) {
 #pragma omp for nowait
-            for (int64_t block = 0; block < blocks; ++block) {
-                const uint8_t* scales = packed + block * bytes;
-                const uint8_t* codes = scales + F::scales(width);
-                const int64_t first = block * CHANNELS, many = std::min<int64_t>(CHANNELS, high - first);
-                const int64_t end = std::min(rows, top + TILE);
-                for (int64_t row = top; row < end; row += Vec::MOST) {
-                    const int now = int(std::min<int64_t>(Vec::MOST, end - row));
-                    alignas(64) float made[Vec::MOST * CHANNELS];
-                    for (int from = 0; from < CHANNELS; from += Vec::LANES)
-                        multiply_rows<F>(now, scales, codes, rounded, row, from, made);
-                    for (int r = 0; r < now; ++r)
-                        for (int64_t n = 0; n < many; ++n)
-                            y[(row + r) * high + first + n] =
-                                made[r * CHANNELS + n] + (bias ? bias[first + n] : 0.0f);
-                }
+        for (int64_t block = 0; block < blocks; ++block) {
+            const uint8_t* scales = packed + block * bytes;
+            const uint8_t* codes = scales + F::scales(width);
+            const int64_t first = block * CHANNELS, many = std::min<int64_t>(CHANNELS, high - first);
+            const int64_t end = std::min(rows, top + TILE);
+            for (int64_t row = top; row < end; row += Vec::MOST) {
+                const int now = int(std::min<int64_t>(Vec::MOST, end - row));
+                alignas(64) float made[Vec::MOST * CHANNELS];
+                for (int from = 0; from < CHANNELS; from += Vec::LANES)
+                    multiply_rows<F>(now, scales, codes, rounded, row, from, made);
+                for (int r = 0; r < now; ++r)
+                    for (int64_t n = 0; n < many; ++n) {
+                        float sum = made[r * CHANNELS + n];
+                        if (bias) sum += bias[first + n];
+                        if (more) sum += more[(row + r) * high + first + n];
+                        y[(row + r) * high + first + n] = sum;
+                    }
             }
         }
     }
+#pragma omp barrier
 }
 
 // --- single weights: packing, rows -----------------------------------------------------------------------------------
@@ -437,7 +449,7 @@ void rows(const uint8_t* packed, int64_t width, const int64_t* ids, int64_t coun
     }
 }
 
-// In the order of FORMATS in layout.py.
+// The kind of a number, in the order of FORMATS in layout.py.
 template <class Call>
 int64_t with_format(int format, Call call) {
     switch (format) {
@@ -454,40 +466,3 @@ int64_t with_format(int format, Call call) {
 }
 
 }  // namespace
-
-extern "C" {
-
-int64_t sprinter_bytes(int format, int64_t high, int64_t width) {
-    return with_format(format, [=](auto kind) {
-        return (high + CHANNELS - 1) / CHANNELS * decltype(kind)::block(width);
-    });
-}
-
-int64_t sprinter_pack(
-    int format, const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine,
-    const int8_t* fine_minimum, int64_t high, int64_t width, uint8_t* packed, int threads
-) {
-    return with_format(format, [=](auto kind) {
-        pack<decltype(kind)>(codes, scale, minimum, fine, fine_minimum, high, width, packed, threads);
-        return int64_t(0);
-    });
-}
-
-int64_t sprinter_product(
-    int format, const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
-    float* y, int threads
-) {
-    return with_format(format, [=](auto kind) {
-        product<decltype(kind)>(packed, high, width, x, rows, bias, y, threads);
-        return int64_t(0);
-    });
-}
-
-int64_t sprinter_rows(int format, const uint8_t* packed, int64_t width, const int64_t* ids, int64_t count, float* made) {
-    return with_format(format, [=](auto kind) {
-        rows<decltype(kind)>(packed, width, ids, count, made);
-        return int64_t(0);
-    });
-}
-
-}

@@ -3,6 +3,8 @@
 // Every sum is made in the order of the keys that the query sees, whatever else is in the forward pass, so that the
 // result of a query does not depend on the other queries, on padding or on keys that it does not see.
 
+#pragma once
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -98,38 +100,42 @@ void attend(
     for (int64_t k = 0; k < d_v; ++k) made[k] *= share;
 }
 
-}  // namespace
+struct Attention {
+    // query [batch, heads, n, d], key and value [batch, kv, keys, d and d_v]: strides of the first three axes in numbers;
+    // mask [batch, n, keys] of bytes with strides of the first two axes, or null: a query sees the keys up to its own,
+    // which are the last n. cap: of the scores, 0 for none.
+    const float* query;
+    const int64_t* query_step;
+    const float* key;
+    const int64_t* key_step;
+    const float* value;
+    const int64_t* value_step;
+    const uint8_t* mask;
+    const int64_t* mask_step;
+    int64_t batch, heads, kv, n, keys, d, d_v;
+    float scale, cap;
+};
 
-// query [batch, heads, n, d], key and value [batch, kv, keys, d and d_v], strides of the first three axes in numbers;
-// mask [batch, n, keys] of bytes with strides of the first two axes, or null: a query sees the keys up to its own, which
-// are the last n. made [batch, n, heads, d_v]. cap: of the scores, 0 for none.
-extern "C" int64_t sprinter_attention(
-    const float* query, const int64_t* query_step, const float* key, const int64_t* key_step, const float* value,
-    const int64_t* value_step, const uint8_t* mask, const int64_t* mask_step, const int64_t* sizes, float scale,
-    float cap, float* made, int threads
-) {
-    const int64_t batch = sizes[0], heads = sizes[1], kv = sizes[2], n = sizes[3], keys = sizes[4], d = sizes[5],
-                  d_v = sizes[6];
-#pragma omp parallel num_threads(threads)
-    {
-        Scratch scratch;
-        scratch.scores.resize(keys + WIDE);
+// Inside a parallel region. made [batch, n, heads, d_v].
+void attend_all(const Attention& a, float* made) {
+    Scratch scratch;
+    scratch.scores.resize(size_t(a.keys + WIDE));
 #pragma omp for collapse(2)
-        for (int64_t b = 0; b < batch; ++b)
-            for (int64_t task = 0; task < kv * n; ++task) {
-                const int64_t i = task / kv, own = task % kv;
-                scratch.seen.clear();
-                for (int64_t k = 0; k < keys; ++k)
-                    if (mask ? mask[b * mask_step[0] + i * mask_step[1] + k] : k <= keys - n + i)
-                        scratch.seen.push_back(k);
-                for (int64_t h = own * (heads / kv); h < (own + 1) * (heads / kv); ++h)
-                    attend(
-                        query + b * query_step[0] + h * query_step[1] + i * query_step[2],
-                        key + b * key_step[0] + own * key_step[1], value + b * value_step[0] + own * value_step[1],
-                        key_step[2], value_step[2], d, d_v, scale, cap, scratch, scratch.scores.data(),
-                        made + ((b * n + i) * heads + h) * d_v
-                    );
-            }
-    }
-    return 0;
+    for (int64_t b = 0; b < a.batch; ++b)
+        for (int64_t task = 0; task < a.kv * a.n; ++task) {
+            const int64_t i = task / a.kv, own = task % a.kv, group = a.heads / a.kv;
+            scratch.seen.clear();
+            for (int64_t k = 0; k < a.keys; ++k)
+                if (a.mask ? a.mask[b * a.mask_step[0] + i * a.mask_step[1] + k] : k <= a.keys - a.n + i)
+                    scratch.seen.push_back(k);
+            for (int64_t h = own * group; h < (own + 1) * group; ++h)
+                attend(
+                    a.query + b * a.query_step[0] + h * a.query_step[1] + i * a.query_step[2],
+                    a.key + b * a.key_step[0] + own * a.key_step[1],
+                    a.value + b * a.value_step[0] + own * a.value_step[1], a.key_step[2], a.value_step[2], a.d, a.d_v,
+                    a.scale, a.cap, scratch, scratch.scores.data(), made + ((b * a.n + i) * a.heads + h) * a.d_v
+                );
+        }
 }
+
+}  // namespace

@@ -1,0 +1,163 @@
+// The functions of the library: products, attention, and a whole decoder layer around its cache.
+
+#include "attention.h"
+#include "products.h"
+
+namespace {
+
+Room& room(int64_t rows, int64_t width) {
+    static thread_local Room kept;
+    kept.reserve(rows, width);
+    return kept;
+}
+
+struct Matrix {
+    int64_t format;
+    const uint8_t* packed;
+    int64_t high, width;
+    const float* bias;
+
+    // Inside a parallel region.
+    void times(const float* x, int64_t rows, const float* more, float* y, Room& room) const {
+        with_format(int(format), [&](auto kind) {
+            product<decltype(kind)>(packed, high, width, x, rows, bias, more, y, room);
+            return int64_t(0);
+        });
+    }
+};
+
+// As layers.py fills it, eight bytes a field.
+struct Layer {
+    Matrix q, k, v, o, gate, up, down;
+    const float *norm, *query_norm, *key_norm, *second_norm;  // query_norm and key_norm: null for none
+    int64_t width, heads, kv, d;
+    double eps;
+};
+
+void norm(const float* x, const float* weight, int64_t width, float eps, float* made) {
+    const float scale = 1.0f / std::sqrt(dot(x, x, width) / float(width) + eps);
+    for (int64_t i = 0; i < width; ++i) made[i] = weight[i] * (x[i] * scale);
+}
+
+void norm_rows(const float* x, const float* weight, int64_t rows, int64_t width, double eps, float* made) {
+#pragma omp for
+    for (int64_t row = 0; row < rows; ++row) norm(x + row * width, weight, width, float(eps), made + row * width);
+}
+
+// Rotate the halves of a head, in place.
+void rotate(float* x, const float* cosine, const float* sine, int64_t d) {
+    for (int64_t i = 0; i < d / 2; ++i) {
+        const float a = x[i], b = x[i + d / 2];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + d / 2] = b * cosine[i + d / 2] + a * sine[i + d / 2];
+    }
+}
+
+float silu(float x) {
+    const float e = exponential(-std::fabs(x));
+    return x * (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+int64_t widest(const Layer& layer) {
+    return std::max({layer.q.width, layer.o.width, layer.gate.width, layer.down.width});
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t sprinter_bytes(int format, int64_t high, int64_t width) {
+    return with_format(format, [=](auto kind) {
+        return (high + CHANNELS - 1) / CHANNELS * decltype(kind)::block(width);
+    });
+}
+
+int64_t sprinter_pack(
+    int format, const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine,
+    const int8_t* fine_minimum, int64_t high, int64_t width, uint8_t* packed, int threads
+) {
+    return with_format(format, [=](auto kind) {
+        pack<decltype(kind)>(codes, scale, minimum, fine, fine_minimum, high, width, packed, threads);
+        return int64_t(0);
+    });
+}
+
+int64_t sprinter_product(
+    int format, const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
+    float* y, int threads
+) {
+    const Matrix matrix = {format, packed, high, width, bias};
+    Room& own = room(rows, width);
+#pragma omp parallel num_threads(threads)
+    matrix.times(x, rows, nullptr, y, own);
+    return 0;
+}
+
+int64_t sprinter_rows(int format, const uint8_t* packed, int64_t width, const int64_t* ids, int64_t count, float* made) {
+    return with_format(format, [=](auto kind) {
+        rows<decltype(kind)>(packed, width, ids, count, made);
+        return int64_t(0);
+    });
+}
+
+int64_t sprinter_attention(const Attention* attention, float* made, int threads) {
+#pragma omp parallel num_threads(threads)
+    attend_all(*attention, made);
+    return 0;
+}
+
+// A layer up to its cache: x [rows, width] -> q [rows, heads, d], k and v [rows, kv, d]. cosine and sine [rows, d].
+int64_t sprinter_before(
+    const Layer* given, const float* x, int64_t rows, const float* cosine, const float* sine, float* q, float* k,
+    float* v, int threads
+) {
+    const Layer& layer = *given;
+    static thread_local std::vector<float> kept;
+    kept.resize(size_t(rows * layer.width));
+    float* hidden = kept.data();
+    Room& own = room(rows, widest(layer));
+#pragma omp parallel num_threads(threads)
+    {
+        norm_rows(x, layer.norm, rows, layer.width, layer.eps, hidden);
+        layer.q.times(hidden, rows, nullptr, q, own);
+        layer.k.times(hidden, rows, nullptr, k, own);
+        layer.v.times(hidden, rows, nullptr, v, own);
+        const int64_t heads = layer.heads + layer.kv, d = layer.d;
+#pragma omp for
+        for (int64_t at = 0; at < rows * heads; ++at) {
+            const int64_t row = at / heads, h = at % heads;
+            const bool query = h < layer.heads;
+            float* head = query ? q + (row * layer.heads + h) * d : k + (row * layer.kv + h - layer.heads) * d;
+            const float* weight = query ? layer.query_norm : layer.key_norm;
+            if (weight) norm(head, weight, d, float(layer.eps), head);
+            rotate(head, cosine + row * d, sine + row * d, d);
+        }
+    }
+    return 0;
+}
+
+// The rest of it: attention over the cache, output, and the feed-forward part. made [rows, width].
+int64_t sprinter_after(const Layer* given, const Attention* attention, const float* x, int64_t rows, float* made, int threads) {
+    const Layer& layer = *given;
+    static thread_local std::vector<float> kept;
+    const int64_t inner = layer.down.width, seen = layer.o.width;
+    kept.resize(size_t(rows * (seen + 2 * layer.width + 2 * inner)));
+    float *context = kept.data(), *middle = context + rows * seen, *hidden = middle + rows * layer.width,
+          *gate = hidden + rows * layer.width, *up = gate + rows * inner;
+    Room& own = room(rows, widest(layer));
+#pragma omp parallel num_threads(threads)
+    {
+        attend_all(*attention, context);
+        layer.o.times(context, rows, x, middle, own);
+        norm_rows(middle, layer.second_norm, rows, layer.width, layer.eps, hidden);
+        layer.gate.times(hidden, rows, nullptr, gate, own);
+        layer.up.times(hidden, rows, nullptr, up, own);
+#pragma omp for
+        for (int64_t at = 0; at < rows * (inner / GROUP); ++at)
+            for (int64_t i = at * GROUP; i < (at + 1) * GROUP; ++i) gate[i] = silu(gate[i]) * up[i];
+        layer.down.times(gate, rows, middle, made, own);
+    }
+    return 0;
+}
+
+}

@@ -1,0 +1,135 @@
+"""Decoder layers of the Llama family in two calls: up to the cache, and from attention to the end.
+
+The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
+they are, modules of transformers with the same children and hooks; only their ``forward`` is another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+from sprinter.models.quantised.attention import Attention
+from sprinter.models.quantised.layers import QuantisedLinear
+from sprinter.models.quantised.library import MatrixFacts, kernel
+
+__all__ = ["join_layers"]
+
+_LAYERS = (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+_MATRICES = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+_NORMS = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
+
+
+class _Facts(ctypes.Structure):
+    """``Layer`` in kernels.cpp."""
+
+    _fields_ = (
+        *((path.rpartition(".")[2], MatrixFacts) for path in _MATRICES),
+        *((path.replace(".", "_"), ctypes.c_void_p) for path in _NORMS),
+        *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d")),
+        ("eps", ctypes.c_double),
+    )
+
+
+def join_layers(model: PreTrainedModel) -> int:
+    """Give the decoder layers that this module knows the fast ``forward``, and return their number."""
+    config = model.config
+    if getattr(config, "hidden_act", None) != "silu" or getattr(config, "pretraining_tp", 1) != 1:
+        return 0
+    known = [layer for layer in model.modules() if type(layer) in _LAYERS and _fits(layer)]
+    for layer in known:
+        layer.forward = _Forward(layer)
+    return len(known)
+
+
+def _fits(layer: nn.Module) -> bool:
+    """Whether all matrices are quantised and have whole groups."""
+    parts = [layer.get_submodule(path) for path in _MATRICES]
+    return all(isinstance(one, QuantisedLinear) and one._matrix.padded == one._matrix.width for one in parts)
+
+
+class _Forward:
+    """``forward`` of a decoder layer. It holds the layer weakly, and nothing else when copied: a copy's weights are
+    elsewhere."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = ref(layer)
+        self._facts: _Facts | None = None
+        self._held: list[Tensor] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
+        return _Forward(memo[id(self._layer())])
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a model with joined quantised layers cannot be pickled: save the one that it was made from"
+        )
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **others: Any,
+    ) -> Tensor:
+        """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
+        own: Any = self._layer()
+        assert position_embeddings is not None
+        facts, threads = self._made(own), torch.get_num_threads()
+        batch, n, width = hidden_states.shape
+        x = hidden_states.contiguous()
+        cosine, sine = (part.expand(batch, n, facts.d).contiguous() for part in position_embeddings)
+        query = torch.empty(batch, n, facts.heads, facts.d)
+        key, value = torch.empty(2, batch, n, facts.kv, facts.d).unbind()
+        kernel().before(
+            ctypes.byref(facts), x.data_ptr(), batch * n, cosine.data_ptr(), sine.data_ptr(), query.data_ptr(),
+            key.data_ptr(), value.data_ptr(), threads,
+        )  # fmt: skip
+        keys, values = key.transpose(1, 2), value.transpose(1, 2)
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, own.self_attn.layer_idx)
+        attention = Attention.of(
+            query.transpose(1, 2), keys, values, attention_mask, own.self_attn.scaling, 0.0
+        )
+        made = torch.empty(batch, n, width)
+        kernel().after(
+            ctypes.byref(facts), ctypes.byref(attention), x.data_ptr(), batch * n, made.data_ptr(), threads
+        )
+        return made
+
+    def _made(self, layer: Any) -> _Facts:
+        if self._facts is None:
+            facts, attention = _Facts(), layer.self_attn
+            for path in _MATRICES:
+                setattr(facts, path.rpartition(".")[2], layer.get_submodule(path).facts())
+            for path in _NORMS:
+                if _has(layer, path):
+                    self._held.append(
+                        layer.get_submodule(path).weight
+                    )  # float32, as all that is not quantised
+                    setattr(facts, path.replace(".", "_"), self._held[-1].data_ptr())
+            facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
+            facts.heads = attention.q_proj.out_features // facts.d
+            facts.kv = attention.k_proj.out_features // facts.d
+            facts.eps = layer.input_layernorm.variance_epsilon
+            self._facts = facts
+        return self._facts
+
+
+def _has(layer: nn.Module, path: str) -> bool:
+    parent, _, child = path.rpartition(".")
+    return hasattr(layer.get_submodule(parent), child)
