@@ -271,7 +271,7 @@ TOPICS = {
         {
             "real/probe": "Overlap and signals by kind of text",
             "real/gates": "Gates against the draft's own certainty",
-            "real/weights": "Eight-bit weights against bfloat16 and llama.cpp",
+            "real/weights": "Weights of 4 and 8 bits against bfloat16 and llama.cpp",
         },
         real_headline,
     ),

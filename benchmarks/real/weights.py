@@ -1,11 +1,12 @@
 """Weights of 4 and 8 bits on a CPU against bfloat16 and llama.cpp, one text at a time: laws, forward passes, texts.
 
-    python benchmarks/real/weights.py --data DIR [--parts law passes texts] [--positions 2000] [--prompts 10]
+    python benchmarks/real/weights.py --data DIR [--parts law passes texts dial] [--positions 2000] [--prompts 10]
 
 All read the same GGUF files. ``law``: KL(p‖p') and TV of each dtype's laws against those of the same weights in
 float32, along prompts of HumanEval and GSM8K; and one token's law in a pass of its own against that in a long one.
 ``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved. ``texts``: greedy texts of
 both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and our kernels interleaved prompt by prompt.
+``dial``: plain, exact and budgeted methods on the file's own blocks, by suite and temperature.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from sprinter.laws import kl_divergence, tv_distance
 from sprinter.models.choose import make_runner
 
 NAME = "real/weights"
+PARTS = ["law", "passes", "texts", "dial"]
 KINDS: Mapping[str, Mapping[str, Any]] = sized(
     {
         "llama.cpp": {},
@@ -63,14 +65,25 @@ METHODS = sized(
     ("autoregressive", "speculative(gamma=5)"),
 )
 SUITES = sized(("humaneval", "gsm8k"), ("gsm8k",))
+DIAL = sized(
+    {
+        "plain": ("autoregressive",),
+        "exact": ("speculative(gamma=3)", "speculative(gamma=5)", "svip"),
+        "budgeted": ("certain(budget=0.05)", "sprinter(budget=0.05)"),
+    },
+    {"plain": ("autoregressive",), "exact": ("svip",), "budgeted": ("certain(budget=0.05)",)},
+)
+TEMPERATURES = sized((0.0, 0.7), (0.0,))
 
 
-def prompts_of(pair: sprinter.Pair, data: Path, count: int) -> list[list[int]]:
+def prompts_of(
+    pair: sprinter.Pair, data: Path, count: int, suites: Sequence[str] = SUITES
+) -> list[list[int]]:
     """Token ids of the first turns, suite by suite in turn."""
     found = []
-    for suite in SUITES:
+    for suite in suites:
         chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
-        loaded = load_suite(suite, data, limit=max(1, count // len(SUITES)), chat=chat)
+        loaded = load_suite(suite, data, limit=max(1, count // len(suites)), chat=chat)
         found.append([turn_ids(pair, sample, 0, [], chat=loaded.chat) for sample in loaded.samples])
     return [one for group in zip(*found, strict=True) for one in group]
 
@@ -174,6 +187,35 @@ def texts(pairs: dict[str, sprinter.Pair], data: Path, prompts: int) -> list[dic
     return rows
 
 
+def dial(pair: sprinter.Pair, data: Path, prompts: int) -> list[dict[str, Any]]:
+    """Speeds over plain decoding and over the fastest exact method, and drifts, by suite and temperature."""
+    rows: list[dict[str, Any]] = []
+    for suite in SUITES:
+        ids = prompts_of(pair, data, prompts, [suite])
+        for temperature in TEMPERATURES:
+            arms = {
+                method: method_arm(pair, method, temperature, new_tokens=sized(96, 8))
+                for methods in DIAL.values()
+                for method in methods
+            }
+            interleave([*arms.values()], ids, note=f"dial {suite} T={temperature}")
+            best = max(
+                (arms[one] for one in DIAL["exact"]), key=lambda arm: arm.tokens.sum() / arm.busy_s.sum()
+            )
+            for method, arm in arms.items():
+                tokens = float(arm.tokens.sum())
+                rows.append(
+                    {
+                        "suite": suite, "temperature": temperature, "method": method,
+                        "tokens_per_s": tokens / float(arm.busy_s.sum()),
+                        "over_plain": speed_ratio(arm, arms[DIAL["plain"][0]]), "over_exact": speed_ratio(arm, best),
+                        "best_exact": best.name, "target_calls_per_token": float(arm.calls.sum()) / tokens,
+                        "drift": float(arm.drift.sum()) / tokens,
+                    }
+                )  # fmt: skip
+    return rows
+
+
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines: list[str] = []
@@ -210,16 +252,24 @@ def table(results: dict[str, Any]) -> str:
         ]
         base = f"÷ plain {found[0]['kind']}"
         head = f"kind | method | tokens/s | {base} | ÷ own plain | target calls/token | text as plain"
-        lines += ["Greedy, with prefill.", "", *grid(head, shown)]
+        lines += ["Greedy, with prefill.", "", *grid(head, shown), ""]
+    if found := results.get("dial"):
+        shown = [
+            f"{row['suite']} | {row['temperature']:g} | `{row['method']}` | {row['tokens_per_s']:.1f} | "
+            f"{cells(row['over_plain'])} | {cells(row['over_exact'])} | {row['target_calls_per_token']:.3f} | "
+            f"{row['drift']:.3f}"
+            for row in found
+        ]
+        head = "suite | T | method | tokens/s | ÷ plain | ÷ best exact | target calls/token | drift"
+        lines += ["The file's own blocks, with prefill.", "", *grid(head, shown)]
     return "\n".join(lines).strip()
 
 
 def main() -> None:
     """Measure the parts; write."""
     parser = option_parser(__doc__)
-    parser.add_argument(
-        "--parts", nargs="+", choices=["law", "passes", "texts"], default=["law", "passes", "texts"]
-    )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--threads", type=int, help="default: one a core")
     parser.add_argument("--positions", type=int, default=sized(2000, 20))
     parser.add_argument("--repeats", type=int, default=sized(7, 1))
@@ -243,6 +293,12 @@ def main() -> None:
             began = time.time()
             results["texts"] = texts(pairs, chosen.data, chosen.prompts)
             note_run(results, NAME, "texts", began)
+        del pairs
+    if "dial" in chosen.parts:
+        began = time.time()
+        pair = _load(chosen, {**KINDS[SPEEDS[-1]], **({"gate": chosen.gate} if chosen.gate else {})})
+        results["dial"] = dial(pair, chosen.data, chosen.prompts)
+        note_run(results, NAME, "dial", began)
     write_results(NAME, results, table(results))
 
 

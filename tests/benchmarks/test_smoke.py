@@ -50,7 +50,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/probe": {"rows"},
     "real/quality": {"rows", "texts"},
     "real/tables": {"rows", "correlation"},
-    "real/weights": {"law", "passes", "texts"},
+    "real/weights": {"law", "passes", "texts", "dial"},
     "serve/evaluate": {"rows"},
     "serve/latency": {"rows"},
     "serve/load": {"load"},

@@ -310,9 +310,9 @@ def _pass_kind(model: Any) -> str:
 
 def _code() -> Found:
     """Directory and size of the compiled code."""
-    from sprinter.models.cachedir import cache_dir
+    from sprinter.models.capture.compiled import cache_dir, compiled_files
 
-    size = sum(path.stat().st_size for path in cache_dir().glob("*.pt2"))
+    size = sum(path.stat().st_size for path in compiled_files())
     return "ok", f"compiled code: {cache_dir()}, {size / 2**20:.0f} MiB"
 
 

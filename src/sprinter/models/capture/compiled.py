@@ -33,7 +33,9 @@ from sprinter.models.capture.attention import own_attention_kernel
 from sprinter.models.capture.kernels import own_products
 from sprinter.models.capture.marks import digest, hash_file
 
-__all__ = ["Compiled", "Recipe", "cache_dir", "cpu_flags", "find_compiled", "forget_compiled"]
+__all__ = [
+    "Compiled", "Recipe", "cache_dir", "compiled_files", "cpu_flags", "find_compiled", "forget_compiled",
+]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
 _SPRINTER = Path(__file__).parents[2]
@@ -103,9 +105,14 @@ def _find(stem: str, must: bool) -> Compiled | None:
     return next((code for code in loaded if code is not None), None)
 
 
+def compiled_files() -> list[Path]:
+    """All compiled code in the cache directory: captured forward passes, and the kernels of ``models.quantised``."""
+    return [*cache_dir().glob("*.pt2"), *cache_dir().glob("*.so")]
+
+
 def forget_compiled() -> None:
     """Delete all compiled code from the cache directory, and nothing else."""
-    for path in cache_dir().glob("*.pt2"):
+    for path in compiled_files():
         path.unlink(missing_ok=True)
 
 
