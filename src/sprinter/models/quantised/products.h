@@ -192,17 +192,25 @@ struct Vec {  // any processor
 #endif
 
 // --- activations -----------------------------------------------------------------------------------------------------
-struct Rounded {  // rows of activations in 8 bits; `width` codes and `groups` scales a row
-    int64_t width, groups;
+constexpr int CHUNK = 16;  // rows whose codes of a group lie together
+
+struct Rounded {  // rows of activations in 8 bits: [chunks, groups, CHUNK] of 32 codes, and of scales
+    int64_t groups;
     int8_t* codes;
     float *scale, *sum;  // of a group; sum = scale times the sum of its codes
-    int32_t* start;      // -offset times the sum of the codes that share a scale
+    int32_t* start;      // -offset times the sum of the codes that share a scale; with two of them [.., 2, CHUNK]
+
+    int64_t slot(int64_t row, int64_t g) const { return (row / CHUNK * groups + g) * CHUNK + row % CHUNK; }
+    template <class F>
+    int64_t first_start(int64_t row, int64_t g) const {
+        return (row / CHUNK * groups + g) * CHUNK * F::PARTS + row % CHUNK;
+    }
 };
 
 class Room {  // for rounded activations
   public:
     void reserve(int64_t rows, int64_t width) {
-        const size_t groups = size_t(rows * (width / GROUP));
+        const size_t groups = size_t((rows + CHUNK - 1) / CHUNK * CHUNK * (width / GROUP));
         if (codes.size() < groups * GROUP) {
             codes.resize(groups * GROUP);
             scale.resize(groups);
@@ -211,7 +219,7 @@ class Room {  // for rounded activations
         }
     }
     Rounded of(int64_t width) {
-        return {width, width / GROUP, codes.data(), scale.data(), sum.data(), start.data()};
+        return {width / GROUP, codes.data(), scale.data(), sum.data(), start.data()};
     }
 
   private:
@@ -221,7 +229,8 @@ class Room {  // for rounded activations
 };
 
 template <class F>
-void round_group(const float* x, const Rounded& made, int64_t at) {
+void round_group(const float* x, const Rounded& made, int64_t row, int64_t g) {
+    const int64_t at = made.slot(row, g);
     float largest = 0.0f, poison = 0.0f;  // not a number if one of the activations is none, or infinite
     for (int k = 0; k < GROUP; ++k) largest = std::max(largest, std::fabs(x[k]));
     for (int k = 0; k < GROUP; ++k) poison += x[k] * 0.0f;
@@ -235,7 +244,7 @@ void round_group(const float* x, const Rounded& made, int64_t at) {
         int32_t sum = 0;
         for (int k = 0; k < F::SCALED; ++k) sum += wide[part * F::SCALED + k];
         const bool without = F::BITS == 8 && Vec::SIGNED;
-        made.start[at * F::PARTS + part] = without ? 0 : -F::OFFSET * sum;
+        made.start[made.first_start<F>(row, g) + part * CHUNK] = without ? 0 : -F::OFFSET * sum;
         total += sum;
     }
     made.scale[at] = scale + poison;
@@ -287,17 +296,16 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
     using V = Vec;
     typename V::Float total[N];
     for (int r = 0; r < N; ++r) total[r] = V::zero();
-    const int8_t* numbers = x.codes + row * x.width;
-    const float* scale = x.scale + row * x.groups;
-    const float* sum = x.sum + row * x.groups;
-    const int32_t* start = x.start + row * x.groups * F::PARTS;
     for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
         for (int64_t line = 0; line < F::CODES; line += 64) __builtin_prefetch(codes + AHEAD + line);
+        const int8_t* numbers = x.codes + x.slot(row, g) * GROUP;
+        const float *scale = x.scale + x.slot(row, g), *sum = x.sum + x.slot(row, g);
+        const int32_t* start = x.start + x.template first_start<F>(row, g);
         typename V::Int sums[F::PARTS][N];
 #pragma GCC unroll 2
         for (int part = 0; part < F::PARTS; ++part)
 #pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) sums[part][r] = V::all(start[(r * x.groups + g) * F::PARTS + part]);
+            for (int r = 0; r < N; ++r) sums[part][r] = V::all(start[part * CHUNK + r]);
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
             const auto code = codes_of<F>(codes, j, from);
@@ -305,7 +313,7 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
 #pragma GCC unroll 8
             for (int r = 0; r < N; ++r) {
                 int32_t four;
-                std::memcpy(&four, numbers + r * x.width + g * GROUP + 4 * j, 4);
+                std::memcpy(&four, numbers + r * GROUP + 4 * j, 4);
                 if constexpr (F::BITS == 8) sums[part][r] = V::dot_eight(sums[part][r], code, V::all(four));
                 else sums[part][r] = V::dot(sums[part][r], code, V::all(four));
             }
@@ -315,8 +323,8 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
         for (int r = 0; r < N; ++r) {
             auto scaled = V::mul(V::floats(sums[0][r]), own.scale[0]);
             if constexpr (F::PARTS == 2) scaled = V::fma(V::floats(sums[1][r]), own.scale[1], scaled);
-            total[r] = V::fma(scaled, V::all(scale[r * x.groups + g]), total[r]);
-            if constexpr (F::MINIMUM) total[r] = V::less(own.minimum, V::all(sum[r * x.groups + g]), total[r]);
+            total[r] = V::fma(scaled, V::all(scale[r]), total[r]);
+            if constexpr (F::MINIMUM) total[r] = V::less(own.minimum, V::all(sum[r]), total[r]);
         }
     }
     for (int r = 0; r < N; ++r) V::store(made + r * CHANNELS + from, total[r]);
@@ -343,7 +351,8 @@ void product(
     const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width);
     const Rounded rounded = room.of(width);
 #pragma omp for
-    for (int64_t at = 0; at < rows * rounded.groups; ++at) round_group<F>(x + at * GROUP, rounded, at);
+    for (int64_t at = 0; at < rows * rounded.groups; ++at)
+        round_group<F>(x + at * GROUP, rounded, at / rounded.groups, at % rounded.groups);
     for (int64_t top = 0; top < rows; top += TILE) {
 #pragma omp for nowait
         for (int64_t block = 0; block < blocks; ++block) {
