@@ -94,7 +94,7 @@ TRIED = {
     "gate under svip": Method(trust=Gate(0.4), stop=Svip(0.6), cap=2),
     "gate, sees the token": Method(trust=Gate(0.3), stop=Confidence(0.3), cap=3),
     "everyone": Method(trust=Everyone(), stop=Never(), cap=2),
-    "another exact rule": Method(trust=Gate(0.3), stop=Confidence(0.3), accept=Threshold(), cap=3),
+    "another exact rule": Method(trust=Gate(0.3), stop=Confidence(0.3), accept=Threshold(), cap=2),
 }
 
 

@@ -261,6 +261,8 @@ class _Options:
 def _check_options(origin: Provenance, options: _Options) -> None:
     """Refuse options for loading with transformers that do not apply to a model in memory or to a GGUF file."""
     given = dict(options.extra)
+    if options.quantised == GGUF and origin.gguf is None and isinstance(origin.at, Path):
+        raise UserError(f"dtype gguf is for GGUF files, and {origin.name} is none: use int4 or int8")
     if origin.gguf is None:
         kind = "in memory already"
         given = given if not isinstance(origin.at, Path) else {}
@@ -297,10 +299,6 @@ def _load(
     quantised = options.quantised if model is not origin.at else None
     if quantised and quantised != GGUF:
         quantise(model, quantised)
-    elif quantised and origin.gguf is None:
-        raise UserError(
-            f"dtype gguf is for GGUF files, and the {which} {origin.name} is none: use int4 or int8"
-        )
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))

@@ -64,7 +64,7 @@ def dequantised(path: Path, dtype: torch.dtype | str, keep: bool = False, **opti
     Args:
         path: an existing file.
         dtype: of the weights; "auto": float32 if the file holds float32, else bfloat16.
-        keep: keep matrices of 4 to 8 bits as they are stored (see ``models.quantised``); all else is in ``dtype``.
+        keep: keep matrices of 4 to 8 bits as they are stored (see ``models.quantised``); all else is in float32.
         options: passed to transformers (attn_implementation).
 
     Raises:
@@ -73,7 +73,9 @@ def dequantised(path: Path, dtype: torch.dtype | str, keep: bool = False, **opti
     gguf, head = gguf_package(), gguf_head(path)
     family = family_of(head, path.name)
     eos_ids = _eos_ids(path, head)
-    if not isinstance(dtype, torch.dtype):
+    if keep:
+        dtype = torch.float32
+    elif not isinstance(dtype, torch.dtype):
         dtype = torch.float32 if head.types == {"F32"} else torch.bfloat16
     tensors = _Tensors(gguf, head, path)
     try:
@@ -126,8 +128,8 @@ class _Tensors:
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
 
-    def codes(self, name: str, order: NDArray[np.int64]) -> Codes:
-        """A matrix as it is stored, with its rows in this order.
+    def codes(self, name: str, order: NDArray[np.int64], width: int) -> Codes:
+        """A matrix of this width as it is stored, with its rows in this order.
 
         Raises:
             ValueError: it cannot be read, or it is stored in another way.
@@ -137,8 +139,8 @@ class _Tensors:
             raise ValueError(
                 f"its tensor {name} is stored as {kind.name}, not in 4 to 8 bits: use dtype=int8"
             )
-        if shape[0] != len(order):
-            raise ValueError(f"its tensor {name} has {shape[0]} rows, wanted {len(order)}")
+        if list(shape) != [len(order), width]:
+            raise ValueError(f"its tensor {name} has shape {list(shape)}, wanted {[len(order), width]}")
         rows = stored.reshape(shape[0], -1)
 
         def part(at: int) -> Codes:
@@ -220,7 +222,7 @@ def _matrices(place: _Places, tensors: _Tensors) -> dict[str, Matrix]:
         stored = place.stored(f"{path}.weight")
         if stored not in made:
             order = place.in_order(path + ".", torch.arange(len(layer.weight)))
-            made[stored] = Matrix(tensors.codes(stored, order.numpy()))
+            made[stored] = Matrix(tensors.codes(stored, order.numpy(), layer.weight.shape[1]))
         found[path] = made[stored]
     return found
 

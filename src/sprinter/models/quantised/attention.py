@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
-from sprinter.models.quantised.library import kernel
+from sprinter.models.quantised.library import floats, kernel
 from sprinter.models.runners.masks import ORDERED
 
 __all__ = ["Attention", "attend_in_order"]
@@ -27,7 +27,8 @@ _HIDDEN = -1e4  # additive masks hold less for keys that a query does not see
 
 def attend_in_order(model: PreTrainedModel) -> None:
     """Make a model on the CPU use this attention; one that attends in a way of its own is left as it is."""
-    if model.config._attn_implementation in ("sdpa", "eager"):
+    takes_others = getattr(model, "_supports_attention_backend", False)  # else it may mask in its own code
+    if takes_others and model.config._attn_implementation in ("sdpa", "eager"):
         AttentionInterface.register(ORDERED, _attention)
         AttentionMaskInterface.register(ORDERED, sdpa_mask)
         model.config._attn_implementation = ORDERED
@@ -50,7 +51,7 @@ def _attention(
         raise NotImplementedError("attention with biases, sinks or without order")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     given = Attention.of(query.float(), key.float(), value.float(), attention_mask, scale, softcap or 0.0)
-    made = torch.empty(given.batch, given.n, given.heads, given.d_v)
+    made = floats(given.batch, given.n, given.heads, given.d_v)
     kernel().attention(ctypes.byref(given), made.data_ptr(), torch.get_num_threads())
     return made, None
 
@@ -87,6 +88,8 @@ class Attention(ctypes.Structure):
         made.scale, made.cap = scale, cap
         parts = {"query": query, "key": key, "value": value}
         if mask is not None:
+            if mask.shape[1] != 1:
+                raise NotImplementedError("a mask for each head")
             seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
             parts["mask"] = seen[:, 0].expand(batch, n, made.keys)
         made.held = []

@@ -11,6 +11,15 @@ Room& room(int64_t rows, int64_t width) {
     return kept;
 }
 
+// Room that stays for the next call, unless the last one was for a long prompt.
+float* numbers(int64_t count) {
+    constexpr size_t MOST = size_t(16) << 20;
+    static thread_local std::vector<float> kept;
+    if (kept.size() > MOST && size_t(count) <= MOST) std::vector<float>().swap(kept);
+    if (kept.size() < size_t(count)) kept.resize(size_t(count));
+    return kept.data();
+}
+
 struct Matrix {
     int64_t format;
     const uint8_t* packed;
@@ -112,9 +121,7 @@ int64_t sprinter_before(
     float* v, int threads
 ) {
     const Layer& layer = *given;
-    static thread_local std::vector<float> kept;
-    kept.resize(size_t(rows * layer.width));
-    float* hidden = kept.data();
+    float* hidden = numbers(rows * layer.width);
     Room& own = room(rows, widest(layer));
 #pragma omp parallel num_threads(threads)
     {
@@ -139,10 +146,8 @@ int64_t sprinter_before(
 // The rest of it: attention over the cache, output, and the feed-forward part. made [rows, width].
 int64_t sprinter_after(const Layer* given, const Attention* attention, const float* x, int64_t rows, float* made, int threads) {
     const Layer& layer = *given;
-    static thread_local std::vector<float> kept;
     const int64_t inner = layer.down.width, seen = layer.o.width;
-    kept.resize(size_t(rows * (seen + 2 * layer.width + 2 * inner)));
-    float *context = kept.data(), *middle = context + rows * seen, *hidden = middle + rows * layer.width,
+    float *context = numbers(rows * (seen + 2 * layer.width + 2 * inner)), *middle = context + rows * seen, *hidden = middle + rows * layer.width,
           *gate = hidden + rows * layer.width, *up = gate + rows * inner;
     Room& own = room(rows, widest(layer));
 #pragma omp parallel num_threads(threads)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Self
+
 import torch
 from torch import Tensor, nn
 
@@ -9,6 +12,8 @@ from sprinter.models.quantised.layout import GROUP, Codes, Format
 from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
 
 __all__ = ["Matrix", "QuantisedEmbedding", "QuantisedLinear", "is_quantised", "padded", "parameter_count"]
+
+_KEPT = "a quantised model cannot be saved: save the one that it was made from"
 
 
 class Matrix:
@@ -29,8 +34,23 @@ class Matrix:
     def __deepcopy__(self, memo: object) -> Matrix:
         return self  # it never changes
 
+    def __reduce__(self) -> Any:
+        raise TypeError(_KEPT)
 
-class QuantisedLinear(nn.Module):
+
+class _Quantised(nn.Module):
+    """A layer over a matrix, which stays where and what it is."""
+
+    _matrix: Matrix
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        return self  # .to(bfloat16) and the like are for the other layers
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        raise TypeError(_KEPT)
+
+
+class QuantisedLinear(_Quantised):
     """A linear layer. A token's result does not depend on the other tokens of a forward pass, to the bit.
 
     Args:
@@ -61,7 +81,7 @@ class QuantisedLinear(nn.Module):
         return MatrixFacts(NUMBER[own.form.name], own.packed.data_ptr(), own.high, own.padded, bias)
 
 
-class QuantisedEmbedding(nn.Module):
+class QuantisedEmbedding(_Quantised):
     """An embedding.
 
     Args:
@@ -79,7 +99,7 @@ class QuantisedEmbedding(nn.Module):
         Raises:
             IndexError: an id has no row.
         """
-        own, flat = self._matrix, ids.reshape(-1).contiguous()
+        own, flat = self._matrix, ids.reshape(-1).to(torch.int64).contiguous()
         if len(flat):
             least, most = torch.aminmax(flat)
             if int(least) < 0 or int(most) >= own.high:

@@ -80,6 +80,22 @@ class Codes:
     fine: NDArray[np.int8] | None = None
     fine_minimum: NDArray[np.int8] | None = None
 
+    def weights(self) -> NDArray[np.float64]:
+        """The weights ``[out, in]``."""
+        form, scale, minimum = self.form, self.scale.astype(np.float64), None
+        if self.minimum is not None:
+            minimum = self.minimum.astype(np.float64)
+        if self.fine is not None:
+            scale = np.repeat(scale, SUPER // form.scaled, -1) * self.fine
+        if minimum is not None and self.fine_minimum is not None:
+            minimum = np.repeat(minimum, SUPER // form.scaled, -1) * self.fine_minimum
+        codes = self.codes.astype(np.float64).reshape(*scale.shape, form.scaled)
+        if minimum is None:
+            codes = (codes - (1 << (form.bits - 1))) * scale[..., None]
+        else:
+            codes = codes * scale[..., None] - minimum[..., None]
+        return codes.reshape(self.codes.shape)
+
 
 def joined(parts: Sequence[Codes]) -> Codes:
     """Parts of a matrix, as one."""
@@ -156,7 +172,12 @@ def _six(blocks: Bytes, form: Format) -> Codes:
 def eight_bits(weight: NDArray[np.float32]) -> Codes:
     """Round a matrix ``[out, in]`` as Q8_0 does; ``in`` is a multiple of 32."""
     groups = weight.reshape(len(weight), -1, GROUP)
-    scale = (np.abs(groups).max(-1) / 127).astype(np.float16)
+    largest = np.abs(groups).max(-1)
+    scale = _halves(largest / 127)
+    short = scale.astype(np.float32) * 127 < largest * (
+        1 - 2**-10
+    )  # near zero, where 16-bit floats are coarse
+    scale[short] = np.nextafter(scale[short], np.float16(np.inf))
     step = scale.astype(np.float32)[..., None]
     codes = np.divide(groups, step, out=np.zeros_like(groups), where=step > 0)
     codes = (np.clip(np.rint(codes), -127, 127) + 128).astype(np.uint8)
@@ -175,9 +196,17 @@ def four_bits(weight: NDArray[np.float32]) -> Codes:
         slope = ((groups - mean) * (codes - middle)).sum(-1, keepdims=True)
         step = np.divide(slope, spread, out=step.copy(), where=spread > 0)
         start = mean - step * middle
-    scale, minimum = step[..., 0].astype(np.float16), -start[..., 0].astype(np.float16)
+    scale, minimum = _halves(step[..., 0]), _halves(-start[..., 0])
     codes = _round(groups, scale.astype(np.float32)[..., None], -minimum.astype(np.float32)[..., None])
     return Codes(FORMATS["Q4_1"], codes.astype(np.uint8).reshape(weight.shape), scale, minimum)
+
+
+def _halves(numbers: NDArray[np.float32]) -> NDArray[np.float16]:
+    with np.errstate(over="ignore"):
+        made = numbers.astype(np.float16)
+    if not np.isfinite(made).all():
+        raise ValueError("weights are not finite, or too large for scales of 16 bits")
+    return made
 
 
 def _round(

@@ -10,10 +10,12 @@ import hashlib
 import logging
 import mmap as mmap_module
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from mmap import mmap
 from pathlib import Path
@@ -31,7 +33,7 @@ from sprinter.models.capture.compiled import cpu_flags
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
-__all__ = ["NUMBER", "Kernel", "MatrixFacts", "kernel"]
+__all__ = ["NUMBER", "Kernel", "MatrixFacts", "check_products", "floats", "kernel"]
 
 _log = logging.getLogger("sprinter")
 _SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -64,7 +66,13 @@ class Kernel:
     """
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise UserError(
+                f"the compiled products in {path} cannot be loaded ({error}): see that the folder may hold "
+                "programs, or set SPRINTER_CACHE to another"
+            ) from error
         size, at, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
         for name, kinds in {
             "bytes": [small, size, size],
@@ -93,8 +101,8 @@ class Kernel:
             raise ValueError(
                 f"{form.name} weights come in whole blocks of {form.block}, not in rows of {width}"
             )
-        if form.minimum and codes.minimum is None:
-            raise ValueError(f"{form.name} weights have a minimum, and these have none")
+        if form.minimum != (codes.minimum is not None) or form.nested != (codes.fine is not None):
+            raise ValueError(f"{form.name} weights have other scales and minima than these")
         kind = NUMBER[codes.form.name]
         parts = (codes.codes, codes.scale, codes.minimum, codes.fine, codes.fine_minimum)
         whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
@@ -106,7 +114,7 @@ class Kernel:
     def product(self, packed: Tensor, form: Format, high: int, x: Tensor, bias: Tensor | None) -> Tensor:
         """``[n, in]`` float32, contiguous -> ``[n, high]``, with the bias ``[high]`` added."""
         rows, width = x.shape
-        made = torch.empty(rows, high)
+        made = floats(rows, high)
         self._product(
             NUMBER[form.name], packed.data_ptr(), high, width, x.data_ptr(), rows,
             None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
@@ -115,16 +123,24 @@ class Kernel:
 
     def rows(self, packed: Tensor, form: Format, width: int, ids: Tensor) -> Tensor:
         """The rows ``ids`` ``[n]`` int64, contiguous, as float32 ``[n, width]``."""
-        made = torch.empty(len(ids), width)
+        made = floats(len(ids), width)
         self._rows(NUMBER[form.name], packed.data_ptr(), width, ids.data_ptr(), len(ids), made.data_ptr())
         return made
 
 
+def floats(*shape: int) -> Tensor:
+    """Room for float32 numbers in the CPU's memory, whatever PyTorch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
 def _room(size: int) -> Tensor:
     """Memory for ``size`` bytes, in large pages if the system has them, which are found faster."""
-    held = mmap(-1, size)
+    if os.name != "posix":
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
+    held = mmap(-1, size, flags=mmap_module.MAP_PRIVATE | mmap_module.MAP_ANONYMOUS)  # shared memory has none
     if hasattr(mmap_module, "MADV_HUGEPAGE"):
-        held.madvise(mmap_module.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without them
+            held.madvise(mmap_module.MADV_HUGEPAGE)
     return torch.frombuffer(held, dtype=torch.uint8)
 
 
@@ -142,41 +158,50 @@ def kernel() -> Kernel:
 
 def _library(machine: Sequence[str]) -> Path:
     """The library for the instructions that the options ``machine`` allow."""
-    facts = [
-        *map(hash_file, sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])),
-        cpu_flags(),
-        *_OPTIONS,
-        *machine,
-        *_threads(),
-        torch.__version__,
-    ]
+    compiler = _compiler()
+    sources = map(hash_file, sorted([_SOURCE, *_SOURCE.parent.glob("*.h")]))
+    facts = [*sources, cpu_flags(), *compiler, *_OPTIONS, *machine, *_threads(), torch.__version__]
     stem = "quantised-" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    if found := _find(stem):
+        return found
     make_cache_dir()
     with FileLock(cache_dir() / "compiling.lock"):
-        for path in sorted(cache_dir().glob(f"{stem}.*.so")):
-            check_own(path)
-            if path.suffixes[-2] == f".{hash_file(path)[:16]}":
-                return path
-            path.unlink()  # not what was written: it must not run
-        return _compile(stem, machine)
+        return _find(stem) or _compile(stem, compiler, machine)
 
 
-def _compile(stem: str, machine: Sequence[str]) -> Path:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or shutil.which(compiler) is None:
+def _find(stem: str) -> Path | None:
+    for path in sorted(cache_dir().glob(f"{stem}.*.so")):
+        check_own(path)
+        if path.suffixes[-2] == f".{hash_file(path)[:16]}":
+            return path
+        path.unlink(missing_ok=True)  # not what was written: it must not run
+    return None
+
+
+def _compiler() -> list[str]:
+    """The command of the C++ compiler: ``CXX``, else g++ or clang++; empty if there is none."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    commands = [named] if named else [["g++"], ["clang++"]]
+    return next((command for command in commands if shutil.which(command[0])), [])
+
+
+def _compile(stem: str, compiler: Sequence[str], machine: Sequence[str]) -> Path:
+    if not compiler:
         raise UserError(
             "weights of 4 and 8 bits need a C++ compiler: install g++ (or set CXX), or use dtype=bfloat16 or float32"
         )
     _log.warning("compiling the products of quantised weights, once; some ten seconds")
     with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
         part = Path(folder) / "kernel.so"
-        command = [compiler, *_OPTIONS, *machine, str(_SOURCE), *_threads(), "-o", str(part)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [*compiler, *_OPTIONS, *machine, str(_SOURCE), *_threads(), "-o", str(part)]
+        made = subprocess.run(
+            command, capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"}
+        )
         if made.returncode:
             lines = [line for line in made.stderr.splitlines() if "error" in line] or ["it does not say why"]
             raise UserError(
-                f"{compiler} cannot compile the products of quantised weights ({lines[0][:200]}): set CXX to another "
-                "compiler, or use dtype=bfloat16 or float32"
+                f"{compiler[0]} cannot compile the products of quantised weights ({lines[0][:200]}): set CXX to "
+                "another compiler, or use dtype=bfloat16 or float32"
             )
         part.chmod(0o600)
         path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.so"
@@ -203,7 +228,13 @@ def check_products(made: Kernel) -> None:
     for form in FORMATS.values():
         codes = _example(form, chance)
         packed, (high, width) = made.pack(codes), codes.codes.shape
-        weights = made.rows(packed, form, width, torch.arange(high)).double()
+        weights = torch.from_numpy(codes.weights())
+        if not torch.allclose(
+            made.rows(packed, form, width, torch.arange(high)).double(), weights, rtol=1e-6
+        ):
+            raise UserError(
+                f"{form.name} weights are unpacked wrongly on this processor: use dtype=bfloat16 or float32"
+            )
         x = torch.from_numpy(chance.standard_normal((11, width)).astype(np.float32))
         x[0] = 1.0  # its sums are the largest
         groups = x.double().view(11, -1, GROUP)

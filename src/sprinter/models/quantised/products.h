@@ -347,6 +347,7 @@ void product(
     const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
     const float* more, float* y, Room& room
 ) {
+    static_assert(CHUNK % Vec::MOST == 0, "rows that are multiplied together lie in one chunk");
     constexpr int64_t TILE = 64;  // rows whose codes stay in the cache while a block of weights is read
     const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width);
     const Rounded rounded = room.of(width);

@@ -32,6 +32,7 @@ _ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 _ROWS = 4096
 _SCALE = "scalar_embed_scale"
+_TRIED = 12  # tokens of a trial pass
 _FAR = 0.1
 """Largest distance of logits that come from the order of sums alone, which moves rounded activations."""
 
@@ -52,9 +53,7 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
     kernel()
     fingerprint, size = weights_fingerprint(model), parameter_count(model)
     layers = replaceable(model)
-    weights = {id(layer.weight): layer.weight for layer in layers.values()}
-    share = sum(weight.numel() for weight in weights.values()) / size
-    del weights  # they are freed one by one below
+    share = sum({id(one.weight): one.weight.numel() for one in layers.values()}.values()) / size
     if share < _LEAST_SHARE:
         raise UserError(
             f"dtype {dtype} is for models whose weights are in linear layers, and {share:.0%} of those of {name} are: "
@@ -62,14 +61,21 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         )
     model.float()  # type: ignore[no-untyped-call]
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[no-untyped-call]
-    made: dict[int, Matrix] = {}
-    matrices = {}
+    sharing: dict[int, list[str]] = {}  # layers whose weights are one
     for path, layer in layers.items():
-        weight = layer.weight
-        if id(weight) not in made:
-            bits = 8 if id(layer) in ends else BITS[dtype]
-            made[id(weight)] = _matrix(weight, _ROUND[bits])
-        matrices[path] = made[id(weight)]
+        sharing.setdefault(id(layer.weight), []).append(path)
+    matrices = {}
+    for paths in sharing.values():
+        weight = layers[paths[0]].weight
+        bits = 8 if any(id(layers[path]) in ends for path in paths) else BITS[dtype]
+        try:
+            matrix = _matrix(weight, _ROUND[bits])
+        except ValueError as error:
+            raise UserError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
+        for path in paths:
+            layers[path].weight = None  # type: ignore[assignment]
+            matrices[path] = matrix
+        del weight
     put_matrices(model, matrices)
     count_as(model, fingerprint)
 
@@ -92,19 +98,28 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
             layer.weight = None  # type: ignore[assignment]
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
-    ids = torch.arange(2)[None]
+    ids = torch.arange(_TRIED)[None] % model.config.get_text_config(decoder=True).vocab_size
+    name = model.name_or_path or type(model).__name__
     try:
         with torch.inference_mode():
             one_by_one = model(ids).logits
-            joined_layers = join_layers(model)
-            whole = model(ids).logits
+            known = join_layers(model)
+            whole = model(ids, use_cache=known > 0)
+            parts = [whole.logits]
+            if known:
+                begun = model(ids[:, : _TRIED // 2], use_cache=True)
+                rest = model(ids[:, _TRIED // 2 :], past_key_values=begun.past_key_values, use_cache=True)
+                parts = [begun.logits, rest.logits]
     except Exception as error:  # models' own code may read the weights that are gone
-        name = model.name_or_path or type(model).__name__
         raise UserError(
             f"{name} does not run with quantised layers ({type(error).__name__}: {error}): use bfloat16"
         ) from error
-    if joined_layers and not bool((whole - one_by_one).norm() <= _FAR * one_by_one.norm()):
-        raise UserError("the joined layers of the model differ from its own: use bfloat16")
+    if not known or not torch.isfinite(one_by_one).all():
+        return
+    if not bool((whole.logits - one_by_one).norm() <= _FAR * one_by_one.norm()):
+        raise UserError(f"the joined layers of {name} differ from its own: use bfloat16")
+    if not torch.equal(torch.cat(parts, 1), whole.logits):
+        raise UserError(f"tokens of {name} differ between forward passes: use bfloat16")
 
 
 def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:

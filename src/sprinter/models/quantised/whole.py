@@ -1,7 +1,8 @@
 """Decoder layers of the Llama family in two calls: up to the cache, and from attention to the end.
 
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
-they are, modules of transformers with the same children and hooks; only their ``forward`` is another.
+they are, modules of transformers; only their ``forward`` is another, which does not call those of their children:
+hooks on a layer run, hooks on its parts do not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.layers import QuantisedLinear
-from sprinter.models.quantised.library import MatrixFacts, kernel
+from sprinter.models.quantised.library import MatrixFacts, floats, kernel
 
 __all__ = ["join_layers"]
 
@@ -55,8 +56,15 @@ def join_layers(model: PreTrainedModel) -> int:
 
 def _fits(layer: nn.Module) -> bool:
     """Whether all matrices are quantised and have whole groups."""
-    parts = [layer.get_submodule(path) for path in _MATRICES]
-    return all(isinstance(one, QuantisedLinear) and one._matrix.padded == one._matrix.width for one in parts)
+    parts: list[Any] = [layer.get_submodule(path) for path in _MATRICES]
+    if not all(isinstance(one, QuantisedLinear) and one._matrix.padded == one._matrix.width for one in parts):
+        return False
+    query, key, value, out, gate, up, down = parts
+    return bool(
+        gate.out_features == up.out_features == down.in_features
+        and query.out_features == out.in_features
+        and key.out_features == value.out_features
+    )
 
 
 class _Forward:
@@ -66,6 +74,7 @@ class _Forward:
     def __init__(self, layer: nn.Module) -> None:
         self._layer = ref(layer)
         self._facts: _Facts | None = None
+        self._places: list[int] = []  # of the norms' weights
         self._held: list[Tensor] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
@@ -89,12 +98,14 @@ class _Forward:
         """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
         own: Any = self._layer()
         assert position_embeddings is not None
+        if torch.is_grad_enabled() and hidden_states.requires_grad:
+            raise NotImplementedError("quantised layers have no gradients")
         facts, threads = self._made(own), torch.get_num_threads()
         batch, n, width = hidden_states.shape
-        x = hidden_states.contiguous()
-        cosine, sine = (part.expand(batch, n, facts.d).contiguous() for part in position_embeddings)
-        query = torch.empty(batch, n, facts.heads, facts.d)
-        key, value = torch.empty(2, batch, n, facts.kv, facts.d).unbind()
+        x = hidden_states.float().contiguous()
+        cosine, sine = (part.float().expand(batch, n, facts.d).contiguous() for part in position_embeddings)
+        query = floats(batch, n, facts.heads, facts.d)
+        key, value = floats(2, batch, n, facts.kv, facts.d).unbind()
         kernel().before(
             ctypes.byref(facts), x.data_ptr(), batch * n, cosine.data_ptr(), sine.data_ptr(), query.data_ptr(),
             key.data_ptr(), value.data_ptr(), threads,
@@ -103,30 +114,32 @@ class _Forward:
         if past_key_values is not None:
             keys, values = past_key_values.update(keys, values, own.self_attn.layer_idx)
         attention = Attention.of(
-            query.transpose(1, 2), keys, values, attention_mask, own.self_attn.scaling, 0.0
+            query.transpose(1, 2), keys.float(), values.float(), attention_mask, own.self_attn.scaling, 0.0
         )
-        made = torch.empty(batch, n, width)
+        made = floats(batch, n, width)
         kernel().after(
             ctypes.byref(facts), ctypes.byref(attention), x.data_ptr(), batch * n, made.data_ptr(), threads
         )
         return made
 
     def _made(self, layer: Any) -> _Facts:
-        if self._facts is None:
+        """The facts, made again where a norm's weights are others than before."""
+        norms = {path: layer.get_submodule(path).weight for path in _NORMS if _has(layer, path)}
+        places = [weight.data_ptr() for weight in norms.values()]
+        if self._facts is None or places != self._places:
+            if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in norms.values()):
+                raise RuntimeError("a model with quantised layers stays in float32, on the CPU")
             facts, attention = _Facts(), layer.self_attn
             for path in _MATRICES:
                 setattr(facts, path.rpartition(".")[2], layer.get_submodule(path).facts())
-            for path in _NORMS:
-                if _has(layer, path):
-                    self._held.append(
-                        layer.get_submodule(path).weight
-                    )  # float32, as all that is not quantised
-                    setattr(facts, path.replace(".", "_"), self._held[-1].data_ptr())
+            for path, weight in norms.items():
+                setattr(facts, path.replace(".", "_"), weight.data_ptr())
             facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
             facts.heads = attention.q_proj.out_features // facts.d
             facts.kv = attention.k_proj.out_features // facts.d
             facts.eps = layer.input_layernorm.variance_epsilon
-            self._facts = facts
+            self._facts, self._places = facts, places
+            self._held = [weight.detach() for weight in norms.values()]
         return self._facts
 
 
