@@ -354,7 +354,7 @@ def test_layers_that_compute_something_else_are_noticed(monkeypatch: pytest.Monk
         return facts
 
     monkeypatch.setattr(_Forward, "_made", without_norm)
-    with pytest.raises(UserError, match="the joined layers of .* differ from its own"):
+    with pytest.raises(UserError, match=r"the joined layers of .* differ from its own"):
         load_models(builtin_paths()["target"], dtype="int8")
 
 
