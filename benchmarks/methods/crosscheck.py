@@ -84,7 +84,7 @@ def ours(pair: sprinter.Pair, method: str) -> Side:
 
     def run(ids: list[int], seed: int) -> np.ndarray:
         rounds: list[Round] = []
-        hear = lambda args, verdict: rounds.append((list(args[1].tokens), verdict.accepted))  # noqa: E731
+        hear = lambda args, verdict: rounds.append((list(args[1].tree.tokens), verdict.accepted))  # noqa: E731
         with listening(AcceptRule, "judge", hear):
             stats = pair.generate(
                 ids, method=method, max_new_tokens=NEW_TOKENS, temperature=1.0, seed=seed

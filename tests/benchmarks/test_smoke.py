@@ -22,6 +22,13 @@ MORE = {"gpu/run": ("--device", "cpu", "--minutes", "4")}
 SLOW = {
     *("bench/noise", "engine/decoding", "engine/passes", "gate/transfer", "gpu/run", "methods/every_method"),
     *("papers/fsd", "papers/sprinter", "papers/svip"),
+    "engine/revisions",
+    "theory/predict",
+    "gate/labelling",
+    "engine/batch",
+    "papers/theory",
+    "engine/prefix",
+    "serve/load",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
 NEEDS["serve/evaluate"] = "lm_eval"

@@ -23,9 +23,16 @@ from sprinter.random import AddressedDraws
 NAMES = ("batch", "specinfer", "spectr")
 
 
-@pytest.mark.parametrize("name", NAMES)
+SHAPES = [(1, 2, 3, 3), (2, 2, 3, 3), (3, 2, 3, 2), (8, 1, 2, 2)]
+
+
 @pytest.mark.parametrize(
-    ("drafts", "gamma", "length", "vocab"), [(1, 2, 3, 3), (2, 2, 3, 3), (3, 2, 3, 2), (8, 1, 2, 2)]
+    ("name", "drafts", "gamma", "length", "vocab"),
+    [
+        pytest.param(name, *shape, marks=pytest.mark.slow if (name, shape) == ("spectr", SHAPES[1]) else ())
+        for name in NAMES
+        for shape in SHAPES
+    ],
 )
 def test_joint_law_is_the_targets(name, drafts, gamma, length, vocab):
     pair = MarkovPair(vocab=vocab, seed=drafts)
