@@ -228,7 +228,7 @@ def test_a_reader_that_leaves_frees_its_row_before_the_next_step(pair: sprinter.
         async with sprinter.AsyncEngine(pair, rows=2) as engine:
             steps = Steps(engine)
             others = asyncio.create_task(engine.generate(**asked(5, 60)))
-            leave = await how(engine, asked(1, 200))  # not over before it is left, on a busy machine
+            leave = await how(engine, asked(1, 70))
             steps.free.clear()  # the step under way ends, the next one is held
             await asyncio.sleep(0.05)
             leaving = asyncio.create_task(leave())
