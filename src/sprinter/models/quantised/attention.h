@@ -61,15 +61,16 @@ float exponential(float x) {
 }
 
 struct Scratch {
-    std::vector<int64_t> seen;
+    std::vector<int64_t> seen;  // keys
     std::vector<float> scores;
 };
 
 void attend(
     const float* query, const float* keys, const float* values, int64_t key_step, int64_t value_step, int64_t d,
-    int64_t d_v, float scale, float cap, const Scratch& scratch, float* scores, float* made
+    int64_t d_v, float scale, float cap, Scratch& scratch, float* made
 ) {
     const int64_t many = int64_t(scratch.seen.size());
+    float* scores = scratch.scores.data();
     float largest = -INFINITY;
     for (int64_t c = 0; c < many; ++c) {
         float score = dot(query, keys + scratch.seen[c] * key_step, d) * scale;
@@ -133,7 +134,7 @@ void attend_all(const Attention& a, float* made) {
                     a.query + b * a.query_step[0] + h * a.query_step[1] + i * a.query_step[2],
                     a.key + b * a.key_step[0] + own * a.key_step[1],
                     a.value + b * a.value_step[0] + own * a.value_step[1], a.key_step[2], a.value_step[2], a.d, a.d_v,
-                    a.scale, a.cap, scratch, scratch.scores.data(), made + ((b * a.n + i) * a.heads + h) * a.d_v
+                    a.scale, a.cap, scratch, made + ((b * a.n + i) * a.heads + h) * a.d_v
                 );
         }
 }

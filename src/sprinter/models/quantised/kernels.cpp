@@ -3,21 +3,30 @@
 #include "attention.h"
 #include "products.h"
 
+#include <new>
+
 namespace {
 
 Room& room(int64_t rows, int64_t width) {
     static thread_local Room kept;
-    kept.reserve(rows, width);
+    kept.reserve_rows(rows, width);
     return kept;
 }
 
-// Room that stays for the next call, unless the last one was for a long prompt.
 float* numbers(int64_t count) {
-    constexpr size_t MOST = size_t(16) << 20;
     static thread_local std::vector<float> kept;
-    if (kept.size() > MOST && size_t(count) <= MOST) std::vector<float>().swap(kept);
-    if (kept.size() < size_t(count)) kept.resize(size_t(count));
+    reserve(kept, count);
     return kept.data();
+}
+
+// What `run` returns, or -1 if memory is short.
+template <class Run>
+int64_t guarded(Run run) {
+    try {
+        return run();
+    } catch (const std::bad_alloc&) {
+        return -1;
+    }
 }
 
 struct Matrix {
@@ -35,7 +44,7 @@ struct Matrix {
     }
 };
 
-// As layers.py fills it, eight bytes a field.
+// As whole.py fills it, eight bytes a field.
 struct Layer {
     Matrix q, k, v, o, gate, up, down;
     const float *norm, *query_norm, *key_norm, *second_norm;  // query_norm and key_norm: null for none
@@ -95,14 +104,18 @@ int64_t sprinter_product(
     int format, const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
     float* y, int threads
 ) {
-    const Matrix matrix = {format, packed, high, width, bias};
-    Room& own = room(rows, width);
+    return guarded([=] {
+        const Matrix matrix = {format, packed, high, width, bias};
+        Room& own = room(rows, width);
 #pragma omp parallel num_threads(threads)
-    matrix.times(x, rows, nullptr, y, own);
-    return 0;
+        matrix.times(x, rows, nullptr, y, own);
+        return int64_t(0);
+    });
 }
 
-int64_t sprinter_rows(int format, const uint8_t* packed, int64_t width, const int64_t* ids, int64_t count, float* made) {
+int64_t sprinter_rows(
+    int format, const uint8_t* packed, int64_t width, const int64_t* ids, int64_t count, float* made
+) {
     return with_format(format, [=](auto kind) {
         rows<decltype(kind)>(packed, width, ids, count, made);
         return int64_t(0);
@@ -120,49 +133,55 @@ int64_t sprinter_before(
     const Layer* given, const float* x, int64_t rows, const float* cosine, const float* sine, float* q, float* k,
     float* v, int threads
 ) {
-    const Layer& layer = *given;
-    float* hidden = numbers(rows * layer.width);
-    Room& own = room(rows, widest(layer));
-#pragma omp parallel num_threads(threads)
-    {
-        norm_rows(x, layer.norm, rows, layer.width, layer.eps, hidden);
-        layer.q.times(hidden, rows, nullptr, q, own);
-        layer.k.times(hidden, rows, nullptr, k, own);
-        layer.v.times(hidden, rows, nullptr, v, own);
+    return guarded([=] {
+        const Layer& layer = *given;
+        float* hidden = numbers(rows * layer.width);
+        Room& own = room(rows, widest(layer));
         const int64_t heads = layer.heads + layer.kv, d = layer.d;
+#pragma omp parallel num_threads(threads)
+        {
+            norm_rows(x, layer.norm, rows, layer.width, layer.eps, hidden);
+            layer.q.times(hidden, rows, nullptr, q, own);
+            layer.k.times(hidden, rows, nullptr, k, own);
+            layer.v.times(hidden, rows, nullptr, v, own);
 #pragma omp for
-        for (int64_t at = 0; at < rows * heads; ++at) {
-            const int64_t row = at / heads, h = at % heads;
-            const bool query = h < layer.heads;
-            float* head = query ? q + (row * layer.heads + h) * d : k + (row * layer.kv + h - layer.heads) * d;
-            const float* weight = query ? layer.query_norm : layer.key_norm;
-            if (weight) norm(head, weight, d, float(layer.eps), head);
-            rotate(head, cosine + row * d, sine + row * d, d);
+            for (int64_t at = 0; at < rows * heads; ++at) {
+                const int64_t row = at / heads, h = at % heads;
+                const bool query = h < layer.heads;
+                float* head = query ? q + (row * layer.heads + h) * d : k + (row * layer.kv + h - layer.heads) * d;
+                const float* weight = query ? layer.query_norm : layer.key_norm;
+                if (weight) norm(head, weight, d, float(layer.eps), head);
+                rotate(head, cosine + row * d, sine + row * d, d);
+            }
         }
-    }
-    return 0;
+        return int64_t(0);
+    });
 }
 
 // The rest of it: attention over the cache, output, and the feed-forward part. made [rows, width].
-int64_t sprinter_after(const Layer* given, const Attention* attention, const float* x, int64_t rows, float* made, int threads) {
-    const Layer& layer = *given;
-    const int64_t inner = layer.down.width, seen = layer.o.width;
-    float *context = numbers(rows * (seen + 2 * layer.width + 2 * inner)), *middle = context + rows * seen, *hidden = middle + rows * layer.width,
-          *gate = hidden + rows * layer.width, *up = gate + rows * inner;
-    Room& own = room(rows, widest(layer));
+int64_t sprinter_after(
+    const Layer* given, const Attention* attention, const float* x, int64_t rows, float* made, int threads
+) {
+    return guarded([=] {
+        const Layer& layer = *given;
+        const int64_t inner = layer.down.width, seen = layer.o.width;
+        float* context = numbers(rows * (seen + 2 * layer.width + 2 * inner));
+        float *middle = context + rows * seen, *hidden = middle + rows * layer.width;
+        float *gate = hidden + rows * layer.width, *up = gate + rows * inner;
+        Room& own = room(rows, widest(layer));
 #pragma omp parallel num_threads(threads)
-    {
-        attend_all(*attention, context);
-        layer.o.times(context, rows, x, middle, own);
-        norm_rows(middle, layer.second_norm, rows, layer.width, layer.eps, hidden);
-        layer.gate.times(hidden, rows, nullptr, gate, own);
-        layer.up.times(hidden, rows, nullptr, up, own);
+        {
+            attend_all(*attention, context);
+            layer.o.times(context, rows, x, middle, own);
+            norm_rows(middle, layer.second_norm, rows, layer.width, layer.eps, hidden);
+            layer.gate.times(hidden, rows, nullptr, gate, own);
+            layer.up.times(hidden, rows, nullptr, up, own);
 #pragma omp for
-        for (int64_t at = 0; at < rows * (inner / GROUP); ++at)
-            for (int64_t i = at * GROUP; i < (at + 1) * GROUP; ++i) gate[i] = silu(gate[i]) * up[i];
-        layer.down.times(gate, rows, middle, made, own);
-    }
-    return 0;
+            for (int64_t i = 0; i < rows * inner; ++i) gate[i] = silu(gate[i]) * up[i];
+            layer.down.times(gate, rows, middle, made, own);
+        }
+        return int64_t(0);
+    });
 }
 
 }

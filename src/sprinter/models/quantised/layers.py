@@ -8,10 +8,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from sprinter.models.quantised.layout import GROUP, Codes, Format
+from sprinter.models.quantised.layout import Codes, Format
 from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
 
-__all__ = ["Matrix", "QuantisedEmbedding", "QuantisedLinear", "is_quantised", "padded", "parameter_count"]
+__all__ = [
+    "Matrix",
+    "QuantisedEmbedding",
+    "QuantisedLinear",
+    "is_quantised",
+    "parameter_count",
+    "without_gradient",
+]
 
 _KEPT = "a quantised model cannot be saved: save the one that it was made from"
 
@@ -29,13 +36,23 @@ class Matrix:
         self.padded: int = codes.codes.shape[1]
         self.width: int = self.padded if width is None else width
         self.packed = kernel().pack(codes)
-        self.kernel = kernel()
 
     def __deepcopy__(self, memo: object) -> Matrix:
         return self  # it never changes
 
     def __reduce__(self) -> Any:
         raise TypeError(_KEPT)
+
+
+def without_gradient(x: Tensor) -> Tensor:
+    """The same activations in float32.
+
+    Raises:
+        RuntimeError: a gradient is wanted, which the kernels do not make.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError("quantised layers have no gradients: train on the model that they were made from")
+    return x.float()
 
 
 class _Quantised(nn.Module):
@@ -68,10 +85,10 @@ class QuantisedLinear(_Quantised):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` -> ``[..., out]``."""
         own = self._matrix
-        rows = x.reshape(-1, own.width).float()
+        rows = without_gradient(x).reshape(-1, own.width)
         if own.padded != own.width:
             rows = nn.functional.pad(rows, (0, own.padded - own.width))
-        made = own.kernel.product(own.packed, own.form, own.high, rows.contiguous(), self.bias)
+        made = kernel().product(own.packed, own.form, own.high, rows.contiguous(), self.bias)
         return made.view(*x.shape[:-1], own.high)
 
     def facts(self) -> MatrixFacts:
@@ -106,7 +123,7 @@ class QuantisedEmbedding(_Quantised):
                 raise IndexError(
                     f"token ids go from {int(least)} to {int(most)}, and there are {own.high} rows"
                 )
-        made = own.kernel.rows(own.packed, own.form, own.padded, flat)[:, : own.width]
+        made = kernel().rows(own.packed, own.form, own.padded, flat)[:, : own.width]
         if self._scale != 1.0:
             made = made * self._scale
         return made.reshape(*ids.shape, own.width)
@@ -126,8 +143,3 @@ def parameter_count(model: nn.Module) -> int:
     ]
     plain = [weights.numel() for weights in model.parameters()]
     return sum([*plain, *matrices.values(), *biases])
-
-
-def padded(weight: Tensor) -> Tensor:
-    """A matrix ``[out, in]`` in float32 with zeros added to a whole number of groups."""
-    return nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP))

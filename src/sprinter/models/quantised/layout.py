@@ -30,7 +30,7 @@ class Format:
         scaled: codes that share a scale.
         nested: whether scales are 8-bit integers times a 16-bit float for 256 codes.
         minimum: whether there is a minimum beside the scale.
-        bytes: of a block in a GGUF file. block: codes of it.
+        bytes: of a block in a GGUF file.
     """
 
     name: str
@@ -59,7 +59,7 @@ FORMATS = {
         Format("Q6_K", 6, 16, True, False, 210),
     )
 }
-"""By name; the order is that of ``with_format`` in products.cpp."""
+"""By name; the order is that of ``with_format`` in products.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,8 @@ def eight_bits(weight: NDArray[np.float32]) -> Codes:
     groups = weight.reshape(len(weight), -1, GROUP)
     largest = np.abs(groups).max(-1)
     scale = _halves(largest / 127)
-    short = scale.astype(np.float32) * 127 < largest * (
-        1 - 2**-10
-    )  # near zero, where 16-bit floats are coarse
+    # Near zero, where 16-bit floats are coarse, a scale that is rounded down would cut weights off.
+    short = scale.astype(np.float32) * 127 < largest * (1 - 2**-10)
     scale[short] = np.nextafter(scale[short], np.float16(np.inf))
     step = scale.astype(np.float32)[..., None]
     codes = np.divide(groups, step, out=np.zeros_like(groups), where=step > 0)

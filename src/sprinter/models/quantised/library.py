@@ -84,11 +84,11 @@ class Kernel:
             "after": [at, at, at, size, at, small],
         }.items():
             function = getattr(library, f"sprinter_{name}")
-            function.restype, function.argtypes = size, kinds
+            function.restype, function.argtypes, function.errcheck = size, kinds, _check_memory
         self._bytes, self._pack = library.sprinter_bytes, library.sprinter_pack
         self._product, self._rows = library.sprinter_product, library.sprinter_rows
-        self.attention = library.sprinter_attention
-        self.before, self.after = library.sprinter_before, library.sprinter_after
+        self.attention = library.sprinter_attention  # see attention.py
+        self.before, self.after = library.sprinter_before, library.sprinter_after  # see whole.py
 
     def pack(self, codes: Codes) -> Tensor:
         """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8.
@@ -126,6 +126,12 @@ class Kernel:
         made = floats(len(ids), width)
         self._rows(NUMBER[form.name], packed.data_ptr(), width, ids.data_ptr(), len(ids), made.data_ptr())
         return made
+
+
+def _check_memory(found: int, function: object, given: object) -> int:
+    if found < 0:
+        raise MemoryError("no memory for the activations of a forward pass with quantised weights")
+    return found
 
 
 def floats(*shape: int) -> Tensor:

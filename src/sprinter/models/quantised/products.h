@@ -36,28 +36,20 @@ struct Format {
     static constexpr int PARTS = GROUP / SCALED;
     static constexpr int OFFSET = MINIMUM ? 0 : 1 << (BITS - 1);
     static constexpr int64_t CODES = 64 * BITS;  // bytes of a group
+    // Bytes of the 16-bit scales, and minima, of 16 channels; of the 8-bit ones of a group; of all of 256 codes.
+    static constexpr int64_t HALVES = MINIMUM ? 64 : 32, FINE = (PARTS + MINIMUM) * CHANNELS;
+    static constexpr int64_t NEST = HALVES + SUPER / GROUP * FINE;
 
     static int64_t groups(int64_t width) { return width / GROUP; }
     static int64_t scales(int64_t width) {
-        const int64_t many = MINIMUM ? 2 : 1;
-        const int64_t bytes = NESTED ? width / SUPER * many * 32 + groups(width) * many * PARTS * CHANNELS
-                                     : groups(width) * many * 32;
+        const int64_t bytes = NESTED ? width / SUPER * NEST : groups(width) * HALVES;
         return (bytes + 63) / 64 * 64;
     }
+    // Where the 16-bit and the 8-bit scales of a group begin.
+    static int64_t halves_at(int64_t g) { return NESTED ? g / (SUPER / GROUP) * NEST : g * HALVES; }
+    static int64_t fine_at(int64_t g) { return halves_at(g) + HALVES + g % (SUPER / GROUP) * FINE; }
     static int64_t block(int64_t width) { return scales(width) + groups(width) * CODES; }
 };
-
-[[maybe_unused]] float half_to_float(uint16_t half) {
-    const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;
-    float value;
-    if (exponent == 0) {
-        value = std::ldexp(float(fraction), -24);
-        return sign ? -value : value;
-    }
-    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
 
 // --- vectors: 16 channels, or half of them ---------------------------------------------------------------------------
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -75,7 +67,6 @@ struct Vec {
     }
     static Float all(float x) { return _mm512_set1_ps(x); }
     static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
-    static Float add(Float a, Float b) { return _mm512_add_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static Float less(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
     static Float floats(Int x) { return _mm512_cvtepi32_ps(x); }
@@ -108,7 +99,6 @@ struct Vec {
     }
     static Float all(float x) { return _mm256_set1_ps(x); }
     static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
-    static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static Float less(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
     static Float floats(Int x) { return _mm256_cvtepi32_ps(x); }
@@ -138,6 +128,18 @@ struct Vec {
 
 #else
 
+float half_to_float(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = (half >> 10) & 31, fraction = half & 1023;
+    float value;
+    if (exponent == 0) {
+        value = std::ldexp(float(fraction), -24);
+        return sign ? -value : value;
+    }
+    const uint32_t bits = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 struct Vec {  // any processor
     static constexpr int LANES = 4, MOST = 2;
     typedef float Float __attribute__((vector_size(16)));
@@ -160,7 +162,6 @@ struct Vec {  // any processor
     }
     static Float all(float x) { return Float{x, x, x, x}; }
     static Float mul(Float a, Float b) { return a * b; }
-    static Float add(Float a, Float b) { return a + b; }
     static Float fma(Float a, Float b, Float c) { return a * b + c; }
     static Float less(Float a, Float b, Float c) { return c - a * b; }
     static Float floats(Int x) { return __builtin_convertvector(x, Float); }
@@ -207,16 +208,22 @@ struct Rounded {  // rows of activations in 8 bits: [chunks, groups, CHUNK] of 3
     }
 };
 
+// Make room for `count` numbers. It stays for the next call, unless the last one was for a long prompt.
+template <class T>
+void reserve(std::vector<T>& kept, int64_t count) {
+    constexpr size_t MOST = size_t(16) << 20;
+    if (kept.size() > MOST && size_t(count) <= MOST) std::vector<T>().swap(kept);
+    if (kept.size() < size_t(count)) kept.resize(size_t(count));
+}
+
 class Room {  // for rounded activations
   public:
-    void reserve(int64_t rows, int64_t width) {
-        const size_t groups = size_t((rows + CHUNK - 1) / CHUNK * CHUNK * (width / GROUP));
-        if (codes.size() < groups * GROUP) {
-            codes.resize(groups * GROUP);
-            scale.resize(groups);
-            sum.resize(groups);
-            start.resize(groups * 2);
-        }
+    void reserve_rows(int64_t rows, int64_t width) {
+        const int64_t groups = (rows + CHUNK - 1) / CHUNK * CHUNK * (width / GROUP);
+        reserve(codes, groups * GROUP);
+        reserve(scale, groups);
+        reserve(sum, groups);
+        reserve(start, groups * 2);
     }
     Rounded of(int64_t width) {
         return {width / GROUP, codes.data(), scale.data(), sum.data(), start.data()};
@@ -252,27 +259,21 @@ void round_group(const float* x, const Rounded& made, int64_t row, int64_t g) {
 }
 
 // --- products --------------------------------------------------------------------------------------------------------
-template <class F, int LANES>
+template <class F>
 struct Scales {  // of one group of the channels
     typename Vec::Float scale[F::PARTS], minimum;
 };
 
 template <class F>
-inline Scales<F, Vec::LANES> scales_of(const uint8_t* scales, int64_t g, int from) {
-    constexpr int MANY = F::MINIMUM ? 2 : 1, PER = SUPER / GROUP;
-    Scales<F, Vec::LANES> made;
-    if constexpr (F::NESTED) {
-        constexpr int64_t ONE = MANY * 32 + int64_t(PER) * MANY * F::PARTS * CHANNELS;
-        const uint8_t* super = scales + g / PER * ONE;
-        const uint8_t* own = super + MANY * 32 + g % PER * MANY * F::PARTS * CHANNELS + from;
-        const auto d = Vec::halves(super + 2 * from);
-        for (int part = 0; part < F::PARTS; ++part) made.scale[part] = Vec::mul(d, Vec::bytes(own + part * CHANNELS));
-        if constexpr (F::MINIMUM)
-            made.minimum = Vec::mul(Vec::halves(super + 32 + 2 * from), Vec::bytes(own + F::PARTS * CHANNELS));
-    } else {
-        const uint8_t* own = scales + g * MANY * 32 + 2 * from;
-        made.scale[0] = Vec::halves(own);
-        if constexpr (F::MINIMUM) made.minimum = Vec::halves(own + 32);
+inline Scales<F> scales_of(const uint8_t* scales, int64_t g, int from) {
+    Scales<F> made;
+    const uint8_t *halves = scales + F::halves_at(g) + 2 * from, *fine = scales + F::fine_at(g) + from;
+    const auto scale = Vec::halves(halves);
+    for (int part = 0; part < F::PARTS; ++part)
+        made.scale[part] = F::NESTED ? Vec::mul(scale, Vec::bytes(fine + part * CHANNELS)) : scale;
+    if constexpr (F::MINIMUM) {
+        made.minimum = Vec::halves(halves + 2 * CHANNELS);
+        if constexpr (F::NESTED) made.minimum = Vec::mul(made.minimum, Vec::bytes(fine + F::PARTS * CHANNELS));
     }
     return made;
 }
@@ -407,36 +408,26 @@ void pack(
     const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine, const int8_t* fine_minimum,
     int64_t high, int64_t width, uint8_t* packed, int threads
 ) {
-    constexpr int MANY = F::MINIMUM ? 2 : 1, PER = SUPER / GROUP;
+    constexpr int64_t SHARED = F::NESTED ? SUPER / GROUP : 1;  // groups with one 16-bit scale
     const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width), groups = F::groups(width);
     std::memset(packed, 0, blocks * bytes);
 #pragma omp parallel for num_threads(threads)
     for (int64_t row = 0; row < blocks * CHANNELS; row += CHANNELS) {
         uint8_t* scales = packed + row / CHANNELS * bytes;
         uint8_t* own = scales + F::scales(width);
-        for (int n = 0; n < CHANNELS && row + n < high; ++n) {
-            const int64_t channel = row + n;
+        for (int n = 0; n < CHANNELS && row + n < high; ++n)
             for (int64_t g = 0; g < groups; ++g) {
-                if constexpr (F::NESTED) {
-                    uint8_t* super = scales + g / PER * (MANY * 32 + PER * MANY * F::PARTS * CHANNELS);
-                    uint8_t* at = super + MANY * 32 + g % PER * MANY * F::PARTS * CHANNELS;
-                    const int64_t supers = width / SUPER;
-                    std::memcpy(super + 2 * n, scale + channel * supers + g / PER, 2);
+                const int64_t group = (row + n) * groups + g;  // among all
+                uint8_t *halves = scales + F::halves_at(g) + 2 * n, *at = scales + F::fine_at(g) + n;
+                std::memcpy(halves, scale + group / SHARED, 2);
+                if (F::MINIMUM) std::memcpy(halves + 2 * CHANNELS, minimum + group / SHARED, 2);
+                if (F::NESTED) {
                     for (int part = 0; part < F::PARTS; ++part)
-                        at[part * CHANNELS + n] = uint8_t(fine[(channel * groups + g) * F::PARTS + part]);
-                    if (F::MINIMUM) {
-                        std::memcpy(super + 32 + 2 * n, minimum + channel * supers + g / PER, 2);
-                        at[F::PARTS * CHANNELS + n] = uint8_t(fine_minimum[channel * groups + g]);
-                    }
-                } else {
-                    std::memcpy(scales + g * MANY * 32 + 2 * n, scale + channel * groups + g, 2);
-                    if (F::MINIMUM)
-                        std::memcpy(scales + g * MANY * 32 + 32 + 2 * n, minimum + channel * groups + g, 2);
+                        at[part * CHANNELS] = uint8_t(fine[group * F::PARTS + part]);
+                    if (F::MINIMUM) at[F::PARTS * CHANNELS] = uint8_t(fine_minimum[group]);
                 }
-                for (int k = 0; k < GROUP; ++k)
-                    set_code<F>(own + g * F::CODES, k, n, codes[channel * width + g * GROUP + k]);
+                for (int k = 0; k < GROUP; ++k) set_code<F>(own + g * F::CODES, k, n, codes[group * GROUP + k]);
             }
-        }
     }
 }
 

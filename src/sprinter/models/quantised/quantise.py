@@ -15,10 +15,9 @@ from sprinter.models.quantised.layers import (
     Matrix,
     QuantisedEmbedding,
     QuantisedLinear,
-    padded,
     parameter_count,
 )
-from sprinter.models.quantised.layout import Codes, eight_bits, four_bits, joined
+from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.whole import join_layers
 
@@ -75,7 +74,7 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         for path in paths:
             layers[path].weight = None  # type: ignore[assignment]
             matrices[path] = matrix
-        del weight
+        del weight  # its memory is free for the next
     put_matrices(model, matrices)
     count_as(model, fingerprint)
 
@@ -87,6 +86,7 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
         UserError: it does not, because its code reads the weights of a layer, for example.
     """
     attend_in_order(model)
+    model.requires_grad_(False)  # what is left of it, norms for example, cannot be trained either
     made: dict[nn.Module, nn.Module] = {}  # a layer that stands in two places stays one
     for path, matrix in matrices.items():
         layer = model.get_submodule(path)
@@ -139,8 +139,13 @@ def _is_plain(embedding: nn.Module) -> bool:
     return own is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, _SCALE))
 
 
+def _padded(weight: Tensor) -> Tensor:
+    """A matrix ``[out, in]`` in float32 with zeros added to a whole number of groups."""
+    return nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP))
+
+
 def _matrix(weight: Tensor, rounded: Callable[..., Codes]) -> Matrix:
     """A weight matrix rounded, a chunk of rows at a time to save memory."""
     with torch.no_grad():
-        parts = [rounded(padded(rows).numpy()) for rows in torch.split(weight.detach(), _ROWS)]
+        parts = [rounded(_padded(rows).numpy()) for rows in torch.split(weight.detach(), _ROWS)]
     return Matrix(joined(parts), weight.shape[1])

@@ -19,7 +19,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sprinter.models.quantised.attention import Attention
-from sprinter.models.quantised.layers import QuantisedLinear
+from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
 from sprinter.models.quantised.library import MatrixFacts, floats, kernel
 
 __all__ = ["join_layers"]
@@ -98,11 +98,9 @@ class _Forward:
         """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
         own: Any = self._layer()
         assert position_embeddings is not None
-        if torch.is_grad_enabled() and hidden_states.requires_grad:
-            raise NotImplementedError("quantised layers have no gradients")
         facts, threads = self._made(own), torch.get_num_threads()
         batch, n, width = hidden_states.shape
-        x = hidden_states.float().contiguous()
+        x = without_gradient(hidden_states).contiguous()
         cosine, sine = (part.float().expand(batch, n, facts.d).contiguous() for part in position_embeddings)
         query = floats(batch, n, facts.heads, facts.d)
         key, value = floats(2, batch, n, facts.kv, facts.d).unbind()
