@@ -42,7 +42,7 @@ from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms.peer_vllm import VllmPlain
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
-from sprinter.engine.task import Parts
+from sprinter.engine.parts import Parts
 from sprinter.laws import Sampling
 
 SIZES = sized((1, 2, 4, 8, 10, 16, 32), (2,))

@@ -40,6 +40,7 @@ _TYPES: dict[str, Any] = {
     "bad_words": list[str] | None,
     "logprobs": int | None,
     "budget": float | None,
+    "never_slower": bool | None,
     "chat_template_kwargs": str | None,
 }
 _SHOWN: dict[str, dict[str, Any]] = {
@@ -48,6 +49,7 @@ _SHOWN: dict[str, dict[str, Any]] = {
         "autocompletion": complete_method,
     },
     "budget": {"show_default": "what the method says"},
+    "never_slower": {"show_default": "with method auto"},
     "stop": {"show_default": False},
     "stop_token_ids": {"show_default": False},
     "logit_bias": {"show_default": False, "metavar": "ID=NUMBER"},

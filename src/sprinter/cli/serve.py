@@ -38,6 +38,13 @@ def serve(
         bool,
         typer.Option("--require-lossless", help="Refuse lossy methods.", rich_help_panel=_DECODING),
     ] = False,
+    never_slower: Annotated[
+        bool,
+        typer.Option(
+            help="Stop drafting while it does not pay, in requests without method and seed.",
+            rich_help_panel=_DECODING,
+        ),
+    ] = True,
     rows: Annotated[
         int, typer.Option(min=1, help="Texts generated at the same time.", rich_help_panel=_DECODING)
     ] = 8,
@@ -125,7 +132,8 @@ def serve(
             f"the server needs the package {error.name}: pip install 'sprinter-llm[serve]'"
         ) from None
     settings = ServeSettings(
-        host=host, port=port, model=model_name, method=method, require_lossless=require_lossless, rows=rows,
+        host=host, port=port, model=model_name, method=method, require_lossless=require_lossless,
+        never_slower=never_slower, rows=rows,
         max_len=max_len, memory_bytes=None if memory_mib is None else memory_mib * _MIB, max_waiting=max_waiting,
         max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, max_body_bytes=max_body_mib * _MIB,
         queue_timeout_s=queue_timeout, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout,

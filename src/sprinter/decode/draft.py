@@ -237,7 +237,8 @@ class Stats:
     ``worst_drift`` is the largest drift of a token; None as ``mean_drift``. ``drift_by_origin``: sum of the drifts of
     the scored tokens, by origin. ``least_ratio`` and ``largest_ratio``: of p(x)/π(x) over the scored tokens; the method
     was at most 1/``least_ratio`` times as likely as the target to write one of them. ``changed`` and ``text_drift``:
-    see ``Record.count``.
+    see ``Record.count``. ``switches``: the rounds from which on the text was written without drafting, with it again,
+    and so on (``never_slower``).
     """
 
     lossless: bool = False
@@ -263,6 +264,7 @@ class Stats:
     spent_drift: float = 0.0  # with a budget: drift of the scored tokens
     owed_drift: float = 0.0  # with a budget: expected drift of the trusted tokens that are not scored
     expected_drift: float = 0.0  # with a budget: what was expected of all trusted tokens
+    switches: list[int] = field(default_factory=list)
     wall_s: float = 0.0
     prefill_s: float = 0.0
     draft_s: float = 0.0
@@ -323,6 +325,8 @@ class Stats:
             drift = f"drift {about} {self.changed / self.new_tokens:.3f} (one sample a round)"
         if self.budget is not None:
             drift += f" of a budget of {self.budget:g}"
+        if self.switches:
+            drift += f", drafting {'stopped' if len(self.switches) % 2 else 'resumed'} in round {self.switches[-1]}"
         label = "lossless" if self.lossless else "lossy"
         count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"

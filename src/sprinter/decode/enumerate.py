@@ -20,6 +20,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
+from sprinter.decode.switch import Switch
 from sprinter.decode.tree import TreeText
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
@@ -237,11 +238,16 @@ def run_chain(
     *,
     ahead: int = 1,
     complete: bool = False,
+    switch: Callable[[Record], Switch] | None = None,
 ) -> Record:
-    """Decode one text with ``method`` on ``pair`` through the real loop."""
+    """Decode one text with ``method`` on ``pair`` through the real loop.
+
+    Args:
+        switch: makes what says whether a round drafts, from the record that is being written.
+    """
     record = Record()
     driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
-    loop = decode(prompt, method, limits, draws, record, complete)
+    loop = decode(prompt, method, limits, draws, record, complete, switch=switch(record) if switch else None)
     request = next(loop, None)
     while request is not None:
         try:
@@ -262,12 +268,15 @@ def joint_law(
     cells: int = 2,
     ends: Callable[[Sequence[int]], str | None] = lambda text: None,
     lossy: Callable[[Sequence[int]], bool] | None = None,
+    switch: Callable[[Record], Switch] | None = None,
 ) -> dict[Text, float]:
     """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw."""
     law: defaultdict[Text, float] = defaultdict(float)
     draws = EnumeratedDraws(cells)
     while True:
-        record = run_chain(method, pair, prompt, Limits(length, ends, lossy), draws, ahead=ahead)
+        record = run_chain(
+            method, pair, prompt, Limits(length, ends, lossy), draws, ahead=ahead, switch=switch
+        )
         law[tuple(token.id for token in record.tokens)] += draws.weight
         if not draws.next_path():
             return dict(law)

@@ -28,6 +28,7 @@ from sprinter.decode.row import (
 )
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
+from sprinter.decode.switch import Switch
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -41,6 +42,7 @@ def decode(
     record: Record,
     complete: bool = False,
     rules: RuleState | None = None,
+    switch: Switch | None = None,
 ) -> Asking:
     """Decode one row. Tokens are added to ``record`` as soon as they are final.
 
@@ -48,12 +50,13 @@ def decode(
         prompt: token ids, at least one.
         complete: ask for closing forward passes, so that every trusted token is metered.
         rules: the ``record.rules`` of an earlier text to continue from; None: a fresh state.
+        switch: says before each round whether it drafts; None: each does.
     """
-    row = Row.begin(prompt, method, limits, draws, record, complete, rules)
+    row = Row.begin(prompt, method, limits, draws, record, complete, rules, switch)
     while record.finish is None:
         row.begin_round()
         before = len(record.tokens)
-        if row.proposes:
+        if row.drafts:
             yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
         record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
         accepted, tried = 0, len(row.on_trial)
@@ -64,6 +67,7 @@ def decode(
         row.end_round()
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)
+        row.count_round(len(record.tokens) - before)
     if complete and row.meter.waiting:
         yield from closing_pass(row)
         row.end_round()
@@ -77,6 +81,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     scores = yield AskScore(row.scored, unread, round, parents=tuple(tree.parents or ()), path=path)
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
+    row.read = len(unread)
     row.score(row.scored, scores)
     row.learn()
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position

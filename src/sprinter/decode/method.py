@@ -8,6 +8,7 @@ from typing import Any
 
 from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.regression import PREDICTORS
 from sprinter.decode.signals import HEADS, TARGET_HEADS, state_signals
@@ -180,19 +181,22 @@ class Method:
         """Whether the decision to trust x depends on x (drift is then metered in its one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
 
-    def settle(self, taus: Mapping[str, float]) -> Method:
+    def settle(self, taus: Mapping[str, float], costs: PassCosts | None = None) -> Method:
         """The method with numbers in place of "recorded" (of heads) and "measured", also in its name.
 
         Args:
             taus: by kind of head, the threshold that it records.
+            costs: of the pair's forward passes; None: those that are "measured" stay so.
         """
-        trust, accept = self.trust.settle(taus), self.accept.settle(taus)
-        if trust == self.trust and accept == self.accept:
+        rules: dict[str, Any] = {"trust": self.trust.settle(taus), "accept": self.accept.settle(taus)}
+        rules["stop"] = self.stop if costs is None else self.stop.settle(costs)
+        if all(rule == getattr(self, part) for part, rule in rules.items()):
             return self
         name = self.name
-        for before, after in (*_filled(self.trust, trust), *_filled(self.accept, accept)):
-            name = name.replace(before, after, 1)
-        return replace(self, trust=trust, accept=accept, name=name)
+        for part, rule in rules.items():
+            for before, after in _filled(getattr(self, part), rule):
+                name = name.replace(before, after, 1)
+        return replace(self, **rules, name=name)
 
     def lossless(self, greedy: bool = False) -> bool:
         """Whether the text has the target's own law (``greedy``: at temperature 0)."""

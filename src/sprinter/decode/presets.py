@@ -159,6 +159,15 @@ def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy")
     return Method(stop=Optimal(step, token, signal), cap=40)
 
 
+@preset("auto", "of this project; stops of `optimal`, trust of `certain` within a budget")
+def auto(*, budget: float = 0.0, step: float | str = MEASURED, token: float | str = MEASURED) -> Method:
+    """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
+    stop = Optimal(step, token)
+    if budget == 0:
+        return Method(stop=stop, cap=40)
+    return Method(trust=Certain().settle({}), stop=Untrusted(40, stop), cap=40, budget=budget)
+
+
 @preset("allocation", "Fuzzy Speculative Decoding, section 5.3")
 def allocation(*, share: float = 0.5) -> Method:
     """Decode each text with the draft alone or the target alone, at random: the baseline for every dial."""

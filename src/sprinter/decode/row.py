@@ -16,6 +16,7 @@ from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
+from sprinter.decode.switch import RoundCount, Switch
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.decode.verdicts import Verdicts
@@ -57,6 +58,10 @@ class Row:
         guarded: whether this round is decoded exactly, by ``head`` or ``only``.
         scored: the target has read text[:scored], always at least one token less than the text.
         proposes: whether to draft in this text.
+        switch: says whether a round drafts; None: all do.
+        drafts: whether this round does.
+        behind: tokens of the text that the drafter had not read before this round, but for the last one.
+        read: tokens that the target read in this round.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
         kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
             type passes them on.
@@ -92,6 +97,10 @@ class Row:
     kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     budget: Budget | None = None
+    switch: Switch | None = None
+    drafts: bool = True
+    behind: int = 0
+    read: int = 0
 
     @classmethod
     def begin(
@@ -103,8 +112,9 @@ class Row:
         record: Record,
         complete: bool,
         rules: RuleState | None = None,
+        switch: Switch | None = None,
     ) -> Row:
-        """A row that holds the prompt; ``rules`` as in ``decode``."""
+        """A row that holds the prompt; ``rules`` and ``switch`` as in ``decode``."""
         n = len(prompt)
         states = RuleState.begin(method.trust, method.stop, rules)
         # For a single token, as in the meter, lossless rules of chains or several drafts reduce to the exact rule.
@@ -120,12 +130,14 @@ class Row:
             exact = limits.max_new_tokens
         budget = Budget(method.budget, method.predicts, n) if method.budget and not lossless else None
         record.stats.budget = method.budget
+        if switch is not None:
+            record.stats.switches = switch.changes
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
             head_end=n + exact, lossy=limits.lossy if spans else None,
             proposes=method.drafter.begin(draws), verdicts=Verdicts(method.learned_from),
-            meter=Meter(rule), budget=budget,
+            meter=Meter(rule), budget=budget, switch=switch,
         )  # fmt: skip
 
     def learn(self) -> None:
@@ -159,6 +171,12 @@ class Row:
                 self.budget.settle()
         self.account()
 
+    def count_round(self, added: int) -> None:
+        """Tell the switch what the round did that added so many tokens."""
+        if self.switch is not None:
+            steps = self.drafted if self.method.drafter.proposer is None else 0
+            self.switch.count(RoundCount(steps, self.behind, self.read, added))
+
     def end_round(self) -> None:
         """Tokens on trial are settled."""
         if self.budget is not None and self.on_trial:
@@ -188,6 +206,8 @@ class Row:
         """Start a round with nothing drafted."""
         self.record.stats.rounds += 1
         self.drafted, self.tree, self.gate_scores, self.on_trial = 0, Tree(), [], []
+        self.drafts = self.proposes and (self.switch is None or self.switch.drafts(self.record.stats.rounds))
+        self.behind, self.read = max(0, len(self.text) - self.known - 1), 0
         self.stop_state = self.method.stop.begin_round(self.stop_state)
         self.guarded = self.exact_next()
 

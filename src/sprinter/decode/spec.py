@@ -22,7 +22,7 @@ from sprinter.errors import UserError
 
 __all__ = [
     "ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Method", "build_rule",
-    "full_spec", "method_table", "parse_call", "parse_method", "preset", "with_values",
+    "full_spec", "is_auto", "method_table", "parse_call", "parse_method", "preset", "with_values",
 ]  # fmt: skip
 
 
@@ -118,6 +118,11 @@ def _preset_from(text: str) -> Method:
     return with_values(method, values) if values else method
 
 
+def is_auto(method: Method) -> bool:
+    """Whether the method was chosen by the preset ``auto``."""
+    return method.name.partition("(")[0] == "auto"
+
+
 def with_values(method: Method, values: Mapping[str, Any]) -> Method:
     """The method with other values of ``VALUES``, which its name says too.
 
@@ -127,6 +132,9 @@ def with_values(method: Method, values: Mapping[str, Any]) -> Method:
     name = method.name
     if name == Method().name:  # no spec
         return dataclasses.replace(method, **values)
+    own, params = parse_call(name) if _assignment(name) is None else ("", {})
+    if own in METHODS.names() and {*values} <= {*_parameters(METHODS.get(own))}:  # the preset's own business
+        return _method_of(own, {**params, **values})
     for key in values:
         name = re.sub(rf"^{key}=[^,()]*,|(, ?|(?<=\()){key}=[^,()]*", "", name)
         name = name.replace("(, ", "(").replace("()", "")

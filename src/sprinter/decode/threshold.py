@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["RECORDED", "UNRECORDED", "reaches"]
+__all__ = ["MEASURED", "RECORDED", "UNRECORDED", "reaches"]
 
 RECORDED = "recorded"
 """Value of a threshold parameter: use the threshold that is recorded in the head."""
+MEASURED = "measured"
+"""Value of a parameter: a threshold that was measured on a real pair, or a cost that is measured on this machine."""
 UNRECORDED = 0.5
 """Value of "recorded" without a head, in simulations and enumeration."""
 

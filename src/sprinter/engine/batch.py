@@ -8,10 +8,11 @@ from typing import Any
 
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationOptions, item_of
+from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scheduler import Event, Scheduler
-from sprinter.engine.task import Parts, Task
+from sprinter.engine.task import Task
 from sprinter.errors import BatchError, RowsError, UserError
 
 __all__ = ["Results", "generate_all", "options_of_each"]

@@ -129,6 +129,7 @@ def stats_dict(stats: Stats) -> dict[str, Any]:
         "spent_drift": stats.spent_drift,
         "owed_drift": stats.owed_drift,
         "expected_drift": stats.expected_drift,
+        "switches": list(stats.switches),
         "tokens_per_target_call": stats.tokens_per_target_call,
         "wall_s": stats.wall_s,
         "tokens_per_s": stats.tokens_per_s,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -54,6 +55,8 @@ class GenerationKeywords(TypedDict, total=False):
     meter: Literal["running", "complete"]
     require_lossless: bool
     budget: float | None
+    never_slower: bool | None
+    switches: Sequence[int] | None
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -127,6 +130,19 @@ def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise UserError(f"{name}={value!r} is neither True nor False: give one of them")
     return value
+
+
+def _maybe(name: str, value: Any) -> bool | None:
+    return None if value is None else _flag(name, value)
+
+
+def _rounds(name: str, value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    rounds = _ids(name, value)
+    if any(a >= b for a, b in pairwise((0, *rounds))):
+        raise UserError(f"{name}={value!r} is no list of rounds: give ascending numbers from 1 on")
+    return rounds
 
 
 def _rules(name: str, value: Any) -> RuleState | Mapping[str, Any] | None:
@@ -351,6 +367,15 @@ class GenerationOptions:
         None, _budget, "mean drift a token that a lossy method may have, as its part ``budget=``; 0: it is decoded "
         "exactly; None: what the method says.",
         help="Mean drift a token that a lossy method may have; 0: exact.",
+    )  # fmt: skip
+    never_slower: bool | None = _option(
+        None, _maybe, "write plainly, without drafting, while the method costs more time than plain decoding would; "
+        'None: only where the method is "auto". Which rounds draft then depends on what passes cost on this machine.',
+        help="Stop drafting while the method is slower than plain decoding.",
+    )  # fmt: skip
+    switches: tuple[int, ...] | None = _option(
+        None, _rounds, "the rounds from which on the text is written without drafting, with it again, and so on: "
+        "``stats.switches`` of an earlier generation, in place of ``never_slower``; None: not given.", item=_is_single,
     )  # fmt: skip
     ahead: int | Literal["auto"] = _option(
         1,

@@ -8,16 +8,18 @@ from typing import Any, Unpack, cast, overload
 
 from transformers import PreTrainedModel
 
+from sprinter.decode.costs import PassCosts
 from sprinter.engine.astream import AsyncStream, LazyStream
 from sprinter.engine.batch import generate_all, options_of_each
 from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
 from sprinter.engine.generation import Generation
 from sprinter.engine.options import GenerationKeywords, GenerationOptions
+from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.stream import Stream
-from sprinter.engine.task import Parts, Task
+from sprinter.engine.task import Task
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
@@ -134,6 +136,15 @@ class Pair:
     def default_method(self) -> str:
         """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
         return self._parts.default_method
+
+    @property
+    def pass_costs(self) -> PassCosts:
+        """What forward passes of the pair cost on this machine, in seconds: ``never_slower`` and ``auto`` decide by it.
+
+        Measured once, which takes some seconds, and kept in the cache directory (of models that were given as objects:
+        for as long as the pair lives).
+        """
+        return self._parts.pass_costs
 
     def clear_prefix_cache(self) -> None:
         """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed.

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
+from sprinter.decode.method import Method
+from sprinter.decode.switch import Tracker
 from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.generation import Generation
+from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.stream import TokenReader
-from sprinter.engine.task import Parts, Task
+from sprinter.engine.task import Task
 from sprinter.engine.work import Work
 from sprinter.errors import RowsError, UserError
 from sprinter.models.choose import runner_kind
@@ -111,6 +114,7 @@ class Scheduler:
         self.events: list[Event] = []
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
+        self._trackers: dict[str, Tracker] = {}
         self._order = list(range(rows))  # rows in the order in which they were last freed
 
     @property
@@ -132,6 +136,8 @@ class Scheduler:
         if self._closed:
             raise UserError("the engine is closed: make another")
         self.check(run)
+        if run.request.never_slower and self._rows > 1:
+            run.tracker = self._tracker(run.method)
         id, self._next_id = self._next_id, self._next_id + 1
         self._waiting[id] = run
         return id
@@ -152,6 +158,12 @@ class Scheduler:
                 f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"
             )
+
+    def _tracker(self, method: Method) -> Tracker:
+        """What says whether drafting by this method pays with the rows that are under way."""
+        if method.name not in self._trackers:
+            self._trackers[method.name] = Tracker(self._parts.pass_costs, lambda: len(self._live))
+        return self._trackers[method.name]
 
     def step(self) -> list[Event]:
         """Run ``advance`` and return the events."""

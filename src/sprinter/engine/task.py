@@ -2,150 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any
 
 from sprinter.decode.adjust import Adjustments
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.spec import parse_method, with_values
+from sprinter.decode.spec import is_auto, parse_method, with_values
 from sprinter.decode.state import RuleState
-from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
-from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
+from sprinter.decode.switch import Paced, Replayed, Switch, Tracker
+from sprinter.engine.driver import Jobs, Models, RowDriver
+from sprinter.engine.ending import Ending, Spelling, TextWriter
 from sprinter.engine.generation import Generation
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
-from sprinter.engine.pool import IdleRunners, RunnerPool
-from sprinter.engine.prefix import DEFAULT, PrefixCache
+from sprinter.engine.parts import Parts
 from sprinter.engine.prompt import PromptInput, encode_prompt
-from sprinter.engine.record import models_record
 from sprinter.engine.spans import SpanReader
 from sprinter.errors import UserError
-from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind, tree_limit
-from sprinter.models.flops import forward_flops
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.memory import check_memory
-from sprinter.models.pair import LoadedModel, LoadedPair, check_request
+from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
 from sprinter.random import AddressedDraws
 
-__all__ = ["Parts", "Task", "render"]
+__all__ = ["Task", "render"]
 
 _LONG = 2048
 """Rows up to this length, in tokens, are allocated without checking the free memory."""
-
-
-class Parts:
-    """The parts of a pair that requests share: two models, a tokenizer, heads, and pools of caches.
-
-    Attributes:
-        heads: by kind, trained for the draft of ``models``.
-        special: ids of special tokens.
-
-    Args:
-        cache: what is reused of earlier texts.
-    """
-
-    def __init__(self, models: LoadedPair, heads: Mapping[str, Head], cache: PrefixCache = DEFAULT) -> None:
-        self.models, self.heads = models, heads
-        self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
-        idle = IdleRunners(cache.max_bytes)
-        self.targets = RunnerPool(models.target, cache, idle)
-        self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
-        self.costs = Costs(
-            forward_flops(models.target.model.config),
-            forward_flops(models.draft.model.config) if models.draft else 0.0,
-        )
-
-    @property
-    def default_method(self) -> str:
-        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
-        return "speculative" if self.models.draft else "autoregressive"
-
-    @cached_property
-    def described(self) -> dict[str, Any]:
-        """The record of models and heads that is part of each result."""
-        return models_record(self.models, self.heads)
-
-    @property
-    def taus(self) -> dict[str, float]:
-        """The thresholds that heads record, by kind."""
-        return {kind: head.config.tau for kind, head in self.heads.items()}
-
-    def without_text(self) -> Parts:
-        """The same models, heads and caches without a tokenizer: results have token ids but no text."""
-        quiet = copy(self)
-        quiet.models = replace(self.models, tokenizer=None)
-        return quiet
-
-    def take(
-        self,
-        max_len: int,
-        rows: int,
-        needs_target: bool,
-        needs_draft: bool,
-        spare: int = 0,
-        prompt: Sequence[int] = (),
-    ) -> Models:
-        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used.
-
-        ``prompt``: token ids of the text that one row will read.
-        """
-        target = self.targets.take(max_len, rows, spare, prompt) if needs_target else None
-        draft = self.drafts.take(max_len, rows, spare, prompt) if self.drafts and needs_draft else None
-        held = (
-            None if target is None else self.targets.held(target),
-            None if draft is None or self.drafts is None else self.drafts.held(draft),
-        )
-        return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses, held)
-
-    def check_memory(
-        self,
-        max_len: int,
-        rows: int,
-        needs_target: bool,
-        needs_draft: bool,
-        memory_bytes: int | None,
-        spare: int = 0,
-        prompt: Sequence[int] = (),
-    ) -> None:
-        """Check that the rows' caches fit into ``memory_bytes``; None: into the free memory, idle caches included.
-
-        Idle caches are reused, or dropped if they do not fit the request and their memory is needed.
-
-        Raises:
-            UserError: they do not fit; the message names the largest number of rows that does.
-        """
-        needed = [(self.targets, needs_target), (self.drafts, needs_draft)]
-        pools = [pool for pool, needs in needed if pool is not None and needs]
-
-        def check(new: Sequence[RunnerPool]) -> None:
-            if new:
-                models = [pool.model.model for pool in new]
-                check_memory(models, rows, [pool.size(max_len, spare) for pool in new], memory_bytes)
-
-        if memory_bytes is not None:
-            return check(pools)
-        try:
-            check([pool for pool in pools if not pool.holds(max_len, rows, spare, prompt)])
-        except UserError:
-            for pool in (self.targets, self.drafts):
-                if pool is not None:
-                    pool.clear()
-            check(pools)
-
-    def give_back(self, models: Models) -> None:
-        """Return borrowed rows in any state; what later texts may reuse stays in them."""
-        for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
-            if rows is not None and pool is not None:
-                rows.end_all()
-                pool.give_back(rows.runner)
 
 
 class Task:
@@ -159,6 +44,7 @@ class Task:
         length: maximum length of its text in tokens, prompt included.
         spare: additional slots for a tree of several drafts.
         needs_target, needs_draft: whether it may use the model.
+        tracker: says whether drafting pays, common to all rows of an engine; None: one of its own.
 
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
@@ -172,10 +58,14 @@ class Task:
         self, parts: Parts, prompt: PromptInput, options: GenerationOptions, longest: int | None = None
     ) -> None:
         self._parts = parts
+        self.tracker: Tracker | None = None
         asked = parse_method(parts.default_method) if options.method is None else options.method
-        if options.budget is not None and options.budget != asked.budget:
+        auto = is_auto(asked)
+        if auto and parts.models.draft is None:
+            asked = parse_method("lookup")  # drafts without a model
+        elif options.budget is not None and options.budget != asked.budget:
             asked = with_values(asked, {"budget": options.budget})
-        self.method = method = asked.settle(parts.taus)
+        self.method = method = parts.settle(asked)
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(
                 f"method {method.name} is lossy, and require_lossless=True refuses it: give a lossless method, such as "
@@ -194,6 +84,7 @@ class Task:
         stops = self._stops(options)
         self.request = options.replace(
             method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
+            never_slower=auto if options.never_slower is None else options.never_slower,
             chat_template_kwargs=None,  # they are in the prompt's ids now
         )  # fmt: skip
         self.length = len(self._ids) + new
@@ -245,6 +136,7 @@ class Task:
             prefill_chunk: size of a prefill chunk in tokens; None: the whole prompt.
         """
         request, draws = self.request, AddressedDraws(self.request.seed)
+        switch = self._switch()
         record = self.record = self._new_record()
         method, complete = self.method, request.meter == "complete"
         ahead = request.ahead if isinstance(request.ahead, int) else None
@@ -253,7 +145,7 @@ class Task:
             models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
             self._parts.costs, ahead, prefill_chunk, self._adjustments, logprobs,
         )  # fmt: skip
-        loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules)
+        loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules, switch)
         question = next(loop, None)
         while question is not None:
             answer = yield from driver.answer(question)
@@ -264,6 +156,18 @@ class Task:
             if logprobs is not None:
                 logprobs.settle(record.tokens)
 
+    def _switch(self) -> Switch | None:
+        """What says whether a round drafts; None: each does."""
+        request, drafter = self.request, self.method.drafter
+        if not drafter.proposes:
+            return None
+        if request.switches is not None:
+            return Replayed(request.switches)
+        if not request.never_slower:
+            return None
+        done = self.record.stats  # of a text that was interrupted
+        return Paced(self.tracker or Tracker(self._parts.pass_costs), (tuple(done.switches), done.rounds))
+
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""
         tokens, writer = [replace(token) for token in self.record.tokens], self.writer()
@@ -273,9 +177,15 @@ class Task:
         text = "".join(token.text for token in tokens)
         return Generation(
             text, tokens, stats, self.method.name, self.record.finish or "cancelled", len(self._ids),
-            list(self.record.accept_lengths), self.record.rules, self.request, self._prompt.text, list(self._ids),
-            self._parts.described, self._prompt.messages, self._chat_kwargs,
+            list(self.record.accept_lengths), self.record.rules, self._reproducing(), self._prompt.text,
+            list(self._ids), self._parts.described, self._prompt.messages, self._chat_kwargs,
         )  # fmt: skip
+
+    def _reproducing(self) -> GenerationOptions:
+        """The request with the switches that were made."""
+        if not self.request.never_slower or not self.method.drafter.proposes:
+            return self.request
+        return self.request.replace(switches=tuple(self.record.stats.switches))
 
     def _new_record(self) -> Record:
         stats = Stats(

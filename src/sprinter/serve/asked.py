@@ -122,6 +122,7 @@ def _options(
         given |= {"logprobs": logprobs, "meter": "complete"}
     elif ours.tokens:
         given["logprobs"] = 0
+    unnamed = settings.never_slower and ours.method is None and settings.method is None
     return {
         **given,  # type: ignore[typeddict-item]
         "method": (ours.method or settings.method) if ours.speculation else "autoregressive",
@@ -129,6 +130,7 @@ def _options(
         "max_new_tokens": most or (None if most is None else 1),
         "require_lossless": settings.require_lossless or ours.require_lossless,
         "budget": ours.budget,
+        "never_slower": unnamed and body.seed is None if ours.never_slower is None else ours.never_slower,
     }
 
 

@@ -48,6 +48,8 @@ class SprinterOptions(RequestObject):
         tokens: report every token with its origin, drift and probabilities.
         require_lossless: refuse a method whose text does not have the target's own law.
         budget: mean drift a token that a lossy method may have; None: what the method says.
+        never_slower: write plainly while drafting costs more time than it saves; None: where neither the request nor
+            the server names a method, and the request no seed.
     """
 
     method: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
@@ -55,6 +57,7 @@ class SprinterOptions(RequestObject):
     tokens: bool = False
     require_lossless: bool = False
     budget: Annotated[JsonNumber, Field(ge=0, le=1)] | None = None
+    never_slower: bool | None = None
 
 
 class GenerateRequest(RequestObject):

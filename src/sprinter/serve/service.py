@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
@@ -61,6 +62,8 @@ class Service:
             pair, own = self._load(), self.settings
             if own.method is not None:
                 pair.stream([0], method=own.method, require_lossless=own.require_lossless).close()
+            elif own.never_slower:
+                _log.info("costs of forward passes", extra={"fields": asdict(pair.pass_costs)})
             self._pair = pair
             self._engine = AsyncEngine(
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,

@@ -21,6 +21,8 @@ class ServeSettings:
         model: name of the model in requests and answers; None: that of the target.
         method: method of requests that name none; None: exact, the pair's default.
         require_lossless: refuse lossy methods for all requests.
+        never_slower: stop drafting while it does not pay, in requests that name neither a method nor a seed, if
+            ``method`` is None too.
         rows: maximum number of texts that are generated at the same time.
         max_len: length of a row in tokens, prompt included; None: the models' context, at most 2,048.
         memory_bytes: maximum size of the KV caches; None: 90 % of the free memory.
@@ -49,6 +51,7 @@ class ServeSettings:
     model: str | None = None
     method: str | None = None
     require_lossless: bool = False
+    never_slower: bool = True
     rows: int = 8
     max_len: int | None = None
     memory_bytes: int | None = None

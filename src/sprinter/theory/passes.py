@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-import torch
-
-from sprinter.engine.driver import DraftJob, Job, Models, TargetJob
+from sprinter.engine.costs import borrow, draft_job, read_prompts, run_interleaved, target_job
+from sprinter.engine.driver import Job
 from sprinter.engine.pair import Pair
-from sprinter.engine.rows import Feed
-from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
-from sprinter.engine.task import Parts
-from sprinter.errors import SprinterError, UserError
+from sprinter.engine.steps import DraftPlan
+from sprinter.errors import UserError
 from sprinter.laws import Sampling
-from sprinter.random import AddressedDraws
 from sprinter.theory.replay import Replay
 
 __all__ = ["LONGEST", "PassTimes", "measure_passes"]
@@ -83,33 +78,11 @@ def measure_passes(
     if pair.models.draft is None:
         raise UserError("a probe times both models, and this pair has no draft: give draft=...")
     context = max(1, min(context, pair.models.context - longest))
-    models = Parts(pair.models, pair.heads).take(context + longest, 1, needs_target=True, needs_draft=True)
-    ids = [i % min(100, pair.models.vocab_size) for i in range(context + longest)]
-    for rows in (models.target, models.draft):
-        assert rows is not None
-        rows.read_prompts([Feed(0, 0, ids[:context])])
+    models = borrow(pair.models, context + longest)
+    ids = read_prompts(models, context, longest)
     heads = {"gate": pair.gate} if pair.gate is not None else {}
-    plan = DraftPlan(sampling, ("entropy",), heads)
-    step = DraftJob(DraftRow(0, ids[context : context + 1], context + 1, 1, AddressedDraws(), plan))
-    jobs: dict[int, Job] = {0: step}
+    jobs: dict[int, Job] = {0: draft_job(ids, context, 1, DraftPlan(sampling, ("entropy",), heads))}
     for n in range(1, longest + 1):
-        jobs[n] = TargetJob(TargetRow(Feed(0, context, ids[context : context + n]), sampling))
-    times: dict[int, list[float]] = {n: [] for n in jobs}
-    with torch.inference_mode():
-        for repeat in range(repeats + 1):
-            for n, job in jobs.items():
-                seconds = _run_s(models, job)
-                if repeat:
-                    times[n].append(seconds)
-            if progress is not None:
-                progress(repeat, repeats)
-    medians = {n: median(each) for n, each in times.items()}
+        jobs[n] = target_job(ids, context, n, sampling)
+    medians = {n: median(each) for n, each in run_interleaved(models, jobs, repeats, progress).items()}
     return PassTimes({n: seconds for n, seconds in medians.items() if n}, medians[0])
-
-
-def _run_s(models: Models, job: Job) -> float:
-    began = time.perf_counter()
-    (done,) = models.run([job])
-    if isinstance(done, SprinterError):
-        raise done
-    return time.perf_counter() - began

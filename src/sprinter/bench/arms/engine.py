@@ -33,7 +33,7 @@ class EngineArm:
 
     def fit(self, pair: Pair) -> None:
         """Fill in the thresholds that come from the pair's heads, so that ``spec`` contains them."""
-        self.method = self.method.settle(pair._parts.taus)
+        self.method = pair._parts.settle(self.method)
         self.spec = self.method.name
 
     def start(self, pair: Pair) -> None:

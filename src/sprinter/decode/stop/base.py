@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.signals import ENDINGS
 from sprinter.decode.trust import State
 from sprinter.errors import UserError
@@ -41,6 +42,15 @@ class StopRule(ABC):
     def learns(self) -> bool:
         """Whether the rule is given the target's verdicts."""
         return False
+
+    @property
+    def measures(self) -> bool:
+        """Whether a parameter is "measured": ``settle`` needs the costs of forward passes."""
+        return False
+
+    def settle(self, costs: PassCosts) -> StopRule:
+        """The rule with numbers in place of "measured"."""
+        return self
 
     def start(self) -> State:
         """State at the start of a sequence."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.checks import ranged
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.chance import ChanceRule
+from sprinter.decode.threshold import MEASURED
 from sprinter.decode.trust import State
 
 __all__ = ["Optimal"]
 
 _ROUNDS = 20  # after which a round has lost most of its weight in the price
+_STEP, _TOKEN = 0.25, 0.03
 _VERDICTS = 100  # after which a verdict has lost most of its weight in the mean overlap
 
 
@@ -32,21 +35,40 @@ class Optimal(ChanceRule):
     The chances come from a logistic regression on the draft's certainty, as in ``calibrated``.
 
     Args:
-        step: cost of a draft step. token: further cost of each token that the target reads in a pass.
-            ``sprinter doctor --probe`` measures both.
+        step: cost of a draft step. token: further cost of each token that the target reads in a pass. "measured": on
+            this machine, once for a pair; without models 0.25 and 0.03.
         signal: one or more of margin, entropy, max_prob and gate, joined by "+".
         memory: number of verdicts after which one has lost most of its weight in the regression.
     """
 
-    step: float = 0.25
-    token: float = 0.03
+    step: float | str = _STEP
+    token: float | str = _TOKEN
     signal: str = "entropy"
     memory: int = 500
 
     def __post_init__(self) -> None:
-        ranged(self, "step", 0.0, 100.0)
-        ranged(self, "token", 0.0, 100.0)
+        for name in ("step", "token"):
+            if getattr(self, name) != MEASURED:
+                ranged(self, name, 0.0, 100.0)
         self.regression.check("optimal")
+
+    @property
+    def measures(self) -> bool:
+        """Whether step or token is "measured"."""
+        return MEASURED in (self.step, self.token)
+
+    def settle(self, costs: PassCosts) -> Optimal:
+        """The rule with the costs of these passes where they are "measured"."""
+        step = float(f"{costs.step:.2g}") if self.step == MEASURED else self.step
+        return replace(
+            self, step=step, token=float(f"{costs.token:.2g}") if self.token == MEASURED else self.token
+        )
+
+    @property
+    def _costs(self) -> tuple[float, float]:
+        """Of a draft step, and of a token that the target reads."""
+        step, token = self.step, self.token
+        return _STEP if isinstance(step, str) else step, _TOKEN if isinstance(token, str) else token
 
     def start(self) -> State:
         """(chance that all of the run is accepted, mean overlap, tokens, their cost, the regression's fit...).
@@ -70,7 +92,7 @@ class Optimal(ChanceRule):
         """Decide (expected tokens of one more draft token) x (cost a token) < its cost."""
         chance = state[0] * self.own_chance(signals, state)
         _, overlap, tokens, cost = state[:4]
-        return chance * overlap * (cost / tokens) < self.step + self.token, (chance, *state[1:])
+        return chance * overlap * (cost / tokens) < sum(self._costs), (chance, *state[1:])
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
@@ -83,5 +105,5 @@ class Optimal(ChanceRule):
         """Count the round's tokens and their cost; trusted ones cost as they are read."""
         kept = 1 - 1 / _ROUNDS
         tokens = kept * state[2] + drafted - checked + accepted + 1
-        cost = kept * state[3] + 1 + drafted * (self.step + self.token)
+        cost = kept * state[3] + 1 + drafted * sum(self._costs)
         return (*state[:2], tokens, cost, *state[4:])

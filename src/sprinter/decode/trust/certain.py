@@ -10,13 +10,10 @@ from torch import Tensor
 
 from sprinter.decode.checks import ranged
 from sprinter.decode.registry import TRUST, did_you_mean
-from sprinter.decode.threshold import reaches
+from sprinter.decode.threshold import MEASURED, reaches
 from sprinter.decode.trust.base import State, TrustRule
 
-__all__ = ["CERTAINTY", "MEASURED", "Certain"]
-
-MEASURED = "measured"
-"""Value of the threshold: the one of ``CERTAINTY``."""
+__all__ = ["CERTAINTY", "Certain"]
 
 
 class _Certainty(NamedTuple):

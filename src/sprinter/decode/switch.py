@@ -1,0 +1,168 @@
+"""Never slower: whether a round drafts at all, from the costs of forward passes and the rounds so far.
+
+A method that drafts loses time where few drafts are kept, or where many rows share each pass. Each round is charged
+with what its passes cost on this machine, in units of plain decoding's time for a token, against the tokens that it
+added. A method that has lost more than some tokens' time writes plainly from then on, and is tried again at times.
+
+The decision reads costs that were measured before and rounds that are over, no clock and no token to come: exact
+methods stay exact across switches. The rounds at which it changes are recorded, and a record replays them.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sprinter.decode.costs import PassCosts
+
+__all__ = ["Paced", "PassCosts", "Replayed", "RoundCount", "Switch", "Tracker"]
+
+_LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
+_CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before
+_REST, _LONGEST_REST = (
+    64,
+    1024,
+)  # tokens that are written plainly before the next trial; doubled by a trial that fails
+_FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCount:
+    """What a round did.
+
+    Attributes:
+        steps: draft steps. behind: tokens that the first of them read beyond the last one of the text.
+        read: tokens that the target read. added: tokens of the text.
+    """
+
+    steps: int
+    behind: int
+    read: int
+    added: int
+
+
+class Switch(ABC):
+    """Says before each round whether it drafts.
+
+    Attributes:
+        changes: the rounds, counted from 1, from which on it no longer drafted, drafted again, and so on.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[int] = []
+        self._on = True
+
+    def drafts(self, round: int) -> bool:
+        """Whether the round drafts; asked once, at its beginning."""
+        if (on := self._decide(round)) != self._on:
+            self._on = on
+            self.changes.append(round)
+        return on
+
+    @abstractmethod
+    def _decide(self, round: int) -> bool: ...
+
+    @abstractmethod
+    def count(self, done: RoundCount) -> None:
+        """Told after each round what it did."""
+
+
+class Replayed(Switch):
+    """Switches at the rounds of an earlier record.
+
+    Args:
+        changes: as in ``Switch``.
+    """
+
+    def __init__(self, changes: Sequence[int]) -> None:
+        super().__init__()
+        self._given = tuple(changes)
+
+    def _decide(self, round: int) -> bool:
+        return bisect_right(self._given, round) % 2 == 0
+
+    def count(self, done: RoundCount) -> None:
+        """Nothing depends on it."""
+
+
+@dataclass(slots=True)
+class Tracker:
+    """What a method has lost or gained so far in one text, or in all rows that are decoded together.
+
+    Attributes:
+        costs: of this pair on this machine.
+        rows: number of rows that share a pass now.
+    """
+
+    costs: PassCosts
+    rows: Callable[[], int] = lambda: 1
+    _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
+    _rest: float = 0.0  # tokens a row until the next trial
+    _next_rest: float = _REST
+    _on: bool = True
+    _trying: weakref.ref[Switch] | None = (
+        None  # the row that tries it while it is off; dead where its text has ended
+    )
+
+    def drafts(self, row: Switch) -> bool:
+        """Whether this row drafts in its next round."""
+        if self._on:
+            return True
+        if self._rest <= 0 and (self._trying is None or self._trying() is None):
+            self._trying, self._balance = weakref.ref(row), 0.0
+        return self._trying is not None and self._trying() is row
+
+    def count(self, row: Switch, drafted: bool, done: RoundCount) -> None:
+        """Count a round of a row."""
+        rows = max(1, self.rows())
+        if self._on:
+            if drafted:
+                self._balance = max(self._balance + self._lost(done, rows) / rows, -_CREDIT)
+            if self._balance > _LOSS / math.sqrt(rows):
+                self._leave()
+        elif self._trying is None:
+            self._rest -= done.added / rows
+        elif self._trying() is row:
+            self._balance += self._lost(done, rows)
+            if self._balance >= _FAILS:
+                self._leave()
+            elif self._balance <= _PASSES:
+                self._on, self._trying, self._next_rest = True, None, _REST
+
+    def _leave(self) -> None:
+        self._on, self._trying = False, None
+        self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
+
+    def _lost(self, done: RoundCount, rows: int) -> float:
+        """Time of a round in plain tokens, less the tokens; passes shared by so many rows that all do the same."""
+        costs = self.costs
+        spent = costs.target_s(rows * max(1, done.read))
+        if done.steps:
+            spent += costs.draft_s(rows * (1 + done.behind)) + (done.steps - 1) * costs.draft_s(rows)
+        return spent / costs.target_s(rows) - done.added
+
+
+class Paced(Switch):
+    """Drafts while that pays.
+
+    Args:
+        tracker: counts rounds; of this text alone, or common to the rows of an engine.
+        before: of a text that was interrupted and is written again: ``changes`` and the number of rounds so far, which
+            are replayed.
+    """
+
+    def __init__(self, tracker: Tracker, before: tuple[Sequence[int], int] = ((), 0)) -> None:
+        super().__init__()
+        self._tracker, self._written = tracker, before[1]
+        self._before = Replayed(before[0])
+
+    def _decide(self, round: int) -> bool:
+        return self._before.drafts(round) if round <= self._written else self._tracker.drafts(self)
+
+    def count(self, done: RoundCount) -> None:
+        """Count the round's time against its tokens."""
+        self._tracker.count(self, self._on, done)

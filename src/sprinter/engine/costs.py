@@ -1,0 +1,172 @@
+"""What forward passes cost on this machine: measured once for a pair, and kept in the cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sprinter.decode.costs import PassCosts
+from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
+from sprinter.engine.driver import DraftJob, Job, Models, TargetJob
+from sprinter.engine.pool import RunnerPool
+from sprinter.engine.rows import Feed
+from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
+from sprinter.errors import SprinterError, UserError
+from sprinter.files import write_atomic
+from sprinter.laws import Sampling
+from sprinter.models.cachedir import check_own, make_cache_dir
+from sprinter.models.flops import forward_flops
+from sprinter.models.pair import LoadedPair
+from sprinter.random import AddressedDraws
+
+__all__ = ["borrow", "draft_job", "pass_costs", "read_prompts", "run_interleaved", "target_job"]
+
+_LOG = logging.getLogger(__name__)
+_CONTEXT = 64  # tokens before a pass
+_TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
+_REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
+
+
+def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
+    """The costs of a pair's passes: read if they are known, else measured, which takes some seconds, and kept.
+
+    Args:
+        described: the record of the models; those that were given as objects are measured each time.
+
+    Raises:
+        UserError: the cache directory cannot be used. SprinterError: a model fails.
+    """
+    models = {name: described[name] for name in ("target", "draft")}
+    named = all(
+        one is None or one["revision"] or Path(one["id"]).expanduser().exists() for one in models.values()
+    )
+    place = make_cache_dir() / "costs" / f"{_key(pair, models)}.json" if named else None
+    if place is not None and (known := _read(place)) is not None:
+        return known
+    _LOG.info("measuring what forward passes of this pair cost here (once)")
+    costs = _measure(pair)
+    if place is not None:
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(place, json.dumps({"target": costs.target, "draft": costs.draft}))
+    return costs
+
+
+def borrow(pair: LoadedPair, tokens: int) -> Models:
+    """Rows of their own for ``tokens`` tokens, one in each model."""
+    target, draft = (
+        None if one is None else RunnerPool(one).take(tokens) for one in (pair.target, pair.draft)
+    )
+    return Models(target, draft, pair.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
+
+
+def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
+    """What the costs depend on: models as they were loaded, threads, processor, versions."""
+    facts = {
+        "models": models,
+        "flops": [forward_flops(one.model.config) for one in (pair.target, pair.draft) if one is not None],
+        "threads": torch.get_num_threads(),
+        "processor": _processor(),
+        "torch": torch.__version__,
+        "passes": (_TARGET, _DRAFT, _CONTEXT),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """The processor's name as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _read(place: Path) -> PassCosts | None:
+    """Costs that were kept; None: there are none, or they cannot be read."""
+    if not place.exists():
+        return None
+    check_own(place)
+    try:
+        kept: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
+        return PassCosts(target, draft)
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return None
+
+
+def _measure(pair: LoadedPair) -> PassCosts:
+    """Time the passes, interleaved."""
+    longest, room = max(_TARGET), pair.context
+    context = max(1, min(_CONTEXT, room - longest))
+    models = borrow(pair, min(room, context + longest))
+    ids = read_prompts(models, context, min(longest, room - context))
+    jobs: dict[tuple[str, int], Job] = {}
+    for n in _TARGET:
+        if context + n <= room:
+            jobs["target", n] = target_job(ids, context, n)
+    for n in _DRAFT if pair.draft else ():
+        if context + n < room:
+            jobs["draft", n] = draft_job(ids, context, n)
+    seconds = run_interleaved(models, jobs, _REPEATS)
+    found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
+    for (which, n), times in reversed(seconds.items()):
+        longer = [
+            least for _, least in found[which]
+        ]  # a pass over fewer tokens costs no more than one over many
+        found[which].insert(0, (n, min([*times, *longer])))
+    return PassCosts(tuple(found["target"]), tuple(found["draft"]))
+
+
+def read_prompts(models: Models, context: int, more: int) -> list[int]:
+    """Fill row 0 of the models with ``context`` tokens; returns ids, of these and of ``more`` that may follow them."""
+    ids = [i % min(100, models.vocab) for i in range(context + more)]
+    for rows in (models.target, models.draft):
+        if rows is not None:
+            rows.read_prompts([Feed(0, 0, ids[:context])])
+    return ids
+
+
+def target_job(ids: list[int], context: int, tokens: int, sampling: Sampling = Sampling()) -> TargetJob:
+    """A target pass over ``tokens`` after the context."""
+    return TargetJob(TargetRow(Feed(0, context, ids[context : context + tokens]), sampling))
+
+
+def draft_job(ids: list[int], context: int, tokens: int, plan: DraftPlan | None = None) -> DraftJob:
+    """A draft step that reads ``tokens`` after the context; by default with the law's entropy."""
+    plan = plan or DraftPlan(Sampling(), ("entropy",), {})
+    end = context + tokens
+    return DraftJob(DraftRow(0, ids[context:end], end, 1, AddressedDraws(), plan))
+
+
+def run_interleaved(
+    models: Models,
+    jobs: Mapping[Any, Job],
+    repeats: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[Any, list[float]]:
+    """Seconds of each job in each repeat; a first one, the warm-up, is left out.
+
+    Raises:
+        SprinterError: a job fails.
+    """
+    times: dict[Any, list[float]] = {what: [] for what in jobs}
+    with torch.inference_mode():
+        for repeat in range(repeats + 1):
+            for what, job in jobs.items():
+                began = time.perf_counter()
+                (done,) = models.run([job])
+                if isinstance(done, SprinterError):
+                    raise done
+                if repeat:
+                    times[what].append(time.perf_counter() - began)
+            if progress is not None:
+                progress(repeat, repeats)
+    return times

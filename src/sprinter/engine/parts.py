@@ -1,0 +1,142 @@
+"""The parts of a pair that its requests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from sprinter.decode.costs import PassCosts
+from sprinter.decode.method import Method
+from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
+from sprinter.engine.costs import pass_costs
+from sprinter.engine.driver import Costs, Models
+from sprinter.engine.ending import special_ids
+from sprinter.engine.pool import IdleRunners, RunnerPool
+from sprinter.engine.prefix import DEFAULT, PrefixCache
+from sprinter.engine.record import models_record
+from sprinter.errors import UserError
+from sprinter.heads.head import Head
+from sprinter.models.flops import forward_flops
+from sprinter.models.memory import check_memory
+from sprinter.models.pair import LoadedPair
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """The parts of a pair that requests share: two models, a tokenizer, heads, and pools of caches.
+
+    Attributes:
+        heads: by kind, trained for the draft of ``models``.
+        special: ids of special tokens.
+
+    Args:
+        cache: what is reused of earlier texts.
+    """
+
+    def __init__(self, models: LoadedPair, heads: Mapping[str, Head], cache: PrefixCache = DEFAULT) -> None:
+        self.models, self.heads = models, heads
+        self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
+        idle = IdleRunners(cache.max_bytes)
+        self.targets = RunnerPool(models.target, cache, idle)
+        self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
+        self.costs = Costs(
+            forward_flops(models.target.model.config),
+            forward_flops(models.draft.model.config) if models.draft else 0.0,
+        )
+
+    @property
+    def default_method(self) -> str:
+        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
+        return "speculative" if self.models.draft else "autoregressive"
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The record of models and heads that is part of each result."""
+        return models_record(self.models, self.heads)
+
+    @property
+    def taus(self) -> dict[str, float]:
+        """The thresholds that heads record, by kind."""
+        return {kind: head.config.tau for kind, head in self.heads.items()}
+
+    @cached_property
+    def pass_costs(self) -> PassCosts:
+        """What forward passes of the pair cost on this machine, see ``engine.costs``."""
+        return pass_costs(self.models, self.described)
+
+    def settle(self, method: Method) -> Method:
+        """The method with the pair's numbers in place of "recorded" and "measured"."""
+        return method.settle(self.taus, self.pass_costs if method.stop.measures else None)
+
+    def without_text(self) -> Parts:
+        """The same models, heads and caches without a tokenizer: results have token ids but no text."""
+        quiet = copy(self)
+        quiet.models = replace(self.models, tokenizer=None)
+        return quiet
+
+    def take(
+        self,
+        max_len: int,
+        rows: int,
+        needs_target: bool,
+        needs_draft: bool,
+        spare: int = 0,
+        prompt: Sequence[int] = (),
+    ) -> Models:
+        """Borrow rows of ``max_len`` tokens of text and ``spare`` slots for a tree, in the models that are used.
+
+        ``prompt``: token ids of the text that one row will read.
+        """
+        target = self.targets.take(max_len, rows, spare, prompt) if needs_target else None
+        draft = self.drafts.take(max_len, rows, spare, prompt) if self.drafts and needs_draft else None
+        held = (
+            None if target is None else self.targets.held(target),
+            None if draft is None or self.drafts is None else self.drafts.held(draft),
+        )
+        return Models(target, draft, self.models.vocab_size, CapturedDraftSteps, CapturedTargetPasses, held)
+
+    def check_memory(
+        self,
+        max_len: int,
+        rows: int,
+        needs_target: bool,
+        needs_draft: bool,
+        memory_bytes: int | None,
+        spare: int = 0,
+        prompt: Sequence[int] = (),
+    ) -> None:
+        """Check that the rows' caches fit into ``memory_bytes``; None: into the free memory, idle caches included.
+
+        Idle caches are reused, or dropped if they do not fit the request and their memory is needed.
+
+        Raises:
+            UserError: they do not fit; the message names the largest number of rows that does.
+        """
+        needed = [(self.targets, needs_target), (self.drafts, needs_draft)]
+        pools = [pool for pool, needs in needed if pool is not None and needs]
+
+        def check(new: Sequence[RunnerPool]) -> None:
+            if new:
+                models = [pool.model.model for pool in new]
+                check_memory(models, rows, [pool.size(max_len, spare) for pool in new], memory_bytes)
+
+        if memory_bytes is not None:
+            return check(pools)
+        try:
+            check([pool for pool in pools if not pool.holds(max_len, rows, spare, prompt)])
+        except UserError:
+            for pool in (self.targets, self.drafts):
+                if pool is not None:
+                    pool.clear()
+            check(pools)
+
+    def give_back(self, models: Models) -> None:
+        """Return borrowed rows in any state; what later texts may reuse stays in them."""
+        for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
+            if rows is not None and pool is not None:
+                rows.end_all()
+                pool.give_back(rows.runner)

@@ -1,0 +1,203 @@
+"""Never slower: whether rounds draft, what that costs, and that exact methods stay exact whoever switches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from sprinter.decode import Method, parse_method
+from sprinter.decode.conformance import check_same_law
+from sprinter.decode.costs import PassCosts
+from sprinter.decode.draft import Origin, Record
+from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.loop import Limits
+from sprinter.decode.switch import Paced, Replayed, RoundCount, Switch, Tracker
+from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
+
+PAIR = MarkovPair(seed=5, zeros=0.2)
+FLAT = PassCosts(((1, 1.0), (9, 1.4)), ((1, 0.25), (9, 0.3)))
+BAD = MarkovPair(vocab=12, seed=1, sharp=4.0)
+GOOD = MarkovPair(vocab=12, seed=1, sharp=4.0, distance=0.02)
+
+
+class Adversary(Switch):
+    """Switches by the text so far."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
+
+    def _decide(self, round: int) -> bool:
+        return (sum(token.id for token in self._record.tokens) + round) % 2 == 0
+
+    def count(self, done: RoundCount) -> None:
+        """Nothing depends on it."""
+
+
+LOSSLESS = [
+    "speculative(gamma=2)", "block(gamma=3)", "svip(h=0.5)", "adaedl", "heuristic(start=1)", "calibrated",
+    "optimal(step=0.1, token=0)", "auto", "specinfer(gamma=2)", "lookup(n=1, gamma=2)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", LOSSLESS)
+def test_exact_methods_stay_exact_across_switches(spec: str) -> None:
+    method = parse_method(spec)
+    assert method.lossless()
+    check_same_law(joint_law(method, PAIR, 3, switch=Adversary), target_joint_law(PAIR, 3), spec)
+
+
+def test_the_adversary_does_switch() -> None:
+    found = {
+        len(
+            run_chain(Method(), PAIR, (0,), Limits(12), AddressedDraws(seed), switch=Adversary).stats.switches
+        )
+        for seed in range(8)
+    }
+    assert max(found) >= 2
+
+
+def paced(costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Callable[[Record], Switch]:
+    return lambda record: Paced(Tracker(costs, rows))
+
+
+def written(spec: str, pair: MarkovPair, length: int, switch: Callable[[Record], Switch]) -> Record:
+    return run_chain(parse_method(spec), pair, (0,), Limits(length), AddressedDraws(3), switch=switch)
+
+
+def cost(record: Record, costs: PassCosts) -> float:
+    """Of a token, in plain decoding's: draft steps, and passes over the mean number of tokens that one read."""
+    stats = record.stats
+    read = 1 + stats.drafted / stats.target_calls
+    spent = stats.drafted * costs.draft_s(1) + stats.target_calls * costs.target_s(read)
+    return spent / stats.new_tokens / costs.target_s(1)
+
+
+@pytest.mark.parametrize(
+    "spec", ["speculative(gamma=5)", "block(gamma=8)", "heuristic", "specinfer(gamma=3)"]
+)
+def test_a_useless_draft_costs_little(spec: str) -> None:
+    without = run_chain(parse_method(spec), BAD, (0,), Limits(500), AddressedDraws(3))
+    record = written(spec, BAD, 500, paced(FLAT))
+    assert cost(without, FLAT) > 1.2 and cost(record, FLAT) < 1.06
+    assert record.stats.switches[0] < 12 and len(record.stats.switches) >= 5  # it is tried again
+
+
+def test_a_good_draft_is_kept() -> None:
+    record = written("speculative(gamma=5)", GOOD, 300, paced(FLAT))
+    assert record.stats.switches == [] and cost(record, FLAT) < 0.6
+
+
+def test_many_rows_that_share_passes_stop_a_draft_that_pays_for_one() -> None:
+    steep = PassCosts(((1, 1.0), (8, 1.1), (48, 6.6)), ((1, 0.1), (8, 0.8)))
+    alone = written("speculative(gamma=5)", GOOD, 200, paced(steep))
+    crowded = written("speculative(gamma=5)", GOOD, 200, paced(steep, lambda: 32))
+    assert not alone.stats.switches and crowded.stats.switches
+    targets = [token.origin is Origin.TARGET for token in crowded.tokens]
+    assert sum(targets) > 0.7 * len(targets)  # a 32nd of the rows is seen here, so it takes a while
+
+
+def test_a_record_replays_its_switches() -> None:
+    first = written("speculative(gamma=5)", BAD, 300, paced(FLAT))
+    again = written("speculative(gamma=5)", BAD, 300, lambda record: Replayed(first.stats.switches))
+    assert [token.id for token in first.tokens] == [token.id for token in again.tokens]
+    assert first.stats.switches == again.stats.switches and first.stats.switches
+
+
+def test_an_interrupted_text_is_written_again_as_it_was() -> None:
+    first = written("speculative(gamma=5)", BAD, 60, paced(FLAT))
+    other = Tracker(PassCosts(((1, 1.0), (9, 1.0)), ()))  # would never switch off
+    before = (first.stats.switches, first.stats.rounds)
+    again = written("speculative(gamma=5)", BAD, 60, lambda record: Paced(other, before))
+    assert [token.id for token in first.tokens] == [
+        token.id for token in again.tokens
+    ] and first.stats.switches
+
+
+@dataclass
+class Rows:
+    """Rows of one tracker, round by round, each of which loses or gains so much."""
+
+    tracker: Tracker
+    rows: list[Paced]
+
+    @classmethod
+    def of(cls, count: int) -> Rows:
+        tracker = Tracker(PassCosts(((1, 1.0), (100, 1.0)), ((1, 1.0), (100, 1.0))), lambda: count)
+        return cls(tracker, [Paced(tracker) for _ in range(count)])
+
+    def round(self, number: int, added: int) -> int:
+        """A round of all rows with one draft step each; returns how many drafted."""
+        on = [row.drafts(number) for row in self.rows]
+        for row, drafts in zip(self.rows, on, strict=True):
+            row.count(RoundCount(int(drafts), 0, 1, added if drafts else 1))
+        return sum(on)
+
+
+def test_one_row_tries_for_all() -> None:
+    group = Rows.of(16)
+    drafting = [group.round(number, 1) for number in range(1, 3)]  # a loss of one token's time each
+    assert drafting == [16, 16]
+    later = [group.round(number, 1) for number in range(3, 70)]
+    assert later[:64] == [0] * 64 and later[64] == 1
+    group = Rows.of(16)
+    before = [group.round(number, 1) for number in range(1, 67)]
+    assert before[-1] == 0
+    tried = [group.round(number, 4) for number in range(67, 70)]  # now it gains
+    assert tried == [1, 16, 16]
+
+
+def test_a_row_that_ends_while_it_tries_makes_room_for_another() -> None:
+    group = Rows.of(2)
+    while group.round(number := len(group.rows[0].changes) + 1, 1) != 0:
+        pass
+    for _ in range(200):
+        trying = [row for row in group.rows if row.drafts(number)]
+        if trying:
+            break
+        for row in group.rows:
+            row.count(RoundCount(0, 0, 1, 1))
+    assert len(trying) == 1
+    (other,) = [row for row in group.rows if row is not trying[0]]
+    assert not other.drafts(number)
+    group.rows.clear()
+    trying.clear()
+    assert other.drafts(number + 1)
+
+
+def test_reading_what_the_draft_has_missed_is_counted() -> None:
+    group = Rows.of(1)
+    slow = Tracker(PassCosts(((1, 1.0), (2, 1.0)), ((1, 0.1), (2, 0.2))))
+    row = Paced(slow)
+    assert row.drafts(1)
+    row.count(RoundCount(steps=1, behind=63, read=2, added=2))  # 6.4 + 1 against 2
+    assert not row.drafts(2) and row.changes == [2]
+    assert group.tracker.drafts(group.rows[0])
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "message"),
+    [
+        ((), (), "give two or more"),
+        (((2, 1.0), (4, 2.0)), (), "the first of one token"),
+        (((1, 1.0), (1, 2.0)), (), "ascending"),
+        (((1, 1.0), (4, 0.0)), (), "positive seconds"),
+        (((1, 1.0), (4, 2.0)), ((1, 1.0),), "costs of the draft"),
+    ],
+)
+def test_costs_that_make_no_sense(target: tuple, draft: tuple, message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(UserError, match=message):
+        PassCosts(target, draft)
+
+
+def test_costs_between_and_beyond_the_points() -> None:
+    costs = PassCosts(((1, 1.0), (3, 2.0), (5, 2.0)), ((1, 0.5), (2, 0.7)))
+    assert [costs.target_s(n) for n in (1, 2, 3, 4, 5, 9)] == [1.0, 1.5, 2.0, 2.0, 2.0, 2.0]
+    assert costs.draft_s(4) == pytest.approx(1.1) and costs.step == 0.5
+    assert (
+        PassCosts(((1, 1.0), (9, 1.8))).token == pytest.approx(0.1)
+        and PassCosts(((1, 1.0), (2, 1.0))).step == 0
+    )

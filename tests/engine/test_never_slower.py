@@ -1,0 +1,150 @@
+"""Requests that stop drafting where it does not pay, ``auto``, and the costs by which both decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sprinter
+from sprinter.decode import parse_method
+from sprinter.decode.costs import PassCosts
+from sprinter.decode.draft import Origin
+from sprinter.decode.spec import full_spec
+from sprinter.engine import costs as costs_module
+from sprinter.engine.costs import pass_costs
+from sprinter.errors import UserError
+from sprinter.models.pair import LoadedPair
+
+CHEAP = PassCosts(((1, 1.0), (9, 1.05)), ((1, 0.02), (9, 0.02)))
+DEAR = PassCosts(((1, 1.0), (9, 9.0)), ((1, 0.9), (9, 4.0)))
+PROMPT = [3, 5, 7, 9]
+
+
+@pytest.fixture
+def with_costs(tiny_pair: sprinter.Pair) -> Callable[[PassCosts], sprinter.Pair]:
+    """The tiny pair, whose passes cost what the test says."""
+
+    def make(costs: PassCosts) -> sprinter.Pair:
+        pair = sprinter.Pair(tiny_pair.models)
+        pair._parts.pass_costs = costs  # in place of measuring
+        return pair
+
+    return make
+
+
+def ids(generation: sprinter.Generation) -> list[int]:
+    return [token.id for token in generation.tokens]
+
+
+def test_drafting_stops_where_it_costs_more(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    options: dict[str, Any] = {"method": "speculative(gamma=5)", "max_new_tokens": 60, "seed": 1}
+    dear, cheap = with_costs(DEAR), with_costs(CHEAP)
+    stopped = dear.generate(PROMPT, never_slower=True, **options)
+    assert 1 < stopped.stats.switches[0] < 6
+    later = [token.origin for token in stopped.tokens[30:50]]
+    assert set(later) == {Origin.TARGET}
+    assert "drafting stopped in round" in stopped.stats.summary
+    assert cheap.generate(PROMPT, never_slower=True, **options).stats.switches == []
+    without = dear.generate(PROMPT, **options)
+    assert without.stats.switches == [] and without.stats.drafted > stopped.stats.drafted
+
+
+def test_a_record_writes_the_text_again_where_costs_differ(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    first = with_costs(DEAR).generate(PROMPT, method="auto", max_new_tokens=60, seed=2)
+    assert first.stats.switches and first.stats.lossless
+    assert first.request is not None and first.request.switches == tuple(first.stats.switches)
+    kept = json.loads(json.dumps(first.to_dict()))
+    again = with_costs(CHEAP).generate(kept["prompt"]["token_ids"], **kept["request"])
+    assert ids(again) == ids(first) and again.stats.switches == first.stats.switches
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_the_rows_of_a_batch_decide_together_and_replay_alone(
+    with_costs: Callable[[PassCosts], sprinter.Pair], rows: int
+) -> None:
+    pair = with_costs(DEAR)
+    options: dict[str, Any] = {"method": "speculative(gamma=4)", "max_new_tokens": 40, "never_slower": True}
+    made = pair.generate_batch([PROMPT] * 6, rows=rows, seed=list(range(6)), **options)
+    # The rows of the second wave begin after it has stopped.
+    assert all(one.stats.switches[:1] == [1] for one in made[rows : 2 * rows])
+    for one in made:
+        assert ids(pair.generate(PROMPT, one.request)) == ids(one)
+
+
+def test_auto_takes_the_costs_that_were_measured(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    pair = with_costs(DEAR)
+    one = pair.generate(PROMPT, method="auto", max_new_tokens=4)
+    assert one.method == "auto(budget=0.0, step=0.9, token=1.0)" and one.stats.budget is None
+    lossy = pair.generate(PROMPT, method="auto", budget=0.2, max_new_tokens=4)
+    assert lossy.method == "auto(budget=0.2, step=0.9, token=1.0)" and lossy.stats.budget == 0.2
+    assert not lossy.stats.lossless and lossy.request is not None and lossy.request.never_slower
+    named = pair.generate(PROMPT, method="stop=optimal(step=measured,token=0.1)", max_new_tokens=4)
+    assert "step=0.9" in named.method and "token=0.1" in named.method
+    assert named.request is not None and not named.request.never_slower
+    off = pair.generate(PROMPT, method="auto", never_slower=False, max_new_tokens=40, seed=2)
+    assert off.stats.switches == []
+
+
+def test_auto_is_a_preset_like_others() -> None:
+    method = parse_method("auto(budget=0.1, step=0.3, token=0)")
+    assert parse_method(full_spec(method)) == method and not method.lossless()
+    assert parse_method("auto").lossless() and parse_method("auto(budget=0)").budget is None
+
+
+def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:
+    alone = sprinter.Pair(LoadedPair(tiny_pair.models.target, None, None))  # type: ignore[arg-type]
+    one = alone.generate(PROMPT * 4, method="auto", max_new_tokens=30, temperature=0.0)
+    assert one.method == "lookup(n=3, gamma=5)" and one.stats.lossless
+    plain = alone.generate(PROMPT * 4, max_new_tokens=30, temperature=0.0)
+    assert ids(one) == ids(plain)
+
+
+def test_costs_are_measured_once_and_kept(
+    builtin_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    described = builtin_pair._parts.described
+    found = pass_costs(builtin_pair.models, described)
+    assert [n for n, _ in found.target] == [1, 2, 4, 8, 16, 32, 64] and [n for n, _ in found.draft] == [
+        1,
+        8,
+        32,
+    ]
+    assert all(a[1] <= b[1] for a, b in zip(found.target, found.target[1:], strict=False))
+    (kept,) = (tmp_path / "cache" / "costs").iterdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
+        assert pass_costs(builtin_pair.models, described) == found
+    kept.write_text('{"target": [[1, 1.0]], "draft": []}')  # cut short
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    assert pass_costs(builtin_pair.models, described) == CHEAP
+    assert pass_costs(builtin_pair.models, described) == CHEAP
+
+
+def test_costs_of_models_without_a_name_are_not_kept(
+    tiny_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    pair = sprinter.Pair(tiny_pair.models)
+    assert pass_costs(pair.models, pair._parts.described).target[0][1] > 0
+    assert not (tmp_path / "cache" / "costs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"never_slower": 1}, "neither True nor False"),
+        ({"switches": [0, 2]}, "ascending numbers from 1 on"),
+        ({"switches": [3, 3]}, "ascending numbers from 1 on"),
+        ({"switches": [-1]}, ">= 0|at least 0|switches"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        sprinter.GenerationOptions(**options)
