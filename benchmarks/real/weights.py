@@ -56,6 +56,8 @@ KINDS: Mapping[str, Mapping[str, Any]] = sized(
 """Kinds of weights, as ``load_pair`` is asked for them."""
 SPEEDS = sized(("llama.cpp", "int8", "gguf"), tuple(KINDS))
 """Kinds whose texts are timed."""
+OWN = KINDS[sized("gguf", "int8")]
+"""What the dial is turned on."""
 REFERENCE = sized(
     {"runner": "torch", "dtype": "float32", "compile": False}, {"dtype": "float32", "compile": False}
 )
@@ -296,7 +298,7 @@ def main() -> None:
         del pairs
     if "dial" in chosen.parts:
         began = time.time()
-        pair = _load(chosen, {**KINDS[SPEEDS[-1]], **({"gate": chosen.gate} if chosen.gate else {})})
+        pair = _load(chosen, {**OWN, **({"gate": chosen.gate} if chosen.gate else {})})
         results["dial"] = dial(pair, chosen.data, chosen.prompts)
         note_run(results, NAME, "dial", began)
     write_results(NAME, results, table(results))

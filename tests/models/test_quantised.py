@@ -410,6 +410,9 @@ def test_a_pair_of_files_writes_and_says_what_it_is(kind: str, tmp_path: Path) -
         for one in ("autoregressive", "speculative(gamma=3)")
     }
     assert len(texts) == 1
+    record = made.generate([5, 9, 20], max_new_tokens=2).models["target"]
+    again = {name: record[name] for name in ("dtype", "attn_implementation", "quantization_config")}
+    assert sprinter.load_pair(record["id"], **again).models.target.weights == f"gguf (from {kind})"
     eight = load_models(tmp_path / "target.gguf", dtype="int8").target
     assert eight.weights == f"int8 (from {kind})"
 
@@ -439,6 +442,8 @@ def test_refusals_say_what_to_do(tmp_path: Path) -> None:
     for dtype in ("int8", "int4", "gguf"):
         with pytest.raises(UserError, match=f"dtype {dtype} is for models on a CPU"):
             load_models(builtin_paths()["target"], dtype=dtype, device_map="cpu")
+        with pytest.raises(UserError, match=f"dtype {dtype} comes with attention of its own"):
+            load_models(builtin_paths()["target"], dtype=dtype, attn_implementation="eager")
     with pytest.raises(UserError, match="cannot be compiled: its weights are quantised"):
         sprinter.load_pair(dtype="int4", compile=True)
     with pytest.raises(UserError, match=r"dtype gguf is for GGUF files, and .*target is none: use int4"):

@@ -15,6 +15,7 @@ from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
+from sprinter.models.runners.masks import ORDERED
 from sprinter.version import __version__
 
 __all__ = ["fingerprints", "models_record", "versions"]
@@ -82,7 +83,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
     return {
         "id": model.id,
         "revision": model.revision,
-        "dtype": model.weights,
+        "dtype": model.quantised or model.weights,
         "device": str(model.model.device),
         "runner": runner_kind(model.model)[0],
         "compile": model.compile,
@@ -94,11 +95,13 @@ def _loading(model: PreTrainedModel | GgufModel) -> dict[str, Any]:
     """Keywords of ``load_pair`` that change the law, as stored by transformers; None and False for a GGUF file."""
     config: Any = model.config
     quantization = getattr(config, "quantization_config", None)
+    attention = getattr(config, "_attn_implementation", None)
     if quantization is not None and not isinstance(quantization, dict):
         quantization = quantization.to_dict()
     return {
-        "attn_implementation": getattr(config, "_attn_implementation", None)
-        if isinstance(model, PreTrainedModel)
+        # That of quantised layers comes with them.
+        "attn_implementation": attention
+        if isinstance(model, PreTrainedModel) and attention != ORDERED
         else None,
         "quantization_config": json.loads(json.dumps(quantization, default=str)),
         "trust_remote_code": type(model).__module__.startswith("transformers_modules."),

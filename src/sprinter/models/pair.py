@@ -208,6 +208,8 @@ def load_models(
         raise UserError(
             f"dtype {name} is for models on a CPU: give device=cpu and no device_map or quantization_config"
         )
+    if quantised and attn_implementation is not None:
+        raise UserError(f"dtype {name} comes with attention of its own: leave attn_implementation out")
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards
     if device_map is not None and find_spec("accelerate") is None:
