@@ -74,16 +74,13 @@ PAIRS: dict[str, dict[str, Any]] = {
 NEW_TOKENS, TEXTS = sized(None, 8), sized(50, 2)
 
 
-def short(one: Generation, suite: str, costs: PassCosts) -> dict[str, Any]:
-    """One text: counts, drift, and the cost of its passes in plain decoding's for a token."""
+def short(one: Generation, suite: str) -> dict[str, Any]:
+    """One text: counts and drift."""
     stats = one.stats
     drifts = [token.distance or 0.0 for token in one.tokens]
-    read = stats.target_tokens / max(1, stats.target_calls)
-    spent = stats.target_calls * costs.target_s(max(1.0, read)) + stats.draft_steps * costs.draft_s(1)
     return {
         "suite": suite, "tokens": stats.new_tokens, "calls": stats.target_calls, "steps": stats.draft_steps,
-        "drift": sum(drifts), "expected": stats.expected_drift, "trusted": stats.trusted,
-        "cost": spent / costs.target_s(1),
+        "read": stats.target_tokens, "drift": sum(drifts), "expected": stats.expected_drift, "trusted": stats.trusted,
     }  # fmt: skip
 
 
@@ -95,12 +92,17 @@ def columns(texts: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     }
 
 
-def summary(arm: dict[str, Any]) -> dict[str, Any]:
-    """Means over the texts of an arm, and how far single texts are over the budget."""
+def summary(arm: dict[str, Any], costs: PassCosts) -> dict[str, Any]:
+    """Means over the texts of an arm, and how far single texts are over the budget.
+
+    ``cost``: of a token, in plain decoding's, of the passes alone.
+    """
     budget, suites = arm["budget"], arm["texts"]["suite"]
-    tokens, drift, calls, steps, cost = (
-        np.array(arm["texts"][name], dtype=float) for name in ("tokens", "drift", "calls", "steps", "cost")
+    tokens, drift, calls, steps, read = (
+        np.array(arm["texts"][name], dtype=float) for name in ("tokens", "drift", "calls", "steps", "read")
     )
+    passes = [n * costs.target_s(max(1.0, m / n)) if n else 0.0 for n, m in zip(calls, read, strict=True)]
+    cost = (np.array(passes) + steps * costs.draft_s(1)) / costs.target_s(1)
     each = drift / tokens
     over = each[each > budget + 1e-9] - budget if budget is not None else np.zeros(0)
     return {
@@ -212,9 +214,15 @@ def main() -> None:
     same = of.get("texts") == len(asked) and of.get("tokens") == new_tokens and not chosen.again
     arms: list[dict[str, Any]] = of["arms"] if same else []
     if not same:
-        of |= {"costs": [costs.target, costs.draft], "arms": arms, "texts": len(asked), "tokens": new_tokens}
-        of["suites"] = [suite.name for suite in suites]
-    costs = PassCosts(*(tuple((int(n), float(s)) for n, s in points) for points in of["costs"]))
+        of |= {
+            "arms": arms,
+            "texts": len(asked),
+            "tokens": new_tokens,
+            "suites": [suite.name for suite in suites],
+        }
+    of["costs"] = [costs.target, costs.draft]
+    for arm in arms:
+        arm["summary"] = summary(arm, costs)
     wanted: list[tuple[str, str, float | None]] = [("exact", spec, None) for spec in EXACT]
     heads = pair.gate is not None
     wanted += [
@@ -235,7 +243,7 @@ def main() -> None:
                 temperature=temperature, seed=list(range(len(asked))), meter="complete", never_slower=False,
                 max_new_tokens=new_tokens, stop_token_ids=[list(one.ends) for one in asked],
             )  # fmt: skip
-            texts = [short(one, question.suite, costs) for one, question in zip(made, asked, strict=True)]
+            texts = [short(one, question.suite) for one, question in zip(made, asked, strict=True)]
             arm = {
                 "temperature": temperature,
                 "dial": dial,
@@ -243,7 +251,7 @@ def main() -> None:
                 "budget": budget,
                 "texts": columns(texts),
             }
-            arms.append(arm | {"summary": summary(arm), "seconds": round(time.time() - began, 1)})
+            arms.append(arm | {"summary": summary(arm, costs), "seconds": round(time.time() - began, 1)})
             print(
                 f"{time.strftime('%H:%M')} {spec} {budget} {arms[-1]['summary']['drift'][0]:.4f}",
                 file=sys.stderr,
@@ -252,6 +260,7 @@ def main() -> None:
             of["compared"] = compared(arms)
             results |= {"command": command(NAME), "environment": environment()}
             write_kept(results)
+    of["compared"] = compared(arms)
     write_results(NAME, results, table(results))
 
 
