@@ -1,0 +1,167 @@
+"""Never slower: a useless draft, and a good one in batches, against plain decoding and the method without it.
+
+    python benchmarks/methods/never_slower.py --data DIR [--pair builtin|smollm2] [--prompts 12]
+
+Arms take turns, prompt by prompt (in batches: batch by batch). A useless draft has random weights. One text alone is
+timed from its 33rd token on, which leaves the first trial out; batches are timed whole.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import sprinter
+from benchmarks.common import (
+    cells,
+    command,
+    environment,
+    grid,
+    in_turn,
+    kept_results,
+    option_parser,
+    write_results,
+)
+from benchmarks.smoke import sized
+from sprinter.bench.statistics import ratio_of_sums
+from sprinter.bench.suites import load_suite
+
+NAME = "methods/never_slower"
+SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf"
+ROWS = sized((4, 16, 32), (2,))
+FIRST, NEW_TOKENS = sized(32, 2), sized(160, 8)
+PLAIN, METHOD = "autoregressive", "speculative(gamma=5)"
+ARMS: dict[str, dict[str, Any]] = {
+    "plain": {"method": PLAIN},
+    METHOD: {"method": METHOD},
+    f"{METHOD}, never slower": {"method": METHOD, "never_slower": True},
+    "auto": {"method": "auto"},
+}
+
+
+def useless(target: sprinter.Pair) -> LlamaForCausalLM:
+    """A small draft with random weights."""
+    config: Any = target.models.target.model.config
+    torch.manual_seed(0)
+    made = LlamaConfig(
+        vocab_size=target.models.target.vocab_size, hidden_size=96, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=config.max_position_embeddings,
+        eos_token_id=config.eos_token_id, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM(made).eval()
+
+
+def later_s(
+    pair: sprinter.Pair, prompt: str, seed: int, options: dict[str, Any]
+) -> tuple[float, int, list[int]]:
+    """Seconds and tokens of a text after its first ones, and its switches."""
+    at, began = 0.0, 0
+    with pair.stream(prompt, max_new_tokens=NEW_TOKENS, seed=seed, **options) as stream:
+        for count, _ in enumerate(stream, 1):
+            if count == FIRST:
+                at, began = time.perf_counter(), count
+        ended, total = time.perf_counter(), count
+        made = stream.finish()
+    return ended - at, total - began, made.stats.switches
+
+
+def batch_s(
+    pair: sprinter.Pair, prompts: Sequence[str], seed: int, options: dict[str, Any]
+) -> tuple[float, int, list[int]]:
+    """Seconds and tokens of a batch, and the switches of its rows."""
+    began = time.perf_counter()
+    made = pair.generate_batch(
+        list(prompts), max_new_tokens=NEW_TOKENS, seed=[seed + i for i in range(len(prompts))], **options
+    )
+    seconds = time.perf_counter() - began
+    return seconds, sum(one.stats.new_tokens for one in made), [n for one in made for n in one.stats.switches]
+
+
+def timed(
+    run: Callable[[int, dict[str, Any]], tuple[float, int, list[int]]], rounds: int, note: str
+) -> list[dict[str, Any]]:
+    """All arms in turn: seconds a token over those of plain decoding, paired by round."""
+    names, found = list(ARMS), {name: [] for name in ARMS}
+    for name in names:
+        run(0, ARMS[name])
+    for i, name in in_turn(names, rounds, note):
+        found[name].append(run(i, ARMS[name]))
+    each = {name: np.array([seconds / tokens for seconds, tokens, _ in made]) for name, made in found.items()}
+    return [
+        {
+            "arm": name,
+            "ms": float(1000 * each[name].mean()),
+            "speed_over_plain": ratio_of_sums(each["plain"], each[name]),
+            "speed_over_method": ratio_of_sums(each[METHOD], each[name]),
+            "switches": sum(len(made) for _, _, made in found[name]),
+        }
+        for name in names
+    ]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    rows = [
+        f"{run['pair']} | {run['draft']} | {run['rows']} | {arm['arm']} | "
+        f"{arm['ms']:.2f} | {cells(arm['speed_over_plain'])} | {cells(arm['speed_over_method'])} | {arm['switches']}"
+        for run in results["runs"] for arm in run["arms"]
+    ]  # fmt: skip
+    return "\n".join(
+        grid(f"target | draft | rows | arm | ms a token | speed ÷ plain | ÷ `{METHOD}` | switches", rows)
+    )
+
+
+def main() -> None:
+    """Time; write."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--pair", choices=["builtin", "smollm2"], default="builtin")
+    parser.add_argument("--draft", help="folder of a draft for SmolLM2")
+    parser.add_argument("--prompts", type=int, default=sized(12, 2))
+    parser.add_argument("--batches", type=int, default=sized(4, 1))
+    chosen = parser.parse_args()
+    if chosen.pair == "builtin":
+        good = sprinter.load_pair()
+    else:
+        good = sprinter.load_pair(SMOLLM2, chosen.draft, runner="torch", dtype="float32", compile=False)
+    target: Any = good.models.target.model
+    bad = sprinter.load_pair(target, useless(good), tokenizer=good.tokenizer)
+    texts = [
+        sample.turns[0]
+        for sample in load_suite("wikipedia", chosen.data, limit=max(chosen.prompts, max(ROWS))).samples
+    ]
+    results = kept_results(NAME)
+    runs: list[dict[str, Any]] = [run for run in results.get("runs", []) if run["pair"] != chosen.pair]
+    drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
+    for draft, pair in drafts.items():
+        facts = {
+            "pair": chosen.pair,
+            "draft": draft,
+            "costs": [pair.pass_costs.target, pair.pass_costs.draft],
+        }
+        alone = timed(
+            lambda i, options, pair=pair: later_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
+            chosen.prompts, f"{draft}, one text",
+        )  # fmt: skip
+        runs.append({**facts, "rows": 1, "arms": alone})
+        for rows in ROWS:
+            together = timed(
+                lambda i, options, pair=pair, rows=rows: batch_s(pair, texts[:rows], 1000 * i, options),  # type: ignore[misc]
+                chosen.batches, f"{draft}, {rows} rows",
+            )  # fmt: skip
+            runs.append({**facts, "rows": rows, "arms": together})
+    results |= {"benchmark": NAME, "command": command(NAME), "environment": environment(), "runs": runs}
+    write_results(NAME, results, table(results))
+
+
+if __name__ == "__main__":
+    main()
