@@ -13,7 +13,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
-from sprinter.decode.switch import Paced, Replayed, RoundCount, Switch, Tracker
+from sprinter.decode.switch import DraftSwitch, Paced, Replayed, RoundCount, Tracker
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -23,7 +23,7 @@ BAD = MarkovPair(vocab=12, seed=1, sharp=4.0)
 GOOD = MarkovPair(vocab=12, seed=1, sharp=4.0, distance=0.02)
 
 
-class Adversary(Switch):
+class Adversary(DraftSwitch):
     """Switches by the text so far."""
 
     def __init__(self, record: Record) -> None:
@@ -60,11 +60,11 @@ def test_the_adversary_does_switch() -> None:
     assert max(found) >= 2
 
 
-def paced(costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Callable[[Record], Switch]:
+def paced(costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Callable[[Record], DraftSwitch]:
     return lambda record: Paced(Tracker(costs, rows))
 
 
-def written(spec: str, pair: MarkovPair, length: int, switch: Callable[[Record], Switch]) -> Record:
+def written(spec: str, pair: MarkovPair, length: int, switch: Callable[[Record], DraftSwitch]) -> Record:
     return run_chain(parse_method(spec), pair, (0,), Limits(length), AddressedDraws(3), switch=switch)
 
 

@@ -20,7 +20,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.row import Answer
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
-from sprinter.decode.switch import Switch
+from sprinter.decode.switch import DraftSwitch
 from sprinter.decode.tree import TreeText
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
@@ -238,7 +238,7 @@ def run_chain(
     *,
     ahead: int = 1,
     complete: bool = False,
-    switch: Callable[[Record], Switch] | None = None,
+    switch: Callable[[Record], DraftSwitch] | None = None,
 ) -> Record:
     """Decode one text with ``method`` on ``pair`` through the real loop.
 
@@ -268,7 +268,7 @@ def joint_law(
     cells: int = 2,
     ends: Callable[[Sequence[int]], str | None] = lambda text: None,
     lossy: Callable[[Sequence[int]], bool] | None = None,
-    switch: Callable[[Record], Switch] | None = None,
+    switch: Callable[[Record], DraftSwitch] | None = None,
 ) -> dict[Text, float]:
     """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw."""
     law: defaultdict[Text, float] = defaultdict(float)

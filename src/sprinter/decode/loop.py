@@ -28,7 +28,7 @@ from sprinter.decode.row import (
 )
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
-from sprinter.decode.switch import Switch
+from sprinter.decode.switch import DraftSwitch
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -42,7 +42,7 @@ def decode(
     record: Record,
     complete: bool = False,
     rules: RuleState | None = None,
-    switch: Switch | None = None,
+    switch: DraftSwitch | None = None,
 ) -> Asking:
     """Decode one row. Tokens are added to ``record`` as soon as they are final.
 

@@ -16,7 +16,7 @@ from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
-from sprinter.decode.switch import RoundCount, Switch
+from sprinter.decode.switch import DraftSwitch, RoundCount
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.decode.verdicts import Verdicts
@@ -97,7 +97,7 @@ class Row:
     kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     budget: Budget | None = None
-    switch: Switch | None = None
+    switch: DraftSwitch | None = None
     drafts: bool = True
     behind: int = 0
     read: int = 0
@@ -112,7 +112,7 @@ class Row:
         record: Record,
         complete: bool,
         rules: RuleState | None = None,
-        switch: Switch | None = None,
+        switch: DraftSwitch | None = None,
     ) -> Row:
         """A row that holds the prompt; ``rules`` and ``switch`` as in ``decode``."""
         n = len(prompt)

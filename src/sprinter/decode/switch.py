@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sprinter.decode.costs import PassCosts
 
-__all__ = ["Paced", "PassCosts", "Replayed", "RoundCount", "Switch", "Tracker"]
+__all__ = ["DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
 
 _LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
 _CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before
@@ -45,7 +45,7 @@ class RoundCount:
     added: int
 
 
-class Switch(ABC):
+class DraftSwitch(ABC):
     """Says before each round whether it drafts.
 
     Attributes:
@@ -71,11 +71,11 @@ class Switch(ABC):
         """Told after each round what it did."""
 
 
-class Replayed(Switch):
+class Replayed(DraftSwitch):
     """Switches at the rounds of an earlier record.
 
     Args:
-        changes: as in ``Switch``.
+        changes: as in ``DraftSwitch``.
     """
 
     def __init__(self, changes: Sequence[int]) -> None:
@@ -104,11 +104,11 @@ class Tracker:
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
     _on: bool = True
-    _trying: weakref.ref[Switch] | None = (
+    _trying: weakref.ref[DraftSwitch] | None = (
         None  # the row that tries it while it is off; dead where its text has ended
     )
 
-    def drafts(self, row: Switch) -> bool:
+    def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
         if self._on:
             return True
@@ -116,7 +116,7 @@ class Tracker:
             self._trying, self._balance = weakref.ref(row), 0.0
         return self._trying is not None and self._trying() is row
 
-    def count(self, row: Switch, drafted: bool, done: RoundCount) -> None:
+    def count(self, row: DraftSwitch, drafted: bool, done: RoundCount) -> None:
         """Count a round of a row."""
         rows = max(1, self.rows())
         if self._on:
@@ -146,7 +146,7 @@ class Tracker:
         return spent / costs.target_s(rows) - done.added
 
 
-class Paced(Switch):
+class Paced(DraftSwitch):
     """Drafts while that pays.
 
     Args:

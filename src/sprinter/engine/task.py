@@ -11,7 +11,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, with_values
 from sprinter.decode.state import RuleState
-from sprinter.decode.switch import Paced, Replayed, Switch, Tracker
+from sprinter.decode.switch import DraftSwitch, Paced, Replayed, Tracker
 from sprinter.engine.driver import Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter
 from sprinter.engine.generation import Generation
@@ -84,7 +84,7 @@ class Task:
         stops = self._stops(options)
         self.request = options.replace(
             method=method, max_new_tokens=new, rules=self._rules, stop_token_ids=stops,
-            never_slower=auto if options.never_slower is None else options.never_slower,
+            never_slower=auto or None if options.never_slower is None else options.never_slower,
             chat_template_kwargs=None,  # they are in the prompt's ids now
         )  # fmt: skip
         self.length = len(self._ids) + new
@@ -156,7 +156,7 @@ class Task:
             if logprobs is not None:
                 logprobs.settle(record.tokens)
 
-    def _switch(self) -> Switch | None:
+    def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
         request, drafter = self.request, self.method.drafter
         if not drafter.proposes:
