@@ -13,6 +13,9 @@ import torch
 from tests.serve.server import Running
 
 import sprinter
+from sprinter.serve.asked import asked_of
+from sprinter.serve.schema import CompletionRequest
+from sprinter.serve.settings import ServeSettings
 
 PROMPT = "The river rises in the mountains and"
 MESSAGES: list[Any] = [{"role": "user", "content": "Where does the river rise?"}]
@@ -230,6 +233,26 @@ def test_a_budget_is_a_field_of_a_request(server: Running, pair: sprinter.Pair) 
     assert answer["choices"][0]["text"] == out.text
     report = json.dumps(answer)
     assert "budget=0.1" in report and '"budget": 0.1' in report and '"budget_left"' in report
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, True),
+        ({"seed": 5}, False),
+        ({"sprinter": {"method": "speculative"}}, False),
+        ({"sprinter": {"method": "speculative", "never_slower": True}}, True),
+        ({"seed": 5, "sprinter": {"never_slower": True}}, True),
+        ({"sprinter": {"never_slower": False}}, False),
+    ],
+)
+def test_drafting_may_stop_where_neither_method_nor_seed_is_named(
+    more: dict[str, Any], expected: bool
+) -> None:
+    body = CompletionRequest.model_validate({"prompt": PROMPT, **more})
+    assert bool(asked_of(body, ServeSettings()).options.never_slower) is expected
+    never = asked_of(body, ServeSettings(never_slower=False)).options.never_slower
+    assert bool(never) is bool(more.get("sprinter", {}).get("never_slower"))
 
 
 @pytest.mark.parametrize(
