@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.models.gguf_blocks import take_apart
 from tests.models.gguf_families import FAMILIES, written
 from tests.models.gguf_files import NO_GGUF
 from torch import nn
@@ -31,7 +32,7 @@ from sprinter.models.quantised.layers import (
     is_quantised,
     parameter_count,
 )
-from sprinter.models.quantised.layout import FORMATS, Codes, eight_bits, four_bits, joined, take_apart
+from sprinter.models.quantised.layout import FORMATS, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import Kernel, check_products, kernel
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.whole import _Forward
@@ -86,6 +87,11 @@ def test_rows_are_the_numbers_of_the_file(built: Kernel, name: str) -> None:
     assert torch.equal(built.rows(packed, codes.form, 512, ids), wanted[ids].float())
     whole = joined([take_apart(data[:16], codes.form), take_apart(data[16:], codes.form)])
     assert torch.equal(built.pack(whole), packed)
+    order = np.random.default_rng(1).permutation(37)
+    shuffled = built.pack_stored(data[order], codes.form, np.argsort(order))
+    assert torch.equal(shuffled, packed) and torch.equal(
+        built.pack_stored(data, codes.form, np.arange(37)), packed
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -133,7 +139,7 @@ def test_a_layer_is_near_the_one_that_it_replaces(rounding: type, most: float, w
     linear.weight *= torch.logspace(-2, 2, 50)[:, None]
     linear.weight[3] = 0.0
     whole = nn.functional.pad(linear.weight, (0, -width % 32)).numpy()
-    made = QuantisedLinear(Matrix(rounding(whole), width), linear.bias)
+    made = QuantisedLinear(Matrix.of_codes(rounding(whole), width), linear.bias)
     x = torch.randn(2, 5, width)
     found, wanted = made(x), linear(x)
     assert found.dtype == torch.float32 and found.shape == (2, 5, 50)
@@ -165,7 +171,7 @@ def test_scales_near_zero_cut_no_weight_off_and_large_ones_are_refused() -> None
 
 def test_layers_do_not_follow_what_changes_around_them() -> None:
     """PyTorch's default dtype, another dtype of the ids, a model that is converted."""
-    layer = QuantisedLinear(Matrix(four_bits(np.ones((6, 64), np.float32) * 0.5)), torch.ones(6))
+    layer = QuantisedLinear(Matrix.of_codes(four_bits(np.ones((6, 64), np.float32) * 0.5)), torch.ones(6))
     embedding = QuantisedEmbedding(layer._matrix)
     x, ids = torch.ones(3, 64), torch.tensor([5, 0])
     wanted, row = layer(x), embedding(ids)
@@ -182,7 +188,7 @@ def test_layers_do_not_follow_what_changes_around_them() -> None:
 
 
 def test_an_embedding_refuses_ids_without_a_row() -> None:
-    made = QuantisedEmbedding(Matrix(eight_bits(np.ones((5, 32), np.float32))))
+    made = QuantisedEmbedding(Matrix.of_codes(eight_bits(np.ones((5, 32), np.float32))))
     assert made(torch.tensor([[0, 4]])).shape == (1, 2, 32)
     for ids in ([5], [-1]):
         with pytest.raises(IndexError, match="there are 5 rows"):

@@ -27,7 +27,7 @@ from sprinter.models.gguf.library import gguf_package, last_words, library, load
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
 from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.quantised.layers import Matrix
-from sprinter.models.quantised.layout import FORMATS, Codes, joined, take_apart
+from sprinter.models.quantised.layout import FORMATS
 from sprinter.models.quantised.quantise import put_matrices, replaceable
 
 __all__ = ["Dequantised", "dequantised"]
@@ -35,7 +35,6 @@ __all__ = ["Dequantised", "dequantised"]
 _PART, _WIDTH = 1 << 20, 1 << 12
 """Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
 short in a model."""
-_ROWS = 2048  # of a matrix, taken apart at a time
 _ROPE, _INPUT, _HEAD = "rope_freqs.weight", "token_embd.weight", "lm_head.weight"
 _ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
@@ -128,8 +127,8 @@ class _Tensors:
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
 
-    def codes(self, name: str, order: NDArray[np.int64], width: int) -> Codes:
-        """A matrix of this width as it is stored, with its rows in this order.
+    def matrix(self, name: str, order: NDArray[np.int64], width: int) -> Matrix:
+        """A matrix of this width with the codes that are stored, its rows in this order.
 
         Raises:
             ValueError: it cannot be read, or it is stored in another way.
@@ -141,13 +140,7 @@ class _Tensors:
             )
         if list(shape) != [len(order), width]:
             raise ValueError(f"its tensor {name} has shape {list(shape)}, wanted {[len(order), width]}")
-        rows = stored.reshape(shape[0], -1)
-
-        def part(at: int) -> Codes:
-            return take_apart(rows[order[at : at + _ROWS]], FORMATS[kind.name])
-
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            return joined(list(pool.map(part, range(0, shape[0], _ROWS))))
+        return Matrix.of_stored(stored.reshape(shape[0], -1), FORMATS[kind.name], order)
 
     def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
         """A tensor's kind, shape, and blocks ``[blocks, bytes]``.
@@ -222,7 +215,7 @@ def _matrices(place: _Places, tensors: _Tensors) -> dict[str, Matrix]:
         stored = place.stored(f"{path}.weight")
         if stored not in made:
             order = place.in_order(path + ".", torch.arange(len(layer.weight)))
-            made[stored] = Matrix(tensors.codes(stored, order.numpy(), layer.weight.shape[1]))
+            made[stored] = tensors.matrix(stored, order.numpy(), layer.weight.shape[1])
         found[path] = made[stored]
     return found
 

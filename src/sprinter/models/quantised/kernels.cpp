@@ -1,6 +1,7 @@
 // The functions of the library: products, attention, and a whole decoder layer around its cache.
 
 #include "attention.h"
+#include "pack.h"
 #include "products.h"
 
 #include <new>
@@ -90,12 +91,38 @@ int64_t sprinter_bytes(int format, int64_t high, int64_t width) {
     });
 }
 
+// fine, fine_minimum: null where F is not nested.
 int64_t sprinter_pack(
-    int format, const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine,
-    const int8_t* fine_minimum, int64_t high, int64_t width, uint8_t* packed, int threads
+    int format, const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const uint8_t* fine,
+    const uint8_t* fine_minimum, int64_t high, int64_t width, uint8_t* packed, int threads
 ) {
     return with_format(format, [=](auto kind) {
-        pack<decltype(kind)>(codes, scale, minimum, fine, fine_minimum, high, width, packed, threads);
+        using F = decltype(kind);
+        using Own = Block<F>;
+        pack<F>(high, width, packed, threads, [=](int64_t row, int64_t b, Own& made) {
+            const int64_t at = row * (width / Own::CODES) + b;
+            std::memcpy(made.codes, codes + at * Own::CODES, Own::CODES);
+            made.scale = scale[at];
+            if (F::MINIMUM) made.minimum = minimum[at];
+            if (F::NESTED) {
+                std::memcpy(made.fine, fine + at * sizeof made.fine, sizeof made.fine);
+                if (F::MINIMUM) std::memcpy(made.fine_minimum, fine_minimum + at * Own::GROUPS, Own::GROUPS);
+            }
+        });
+        return int64_t(0);
+    });
+}
+
+// The same from the blocks of a GGUF file; row i is its row order[i].
+int64_t sprinter_pack_stored(
+    int format, const uint8_t* stored, const int64_t* order, int64_t high, int64_t width, uint8_t* packed, int threads
+) {
+    return with_format(format, [=](auto kind) {
+        using F = decltype(kind);
+        const int64_t blocks = width / Block<F>::CODES;
+        pack<F>(high, width, packed, threads, [=](int64_t row, int64_t b, Block<F>& made) {
+            Stored<F>::take(stored + (order[row] * blocks + b) * Stored<F>::BYTES, made);
+        });
         return int64_t(0);
     });
 }

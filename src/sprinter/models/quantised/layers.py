@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sprinter.models.quantised.layout import Codes, Format
@@ -26,16 +28,26 @@ _KEPT = "a quantised model cannot be saved: save the one that it was made from"
 class Matrix:
     """A packed matrix. An input embedding and an output layer that are tied share one.
 
-    Args:
-        codes: ``[out, in]``. width: number of columns that are not padding; None: all.
+    Attributes:
+        packed: as the kernel reads it. form: its kind.
+        high: number of rows. padded: of columns. width: of those that are not padding.
     """
 
-    def __init__(self, codes: Codes, width: int | None = None) -> None:
-        self.form: Format = codes.form
-        self.high: int = codes.codes.shape[0]
-        self.padded: int = codes.codes.shape[1]
-        self.width: int = self.padded if width is None else width
-        self.packed = kernel().pack(codes)
+    def __init__(self, packed: Tensor, form: Format, high: int, padded: int, width: int) -> None:
+        self.packed, self.form = packed, form
+        self.high, self.padded, self.width = high, padded, width
+
+    @classmethod
+    def of_codes(cls, codes: Codes, width: int | None = None) -> Self:
+        """A matrix of codes ``[out, in]``; ``width`` None: no column is padding."""
+        high, padded = codes.codes.shape
+        return cls(kernel().pack(codes), codes.form, high, padded, padded if width is None else width)
+
+    @classmethod
+    def of_stored(cls, stored: NDArray[np.uint8], form: Format, order: NDArray[np.int64]) -> Self:
+        """A tensor of a GGUF file, ``[out, bytes]``, with its rows in this order."""
+        width = stored.shape[1] // form.bytes * form.block
+        return cls(kernel().pack_stored(stored, form, order), form, len(order), width, width)
 
     def __deepcopy__(self, memo: object) -> Matrix:
         return self  # it never changes

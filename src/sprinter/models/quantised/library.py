@@ -77,6 +77,7 @@ class Kernel:
         for name, kinds in {
             "bytes": [small, size, size],
             "pack": [small, *[at] * 5, size, size, at, small],
+            "pack_stored": [small, at, at, size, size, at, small],
             "product": [small, at, size, size, at, size, at, at, small],
             "rows": [small, at, size, at, size, at],
             "attention": [at, at, small],
@@ -85,7 +86,8 @@ class Kernel:
         }.items():
             function = getattr(library, f"sprinter_{name}")
             function.restype, function.argtypes, function.errcheck = size, kinds, _check_memory
-        self._bytes, self._pack = library.sprinter_bytes, library.sprinter_pack
+        self._bytes = library.sprinter_bytes
+        self._pack, self._pack_stored = library.sprinter_pack, library.sprinter_pack_stored
         self._product, self._rows = library.sprinter_product, library.sprinter_rows
         self.attention = library.sprinter_attention  # see attention.py
         self.before, self.after = library.sprinter_before, library.sprinter_after  # see whole.py
@@ -109,6 +111,17 @@ class Kernel:
         made = _room(self._bytes(kind, high, width))
         addresses = [None if part is None else part.ctypes.data for part in whole]
         self._pack(kind, *addresses, high, width, made.data_ptr(), torch.get_num_threads())
+        return made
+
+    def pack_stored(self, stored: NDArray[np.uint8], form: Format, order: NDArray[np.int64]) -> Tensor:
+        """As ``pack``, from the rows of a tensor in a GGUF file, ``[out, bytes]``, in this order."""
+        high, width = len(order), stored.shape[1] // form.bytes * form.block
+        made = _room(self._bytes(NUMBER[form.name], high, width))
+        rows = np.ascontiguousarray(stored)
+        self._pack_stored(
+            NUMBER[form.name], rows.ctypes.data, np.ascontiguousarray(order).ctypes.data, high, width,
+            made.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
         return made
 
     def product(self, packed: Tensor, form: Format, high: int, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -380,7 +380,7 @@ void product(
 #pragma omp barrier
 }
 
-// --- single weights: packing, rows -----------------------------------------------------------------------------------
+// --- single weights -----------------------------------------------------------------------------------
 template <class F>
 uint8_t code_at(const uint8_t* codes, int k, int n) {
     const int j = k / 4, at = 4 * n + k % 4;
@@ -389,46 +389,6 @@ uint8_t code_at(const uint8_t* codes, int k, int n) {
     for (int bit = 4; bit < F::BITS; ++bit)
         code |= uint8_t((codes[256 + 64 * (bit - 4) + 8 * j + at / 8] >> at % 8 & 1) << bit);
     return code;
-}
-
-template <class F>
-void set_code(uint8_t* codes, int k, int n, uint8_t code) {
-    const int j = k / 4, at = 4 * n + k % 4;
-    if (F::BITS == 8) {
-        codes[64 * j + at] = code;
-        return;
-    }
-    codes[64 * (j % 4) + at] |= uint8_t((code & 15) << (j < 4 ? 0 : 4));
-    for (int bit = 4; bit < F::BITS; ++bit)
-        codes[256 + 64 * (bit - 4) + 8 * j + at / 8] |= uint8_t((code >> bit & 1) << at % 8);
-}
-
-template <class F>
-void pack(
-    const uint8_t* codes, const uint16_t* scale, const uint16_t* minimum, const int8_t* fine, const int8_t* fine_minimum,
-    int64_t high, int64_t width, uint8_t* packed, int threads
-) {
-    constexpr int64_t SHARED = F::NESTED ? SUPER / GROUP : 1;  // groups with one 16-bit scale
-    const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width), groups = F::groups(width);
-    std::memset(packed, 0, blocks * bytes);
-#pragma omp parallel for num_threads(threads)
-    for (int64_t row = 0; row < blocks * CHANNELS; row += CHANNELS) {
-        uint8_t* scales = packed + row / CHANNELS * bytes;
-        uint8_t* own = scales + F::scales(width);
-        for (int n = 0; n < CHANNELS && row + n < high; ++n)
-            for (int64_t g = 0; g < groups; ++g) {
-                const int64_t group = (row + n) * groups + g;  // among all
-                uint8_t *halves = scales + F::halves_at(g) + 2 * n, *at = scales + F::fine_at(g) + n;
-                std::memcpy(halves, scale + group / SHARED, 2);
-                if (F::MINIMUM) std::memcpy(halves + 2 * CHANNELS, minimum + group / SHARED, 2);
-                if (F::NESTED) {
-                    for (int part = 0; part < F::PARTS; ++part)
-                        at[part * CHANNELS] = uint8_t(fine[group * F::PARTS + part]);
-                    if (F::MINIMUM) at[F::PARTS * CHANNELS] = uint8_t(fine_minimum[group]);
-                }
-                for (int k = 0; k < GROUP; ++k) set_code<F>(own + g * F::CODES, k, n, codes[group * GROUP + k]);
-            }
-    }
 }
 
 template <class F>

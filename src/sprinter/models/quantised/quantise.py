@@ -148,4 +148,4 @@ def _matrix(weight: Tensor, rounded: Callable[..., Codes]) -> Matrix:
     """A weight matrix rounded, a chunk of rows at a time to save memory."""
     with torch.no_grad():
         parts = [rounded(_padded(rows).numpy()) for rows in torch.split(weight.detach(), _ROWS)]
-    return Matrix(joined(parts), weight.shape[1])
+    return Matrix.of_codes(joined(parts), weight.shape[1])
