@@ -81,7 +81,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     scores = yield AskScore(row.scored, unread, round, parents=tuple(tree.parents or ()), path=path)
     assert isinstance(scores, Scores)
     record.stats.target_calls += 1
-    row.read = len(unread)
+    row.target_read = len(unread)
     row.score(row.scored, scores)
     row.learn()
     first = row.final - 1 - row.scored  # the row of the law at the first untrusted position

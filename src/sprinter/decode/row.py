@@ -61,7 +61,7 @@ class Row:
         switch: says whether a round drafts; None: all do.
         drafts: whether this round does.
         behind: tokens of the text that the drafter had not read before this round, but for the last one.
-        read: tokens that the target read in this round.
+        target_read: tokens that the target read in this round.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
         kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
             type passes them on.
@@ -100,7 +100,7 @@ class Row:
     switch: DraftSwitch | None = None
     drafts: bool = True
     behind: int = 0
-    read: int = 0
+    target_read: int = 0
 
     @classmethod
     def begin(
@@ -175,7 +175,7 @@ class Row:
         """Tell the switch what the round did that added so many tokens."""
         if self.switch is not None:
             steps = self.drafted if self.method.drafter.proposer is None else 0
-            self.switch.count(RoundCount(steps, self.behind, self.read, added))
+            self.switch.count(RoundCount(steps, self.behind, self.target_read, added))
 
     def end_round(self) -> None:
         """Tokens on trial are settled."""
@@ -207,7 +207,7 @@ class Row:
         self.record.stats.rounds += 1
         self.drafted, self.tree, self.gate_scores, self.on_trial = 0, Tree(), [], []
         self.drafts = self.proposes and (self.switch is None or self.switch.drafts(self.record.stats.rounds))
-        self.behind, self.read = max(0, len(self.text) - self.known - 1), 0
+        self.behind, self.target_read = max(0, len(self.text) - self.known - 1), 0
         self.stop_state = self.method.stop.begin_round(self.stop_state)
         self.guarded = self.exact_next()
 
