@@ -198,7 +198,7 @@ def generate_many(
         [{"role": "user", "content": "a"}] if chat else "a", options
     ).close()  # errors of all requests
     if results is not None:
-        results.made_with(_made_with(pair, options.method))
+        results.made_with(_made_with(pair, options))
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
     with BenchProgressBar() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
@@ -221,13 +221,16 @@ def generate_many(
     return 1 if failed else 0
 
 
-def _made_with(pair: Pair, method: Method | None) -> dict[str, Any]:
+def _made_with(pair: Pair, options: GenerationOptions) -> dict[str, Any]:
     """What the results depend on besides the settings, as JSON values: paths and names do not identify models."""
     from sprinter.engine.record import fingerprints, versions
 
     held = fingerprints(pair.models, pair.heads)
     numbers = {f"{name}_version": number for name, number in versions().items()}
-    return {"default_method": pair.default_method if method is None else None, **held, **numbers}
+    default = None
+    if options.method is None or isinstance(options.method, str):  # the pair's choice
+        default = pair.default_method if pair.profile is None else pair.method_for(options).name
+    return {"default_method": default, **held, **numbers}
 
 
 def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[PromptLine]]:

@@ -35,7 +35,7 @@ class GenerationKeywords(TypedDict, total=False):
     ``sampling`` replaces temperature, top_k, top_p and min_p.
     """
 
-    method: str | Method | None
+    method: str | Method | None  # "auto": from the pair's profile
     max_new_tokens: int | None
     temperature: float
     top_k: int
@@ -60,10 +60,10 @@ class GenerationKeywords(TypedDict, total=False):
     sampling: Sampling | None
 
 
-def _method(name: str, value: Any) -> Method | None:
+def _method(name: str, value: Any) -> Method | str | None:
     from sprinter.decode.spec import parse_method
 
-    return None if value is None else parse_method(value)
+    return value if value is None or value == AUTO else parse_method(value)
 
 
 def _budget(name: str, value: Any) -> float | None:
@@ -274,9 +274,10 @@ class GenerationOptions:
         UserError: an invalid value, or ``sampling`` together with one of the four options that it replaces.
     """
 
-    method: Method | None = _option(
-        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: exact, the pair's ``default_method``.",
-        help="For example sprinter(tau=0.6); see 'sprinter methods'.",
+    method: Method | Literal["auto"] | None = _option(
+        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; \"auto\": the fastest setting of the pair's "
+        "profile within ``budget``; None: \"auto\" if the pair has a profile, else exact, its ``default_method``.",
+        help="For example sprinter(tau=0.6), or auto; see 'sprinter methods'.",
     )  # fmt: skip
     max_new_tokens: int | None = _option(
         64, _limit, "exact limit of new tokens; None: to the end of the models' context, or of the engine's row.",

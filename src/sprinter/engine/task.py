@@ -14,6 +14,7 @@ from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method, with_values
 from sprinter.decode.state import RuleState
+from sprinter.engine.ahead import AUTO
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import Costs, Jobs, Models, RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter, special_ids
@@ -22,6 +23,7 @@ from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
+from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.record import models_record
 from sprinter.engine.spans import SpanReader
@@ -46,14 +48,22 @@ class Parts:
 
     Attributes:
         heads: by kind, trained for the draft of ``models``.
+        profile: of this pair; None: none. watch: compares texts with those that it was tuned on.
         special: ids of special tokens.
 
     Args:
         cache: what is reused of earlier texts.
     """
 
-    def __init__(self, models: LoadedPair, heads: Mapping[str, Head], cache: PrefixCache = DEFAULT) -> None:
-        self.models, self.heads = models, heads
+    def __init__(
+        self,
+        models: LoadedPair,
+        heads: Mapping[str, Head],
+        cache: PrefixCache = DEFAULT,
+        profile: Profile | None = None,
+    ) -> None:
+        self.models, self.heads, self.profile = models, heads, profile
+        self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
@@ -65,8 +75,43 @@ class Parts:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, else
+        ``autoregressive``."""
+        if self.profile is not None:
+            return self.profile.fastest(None).spec
         return "speculative" if self.models.draft else "autoregressive"
+
+    def tuned_for(self, options: GenerationOptions) -> TunedSetting | None:
+        """The profile's setting that a request takes; None: its method does not come from a profile.
+
+        Raises:
+            UserError: ``method="auto"`` and no profile.
+        """
+        if options.method not in (AUTO, None):
+            return None
+        if self.profile is None and options.method == AUTO:
+            raise UserError(
+                'method="auto" takes the fastest setting from a profile, and this pair has none: make one with '
+                "'sprinter tune', then give profile=FILE"
+            )
+        budget = 0.0 if options.require_lossless else options.budget
+        return self.profile and self.profile.fastest(budget, options.sampling.greedy)
+
+    def method_for(self, options: GenerationOptions) -> Method:
+        """The method of a request: the given one or, from the profile, the fastest within the budget; with thresholds
+        that heads record filled in.
+
+        Raises:
+            UserError: ``method="auto"`` and no profile.
+        """
+        tuned, given, budget = self.tuned_for(options), options.method, options.budget
+        if tuned is not None:
+            asked = tuned.within(budget, options.sampling.greedy)
+        else:
+            asked = given if isinstance(given, Method) else parse_method(self.default_method)
+            if budget is not None and budget != asked.budget:
+                asked = with_values(asked, {"budget": budget})
+        return asked.settle(self.taus)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -172,10 +217,8 @@ class Task:
         self, parts: Parts, prompt: PromptInput, options: GenerationOptions, longest: int | None = None
     ) -> None:
         self._parts = parts
-        asked = parse_method(parts.default_method) if options.method is None else options.method
-        if options.budget is not None and options.budget != asked.budget:
-            asked = with_values(asked, {"budget": options.budget})
-        self.method = method = asked.settle(parts.taus)
+        self._tuned = parts.tuned_for(options)
+        self.method = method = parts.method_for(options)
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(
                 f"method {method.name} is lossy, and require_lossless=True refuses it: give a lossless method, such as "
@@ -263,6 +306,9 @@ class Task:
                 question = None
             if logprobs is not None:
                 logprobs.settle(record.tokens)
+        if self._tuned is not None and self._parts.watch is not None:
+            calls = record.stats.target_calls
+            self._parts.watch.add(self._tuned, request, len(self._ids), len(record.tokens), calls)
 
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""

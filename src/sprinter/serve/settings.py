@@ -20,6 +20,7 @@ class ServeSettings:
         host, port: address to listen on; port 0: any free port.
         model: name of the model in requests and answers; None: that of the target.
         method: method of requests that name none; None: exact, the pair's default.
+        budget: mean drift a token of requests that name none; None: what the method says.
         require_lossless: refuse lossy methods for all requests.
         rows: maximum number of texts that are generated at the same time.
         max_len: length of a row in tokens, prompt included; None: the models' context, at most 2,048.
@@ -48,6 +49,7 @@ class ServeSettings:
     port: int = 8000
     model: str | None = None
     method: str | None = None
+    budget: float | None = None
     require_lossless: bool = False
     rows: int = 8
     max_len: int | None = None

@@ -10,11 +10,13 @@ import torch
 
 from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.decode.method import Method
+from sprinter.engine.ahead import AUTO
+from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling
 
-__all__ = ["EngineArm", "settle"]
+__all__ = ["AutoArm", "EngineArm", "settle"]
 
 
 class EngineArm:
@@ -88,6 +90,24 @@ class EngineArm:
     def close(self) -> None:
         """Release the pair."""
         self._pair = None
+
+
+class AutoArm(EngineArm):
+    """``auto(budget=b)``: the setting that the pair's profile has for this drift a token; exact without a budget."""
+
+    def __init__(self, budget: float | None = None) -> None:
+        super().__init__(Method())
+        self.name = self.spec = AUTO if budget is None else f"{AUTO}(budget={budget})"
+        self._options = GenerationOptions(method=AUTO, budget=budget)
+
+    def fit(self, pair: Pair) -> None:
+        """Take the method from the profile, so that ``spec`` is that method's.
+
+        Raises:
+            UserError: the pair has no profile.
+        """
+        self.method = pair.method_for(self._options)
+        self.spec = self.method.name
 
 
 def settle(device: torch.device) -> None:

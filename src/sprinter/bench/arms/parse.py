@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sprinter.bench.arm import Arm
-from sprinter.bench.arms.engine import EngineArm
+from sprinter.bench.arms.engine import AutoArm, EngineArm
 from sprinter.bench.arms.peer_llamacpp import LlamaLookup, LlamaPlain
 from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, TransformersPlain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
 from sprinter.decode.registry import did_you_mean
 from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
+from sprinter.engine.ahead import AUTO
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["arm_names", "parse_arm", "parse_arms"]
@@ -128,12 +129,16 @@ def _make(spec: str) -> Any:
     name, params = parse_call(spec)
     if name in METHODS.names():
         return EngineArm(parse_method(spec))
+    if name == AUTO:
+        if strange := [key for key in params if key != "budget"]:
+            raise did_you_mean("parameter of auto", strange[0], ["budget"])
+        return AutoArm(**params)
     if name in _SETS:
         raise UserError(
             f"'{name}' is a set of arms, and one is wanted here: give one of {', '.join(_SETS[name]())}"
         )
     if name not in ARMS.names():
-        raise did_you_mean("arm", name, [*METHODS.names(), *ARMS.names(), *_SETS])
+        raise did_you_mean("arm", name, [*METHODS.names(), *ARMS.names(), *_SETS, AUTO])
     arm = build_rule(ARMS, name, params)
     arm.spec = _spell(name, params)
     return arm
