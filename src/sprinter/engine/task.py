@@ -95,7 +95,7 @@ class Parts:
                 "'sprinter tune', then give profile=FILE"
             )
         budget = 0.0 if options.require_lossless else options.budget
-        return self.profile and self.profile.fastest(budget, options.sampling.greedy)
+        return None if self.profile is None else self.profile.fastest(budget, options.sampling.greedy)
 
     def method_for(self, options: GenerationOptions) -> Method:
         """The method of a request: the given one or, from the profile, the fastest within the budget; with thresholds
