@@ -45,7 +45,15 @@ from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.pair import LoadedModel, LoadedPair
 
-__all__ = ["SCHEMA", "Profile", "PromptWatch", "TunedSetting", "machine_facts", "pair_identity", "read_profile"]
+__all__ = [
+    "SCHEMA",
+    "Profile",
+    "PromptWatch",
+    "TunedSetting",
+    "machine_facts",
+    "pair_identity",
+    "read_profile",
+]
 
 SCHEMA = "sprinter-profile/1"
 _HOW = "make one with 'sprinter tune'"
@@ -86,7 +94,11 @@ class TunedSetting:
     def within(self, budget: float | None, greedy: bool = False) -> Method:
         """Its method; a lossy one is held to ``budget`` if that is less than it was tuned with."""
         method = self.method
-        if method.lossless(greedy) or budget is None or (method.budget is not None and method.budget <= budget):
+        if (
+            method.lossless(greedy)
+            or budget is None
+            or (method.budget is not None and method.budget <= budget)
+        ):
             return method
         return with_values(method, {"budget": budget})
 
@@ -119,7 +131,11 @@ class Profile:
                     "tune this pair with 'sprinter tune', or load that one"
                 )
         machine, there = machine_facts(models), self.content["machine"]
-        differs = [f"{key} {there.get(key)}, here {machine[key]}" for key in machine if there.get(key) != machine[key]]
+        differs = [
+            f"{key} {there.get(key)}, here {machine[key]}"
+            for key in machine
+            if there.get(key) != machine[key]
+        ]
         for part in ("target", "draft"):
             tuned, here = made.get(part) or {}, own.get(part) or {}
             differs += [
@@ -127,7 +143,9 @@ class Profile:
                 for key in ("dtype", "runner") if tuned.get(key) != here.get(key)
             ]  # fmt: skip
         if differs:
-            _warn(f"the profile '{self.path}' was tuned elsewhere ({'; '.join(differs)}): its speeds may not hold here")
+            _warn(
+                f"the profile '{self.path}' was tuned elsewhere ({'; '.join(differs)}): its speeds may not hold here"
+            )
 
     def fastest(self, budget: float | None, greedy: bool = False) -> TunedSetting:
         """The fastest setting whose measured drift is at most ``budget``; 0 or None: the fastest lossless one.
@@ -157,10 +175,17 @@ def read_profile(path: str | Path) -> Profile:
         raise UserError(f"the profile '{path}' has schema {schema!r}, this version reads {SCHEMA!r}: {_HOW}")
     try:
         settings = tuple(TunedSetting.of(entry) for entry in content["settings"])
-        _ = content["pair"]["target"], content["machine"], content["sampling"], content["prompts"]["prompt_tokens"]
+        _ = (
+            content["pair"]["target"],
+            content["machine"],
+            content["sampling"],
+            content["prompts"]["prompt_tokens"],
+        )
         usable = any(one.method.lossless() for one in settings)
     except UserError as error:
-        raise UserError(f"the profile '{path}' names a method that is unknown here ({error}): {_HOW}") from None
+        raise UserError(
+            f"the profile '{path}' names a method that is unknown here ({error}): {_HOW}"
+        ) from None
     except (LookupError, TypeError, ValueError):
         raise UserError(f"the profile '{path}' is damaged: {_HOW}") from None
     if not usable:
@@ -172,7 +197,8 @@ def pair_identity(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, An
     """Names, fingerprints, dtypes and runners of a pair's models, and fingerprints of its heads; no local paths."""
     found: dict[str, Any] = {"target": _model(models.target), "draft": models.draft and _model(models.draft)}
     return found | {
-        kind: {"name": head.id and Path(head.id).name, "sha256": head.fingerprint} for kind, head in heads.items()
+        kind: {"name": head.id and Path(head.id).name, "sha256": head.fingerprint}
+        for kind, head in heads.items()
     }
 
 

@@ -37,7 +37,11 @@ def logs_to(stream: TextIO | None = None) -> Iterator[None]:
     """Write the server's logs, and uvicorn's warnings, to a stream (None: standard error)."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines())
-    levels = {"sprinter.serve": logging.INFO, "uvicorn.error": logging.WARNING, "py.warnings": logging.WARNING}
+    levels = {
+        "sprinter.serve": logging.INFO,
+        "uvicorn.error": logging.WARNING,
+        "py.warnings": logging.WARNING,
+    }
     logs = [logging.getLogger(name) for name in levels]
     before = [(log.handlers, log.propagate, log.level) for log in logs]
     for log, level in zip(logs, levels.values(), strict=True):

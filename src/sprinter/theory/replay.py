@@ -26,7 +26,18 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Control, Draft, Origin, Record, Scores, Stats, Token, merge
+from sprinter.decode.draft import (
+    AskDraft,
+    AskScore,
+    Control,
+    Draft,
+    Origin,
+    Record,
+    Scores,
+    Stats,
+    Token,
+    merge,
+)
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
@@ -76,7 +87,6 @@ class Replay:
     def mean_drift(self) -> float:
         """Mean TV(π, p) a token; NaN if the method's rule has none for single positions (a lossy ``ChainRule``)."""
         return self.drift / self.scored if self.scored else math.nan
-
 
     @property
     def mean_kl(self) -> float:
@@ -420,7 +430,9 @@ def _replay_text(
 def _divergence(recording: Recording, method: Method, first: int, tokens: Sequence[Token]) -> float:
     """Sum of KL(p‖π) over a replayed text: π is q where a token was trusted, the accept rule's law where it drifts."""
     trusted = [first + i for i, token in enumerate(tokens) if token.origin is Origin.TRUSTED]
-    judged = [first + i for i, token in enumerate(tokens) if token.drift and token.origin is not Origin.TRUSTED]
+    judged = [
+        first + i for i, token in enumerate(tokens) if token.drift and token.origin is not Origin.TRUSTED
+    ]
     total, rule = 0.0, method.accept.per_position
     if (trusted or judged) and method.drafter.proposer is not None:
         return math.nan  # the laws of its proposals are not recorded

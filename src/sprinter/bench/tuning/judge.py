@@ -38,7 +38,7 @@ def check_goals(suite: Suite, settings: TuneSettings) -> None:
         "rouge": any(sample.references for sample in suite.samples),
     }
     needs = {
-        "exact_match": 'right answers ("answer" that ends in "#### NUMBER", or "check")',
+        "exact_match": 'right answers (an "answer" that ends in "#### NUMBER", or "check": "text" beside it)',
         "pass_at_1": "tests of programs, as HumanEval has them",
         "rouge": "reference answers",
     }
@@ -82,7 +82,9 @@ def settings_of(
     entries = [
         _entry(spec, found, predicted.get(spec), settings)
         for spec in specs
-        if spec in found and found[spec].answered and (spec == PLAIN or found[spec].prompts & found[PLAIN].prompts)
+        if spec in found
+        and found[spec].answered
+        and (spec == PLAIN or found[spec].prompts & found[PLAIN].prompts)
     ]
     return sorted(entries, key=lambda entry: -entry["speed_up"][0])
 
@@ -94,9 +96,7 @@ def _entry(
     greedy = settings.sampling.greedy
     lossless = parse_method(spec).lossless(greedy)
     quality = {str(goal): _relative(goal, group, plain) for goal in settings.quality}
-    kept = all(
-        (low := quality[str(goal)][1]) is not None and low >= goal.least for goal in settings.quality
-    )
+    kept = all((low := quality[str(goal)][1]) is not None and low >= goal.least for goal in settings.quality)
     drift: BootstrapInterval = (0.0, 0.0, 0.0)
     if not lossless:
         assert group.drifts is not None, "the engine's arms meter drift"
@@ -141,7 +141,9 @@ def choose(entries: Sequence[Mapping[str, Any]], settings: TuneSettings) -> list
     key = settings.coin
     chosen = [_chosen("exact", None, [one for one in entries if one["lossless"]])]
     for budget in settings.budgets:
-        within = [one for one in entries if one["lossless"] or (one["allowed"] and _spent(one, key) <= budget)]
+        within = [
+            one for one in entries if one["lossless"] or (one["allowed"] and _spent(one, key) <= budget)
+        ]
         chosen.append(_chosen(f"{key}<={budget:g}", budget, within))
     if settings.quality and not settings.budgets:
         goals = ", ".join(map(str, settings.quality))

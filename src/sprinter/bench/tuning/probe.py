@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from sprinter.theory.recording import Recording
 
 __all__ = ["PairProbe", "prompt_facts", "run_probe", "usable_prompts"]
 
+_REPEATS = 15  # of each forward pass: one wrong length would mislead the choice of draft lengths
 Step = Callable[[str, int, int], None]
 """Progress: (stage, steps done, steps in total)."""
 
@@ -77,15 +78,30 @@ def run_probe(
         passages.append(Passage(tuple(prompt.ids), tuple(token.id for token in out.tokens)))
         step(stage, i + 1, len(prompts))
     read = read_passages(
-        pair, passages, sampling=sampling, progress=lambda done, wanted: step("laws along texts", done, wanted)
+        pair,
+        passages,
+        sampling=sampling,
+        progress=lambda done, wanted: step("laws along texts", done, wanted),
     )
     lengths = [len(prompt.ids) for prompt in prompts]
     times = measure_passes(
-        pair, context=int(np.mean(lengths)) + new_tokens // 2, sampling=sampling,
+        pair, context=int(np.mean(lengths)) + new_tokens // 2, repeats=_REPEATS, sampling=sampling,
         progress=lambda done, wanted: step("times of forward passes", done, wanted),
     )  # fmt: skip
+    times = replace(times, target_s=_rising(times.target_s))
     # The target drew every token from its processed law.
     return PairProbe(replace(read, writer="target", new_tokens=new_tokens), times)
+
+
+def _rising(times: Mapping[int, float]) -> dict[int, float]:
+    """The nearest times that do not fall with the number of tokens (isotonic regression, pool adjacent violators)."""
+    blocks: list[tuple[float, int]] = []  # mean, number of lengths
+    for _, seconds in sorted(times.items()):
+        blocks.append((seconds, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (last, many), (before, some) = blocks.pop(), blocks.pop()
+            blocks.append(((last * many + before * some) / (many + some), many + some))
+    return dict(zip(sorted(times), (mean for mean, count in blocks for _ in range(count)), strict=True))
 
 
 def prompt_facts(recording: Recording, prompts: Sequence[TurnPrompt]) -> dict[str, Any]:

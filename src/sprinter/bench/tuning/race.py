@@ -119,13 +119,22 @@ class Race:
             (own.temperature,), own.new_tokens, 1, own.seed, own.top_k, own.top_p, own.min_p, warmup=0
         )
 
-    def _ask(self, suite: Suite, specs: Iterable[str], settings: BenchSettings, rows: Memory, stage: str) -> None:
-        def step(done: int, wanted: int, note: str) -> None:
-            self.progress(done, wanted, f"{stage}: {note}")
+    def _ask(
+        self, suite: Suite, specs: Iterable[str], settings: BenchSettings, rows: Memory, stage: str
+    ) -> None:
+        done = 0
+
+        def step(_: int, wanted: int, note: str) -> None:
+            nonlocal done
+            done += 1
+            self.progress(done, left, f"{stage}: {note}")
             if time.monotonic() >= self.until:
                 raise _TimeIsUp
 
-        harness = Harness(self.pair, [parse_arm(spec) for spec in specs], [suite], settings, rows, step)
+        arms = [parse_arm(spec) for spec in specs]
+        asked = {(arm.name, sample.id) for arm in arms for sample in suite.samples}
+        left = len(asked - {(row["model_id"], row["question_id"]) for row in rows.rows})
+        harness = Harness(self.pair, arms, [suite], settings, rows, step)
         try:
             harness.run()
         finally:

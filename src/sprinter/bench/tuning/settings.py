@@ -105,9 +105,7 @@ class TuneSettings:
         most = 1.0 if self.coin == "drift" else 1e6
         for budget in self.budgets:
             if not 0 <= budget <= most:
-                raise UserError(
-                    f"budget={budget} is out of range: give 0 to {most:g}, in {COINS[self.coin]}"
-                )
+                raise UserError(f"budget={budget} is out of range: give 0 to {most:g}, in {COINS[self.coin]}")
         if len(set(self.budgets)) < len(self.budgets):
             raise UserError("a budget was given twice: give each once")
         if self.time_s is not None and not self.time_s > 0:

@@ -177,7 +177,5 @@ def _write(path: Path, value: dict[str, Any]) -> dict[str, Any]:
     try:
         write_atomic(path, json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
-        raise UserError(
-            f"cannot write '{path}' ({error.strerror}): free it or give another --out"
-        ) from None
+        raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
     return value
