@@ -16,8 +16,8 @@ class SampleCheck:
 
     Attributes:
         kind: "number": the last number of the text equals ``answer`` (GSM8K). "choice": the first choice letter of the
-            text is ``answer`` (MMLU, CommonsenseQA). "text": the text is ``answer``, apart from case, space around words
-            and a final full stop. "code": prompt + text + ``answer`` (a test) runs (HumanEval).
+            text is ``answer`` (MMLU, CommonsenseQA). "text": the text is ``answer``, apart from case, space and a final
+            full stop. "code": prompt + text + ``answer`` (a test) runs (HumanEval).
         answer: the right number, letter or text, or the test's source code.
         entry_point: for "code", the function that the test calls.
         code: for "code" in chat form, the beginning of the function; "": the prompt is that.

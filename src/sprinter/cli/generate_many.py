@@ -18,7 +18,6 @@ from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
-    from sprinter.decode.method import Method
     from sprinter.engine.generation import Generation
     from sprinter.engine.options import GenerationKeywords, GenerationOptions
     from sprinter.engine.pair import Pair

@@ -108,7 +108,7 @@ def tune(
         "new_tokens": new_tokens,
         "seed": seed,
     }
-    settings = TuneSettings(**asked, run_code=run_code, **options)
+    settings = TuneSettings(**{**asked, **options, "run_code": run_code})
     if figures:
         check_matplotlib()
     if not out.parent.is_dir():
@@ -152,8 +152,8 @@ def _table(profile: Mapping[str, Any]) -> Table:
         drift = "0 (exact)" if one["lossless"] else f"{one['drift'][0]:.3f}"
         kept = [_kept(one, goal) for goal in goals]
         table.add_row(
-            one["spec"], f"{speed:.2f}x", "-" if low is None else f"{low:.2f} to {high:.2f}", f"{one['tokens_per_s']:.1f}",
-            drift, f"{one['changed']:.1f}", *kept, str(one["prompts"]),
+            one["spec"], f"{speed:.2f}x", "-" if low is None else f"{low:.2f} to {high:.2f}",
+            f"{one['tokens_per_s']:.1f}", drift, f"{one['changed']:.1f}", *kept, str(one["prompts"]),
         )  # fmt: skip
     return table
 

@@ -8,16 +8,20 @@ A profile is one JSON object:
     sampling   {"temperature", "top_k", "top_p", "min_p"}; ``new_tokens``: limit of the texts
     goal       {"coin", "budgets", "quality": ["exact_match>=0.98"]}: what was asked
     prompts    {"name", "sources", "count", "prompt_tokens", "entropy", "overlap"}: the last three are [mean, standard
-               deviation] over prompts, of the prompt's length, the draft's entropy (nats) and β = Σ min(p, q) along a text
+               deviation] over prompts, of the prompt's length, and of the means along a text of the draft's entropy
+               (nats) and of β = Σ min(p, q)
     costs      {"target_s": {tokens: seconds}, "draft_s"}: of forward passes
-    settings   finalists, measured live; intervals are [value, low, high] of 95 % over prompts, with low and high null for
-               a single prompt: {"spec", "lossless", "allowed", "level": drift budget or null, "tokens_per_s", "speed_up":
-               interval of the speed relative to plain decoding, "drift": interval, "changed": expected changed tokens a
-               text, "kl": KL(p‖π) a token in nats or null, "calls": [mean, standard deviation] over prompts of target
-               calls per token, "prompts", "quality": {name: interval relative to the target's own}}
-    chosen     one per budget, and one with "budget" null, the fastest lossless: {"budget", "level", "spec"}
+    settings   finalists, measured live; intervals are [value, low, high] of 95 % over prompts, low and high null for a
+               single prompt: {"spec", "lossless", "allowed": whether it meets the goals of quality, "level": its drift
+               budget or null, "tokens_per_s", "speed_up": interval, relative to plain decoding, "drift": interval,
+               "changed": expected changed tokens a text, "kl": KL(p‖π) a token in nats or null, "calls": [mean,
+               standard deviation] over prompts of target calls per token, "prompts", "quality": {goal: interval,
+               relative to the target's own}}
+    chosen     {"goal", "budget", "level", "spec"} of the fastest lossless setting ("goal": "exact"), then of the
+               fastest within each budget, or that meets the goals of quality
     front      all candidates: {"spec", "level", "lossless", "predicted": {"speed_up", "drift", "kl"}, "measured":
                {"speed_up", "drift", "prompts"} or null, "on_front": {"predicted", "measured"}}
+    race       {"rounds": [{"prompts", "arms"}], "decided": whether time sufficed, "failed": {spec: error}}
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ class TunedSetting:
         """From an entry of a profile's "settings"."""
         mean, deviation = entry["calls"]
         return cls(
-            str(entry["spec"]), parse_method(entry["spec"]), bool(entry["allowed"]), float(entry["speed_up"][0]), 
+            str(entry["spec"]), parse_method(entry["spec"]), bool(entry["allowed"]), float(entry["speed_up"][0]),
             float(entry["drift"][0]), (float(mean), float(deviation)), int(entry["prompts"]),
         )  # fmt: skip
 

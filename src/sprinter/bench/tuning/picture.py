@@ -42,8 +42,8 @@ def draw_tuning(profile: dict[str, Any]) -> Figure:
         ax.annotate(f"budget {budget:g}", (budget, 0.01), xycoords=("data", "axes fraction"), fontsize=7.5,
                     color=GREY, ha="right", va="bottom")  # fmt: skip
     ax.axhline(1.0, color=GREY, lw=0.9)
-    ax.set(xlabel="mean drift TV(π, p) a token", ylabel="speed relative to plain decoding",
-           title=f"{profile['prompts']['count']} prompts, temperature {profile['sampling']['temperature']:g}")  # fmt: skip
+    ax.set(xlabel="mean drift TV(π, p) a token", ylabel="speed relative to plain decoding")
+    ax.set_title(f"{profile['prompts']['count']} prompts, temperature {profile['sampling']['temperature']:g}")
     ax.set_xlim(left=-0.03 * (ax.get_xlim()[1] or 1.0))
     figure.legend(loc="outside lower center", ncols=5)
     return figure
