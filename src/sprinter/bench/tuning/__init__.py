@@ -12,7 +12,7 @@
 ==============  ========================================================================
 """
 
+from sprinter.bench.tuning.run import tune
 from sprinter.bench.tuning.settings import Goal, TuneSettings
-from sprinter.bench.tuning.tune import tune
 
 __all__ = ["Goal", "TuneSettings", "tune"]

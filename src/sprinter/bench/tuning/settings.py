@@ -12,9 +12,9 @@ from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
 
-__all__ = ["COINS", "LADDER", "Coin", "Goal", "TuneSettings"]
+__all__ = ["COINS", "LADDER", "CoinName", "Goal", "TuneSettings"]
 
-Coin = Literal["drift", "changed", "kl"]
+CoinName = Literal["drift", "changed", "kl"]
 COINS: dict[str, str] = {
     "drift": "mean TV(π, p) a token",
     "changed": "expected changed tokens a text",
@@ -84,7 +84,7 @@ class TuneSettings:
     """
 
     budgets: tuple[float, ...] = (0.05,)
-    coin: Coin = "drift"
+    coin: CoinName = "drift"
     quality: tuple[Goal, ...] = ()
     time_s: float | None = 600.0
     temperature: float = 1.0
