@@ -451,6 +451,4 @@ def test_quality_is_measured_on_the_finalists(pair: sprinter.Pair, tmp_path: Pat
     made = tune(pair, suite(kind="text", answer="nothing says this"), tmp_path / "q.json", asked)
     lossy = [one for one in made["settings"] if not one["lossless"]]
     assert lossy and not any(one["allowed"] for one in lossy)  # the target is never right: nothing is shown
-    assert (
-        made["chosen"][1]["goal"] == "drift<=0.1" and parse_method(made["chosen"][1]["spec"]).lossless()
-    )
+    assert made["chosen"][1]["goal"] == "drift<=0.1" and parse_method(made["chosen"][1]["spec"]).lossless()

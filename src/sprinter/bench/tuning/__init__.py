@@ -7,7 +7,7 @@
 ``prune``       speed and drift of each candidate by replay; the best go on
 ``race``        the best run live, in rounds; the slower half leaves after each
 ``judge``       which finalists meet the goals; entries of the profile
-``tune``        all of it, in order, resumable; writes the profile
+``run``         all of it, in order, resumable; writes the profile
 ``picture``     speed against drift, as PNG and for the terminal
 ==============  ========================================================================
 """
