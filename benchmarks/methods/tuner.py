@@ -3,8 +3,8 @@
     python benchmarks/methods/tuner.py --data DIR [--prompts 12]
 
 Built-in pair, temperature 1, 64 new tokens. First the tuner runs on the prompts, then every one of its candidates on
-every one of these prompts, interleaved: the grid. The tuner's choice and the grid's best, each exact and within a drift of
-0.05, then run against each other on other prompts, because the best of many noisy measurements is partly luck.
+every one of these prompts, interleaved: the grid. The tuner's choice and the grid's best, each exact and within a drift
+of 0.05, then run against each other on other prompts, because the best of many noisy measurements is partly luck.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def table(found: dict[str, Any]) -> str:
     spent = found["time"]
     lines = [
         f"{spent['candidates']} candidates: the tuner took {spent['tuner_s']:.0f} s, the grid {spent['grid_s']:.0f} s "
-        f"({spent['share']:.0%}). Speeds of the tuner's choice divided by those of the grid's best, with 95 % intervals.",
+        f"({spent['share']:.0%}). Speeds of the tuner's choice divided by those of the grid's best; 95 % intervals.",
         "",
         "| goal | the tuner's choice | the grid's best | in the grid | on other prompts |",
         "| --- " * 5 + "|",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["tune"]
 
+_LINE_TOKENS = 128  # new tokens after a whole text
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -115,7 +116,10 @@ def tune(
         raise UserError(f"--out '{out}': there is no directory '{out.parent}': make it, or give another file")
     pair = load(loading)
     whole = "whole" if rule is None and data.removesuffix(".gz").endswith(".txt") else rule
-    suite = load_suite(data, limit=prompts, rule=whole, field=field, tokenizer=pair.tokenizer)
+    usual = _LINE_TOKENS if whole == "whole" else None
+    suite = load_suite(
+        data, limit=prompts, rule=whole, field=field, tokenizer=pair.tokenizer, new_tokens=usual
+    )
     with BenchProgressBar() as meter:
         profile = run(pair, suite, out, settings, restart=restart, progress=meter)
     picture = save_picture(profile, out.with_suffix(".png")) if figures else None

@@ -38,6 +38,11 @@ class EngineArm:
         self.method = self.method.settle(pair._parts.taus)
         self.spec = self.method.name
 
+    @property
+    def _asked(self) -> GenerationOptions:
+        """The options that name the method."""
+        return GenerationOptions(method=self.method)
+
     def start(self, pair: Pair) -> None:
         """Prepare the pair.
 
@@ -63,9 +68,10 @@ class EngineArm:
         """Answer with all fields known; ``extra`` holds the engine's stats and the finish reason."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
+        options = self._asked
         began = time.perf_counter()
         stream = self._pair.stream(
-            ask.ids, method=self.method, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
+            ask.ids, options, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
             meter=ask.meter, stop_token_ids=ask.stop_token_ids,
         )  # fmt: skip
         arrivals = [time.perf_counter() - began for _ in stream]
@@ -99,6 +105,11 @@ class AutoArm(EngineArm):
         super().__init__(Method())
         self.name = self.spec = AUTO if budget is None else f"{AUTO}(budget={budget})"
         self._options = GenerationOptions(method=AUTO, budget=budget)
+
+    @property
+    def _asked(self) -> GenerationOptions:
+        """As a user asks, so that texts unlike those of the tuning are noticed."""
+        return self._options
 
     def fit(self, pair: Pair) -> None:
         """Take the method from the profile, so that ``spec`` is that method's.
