@@ -24,7 +24,7 @@ from sprinter.bench.tuning.candidates import PLAIN, candidates, family
 from sprinter.bench.tuning.judge import _undominated, check_goals, choose, settings_of
 from sprinter.bench.tuning.picture import plot_text, save_picture
 from sprinter.bench.tuning.probe import _rising
-from sprinter.bench.tuning.prune import Predicted, prune, replay_all
+from sprinter.bench.tuning.prune import Predicted, faster_half, prune, replay_all
 from sprinter.bench.tuning.race import Race
 from sprinter.decode.spec import parse_method
 from sprinter.engine.profile import read_profile
@@ -180,6 +180,13 @@ def test_pruning_keeps_some_of_each_class() -> None:
         "0.1": ["certain(budget=0.1)"],  # the other one is expected to exceed its budget
     }
     assert prune([*found, *lossy], keep=1, most_kl=0.3) == {"exact": ["speculative(gamma=4)"]}
+
+
+def test_half_of_each_class_is_replayed_again() -> None:
+    found = [Predicted(PLAIN, None, 0.5, 0.0, 0.0)]
+    found += [Predicted(f"e{n}", None, float(n), 0.0, 0.0) for n in range(5)]
+    found += [Predicted(f"b{n}", 0.1, 1.0 / (n + 1), 0.1, 0.0) for n in range(3)]
+    assert [one.spec for one in faster_half(found)] == [PLAIN, "e2", "e3", "e4", "b0", "b1"]
 
 
 # --- the race ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ __all__ = ["complete_method"]
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Names of methods, and "auto", that begin with the given text. Imports torch, so that the first Tab takes seconds."""
+    """Names of methods, and "auto", that begin with the given text. Imports torch: the first Tab takes seconds."""
     from sprinter.decode import METHODS
 
     return [name for name in (*METHODS.names(), "auto") if name.startswith(incomplete)]

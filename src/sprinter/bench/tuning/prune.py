@@ -14,7 +14,7 @@ from sprinter.theory.passes import PassTimes
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import replay
 
-__all__ = ["Predicted", "prune", "replay_all"]
+__all__ = ["Predicted", "faster_half", "prune", "replay_all"]
 
 _OF_A_FAMILY = 3  # neighbouring settings of a class that go on
 _SLACK = 1.1  # of a budget: a replay has drawn other numbers than the live texts will
@@ -64,6 +64,17 @@ def replay_all(
             found.append(Predicted(one.spec, one.level, times.speed_up(run), run.mean_drift, kl))
         progress(done + 1, len(tried))
     return found
+
+
+def faster_half(predicted: Sequence[Predicted]) -> list[Candidate]:
+    """The faster half of each class, with plain decoding, in their order."""
+    found: list[Candidate] = []
+    for level in dict.fromkeys(one.level for one in predicted):
+        kin = sorted((one for one in predicted if one.level == level), key=lambda one: -one.speed_up)
+        kept = {one.spec for one in kin[: math.ceil(len(kin) / 2)]} | {PLAIN}
+        found += [Candidate(one.spec, level) for one in predicted if one.level == level and one.spec in kept]
+    order = [one.spec for one in predicted]
+    return sorted(found, key=lambda one: order.index(one.spec))
 
 
 def prune(predicted: Sequence[Predicted], keep: int, most_kl: float | None = None) -> dict[str, list[str]]:

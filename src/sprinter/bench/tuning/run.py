@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,16 +14,17 @@ from typing import Any
 from sprinter.bench.environment import pair_facts
 from sprinter.bench.journal import Journal
 from sprinter.bench.sample import Suite
-from sprinter.bench.tuning.candidates import candidates
+from sprinter.bench.tuning.candidates import Candidate, candidates
 from sprinter.bench.tuning.judge import check_goals, choose, front_of, graded, settings_of
 from sprinter.bench.tuning.probe import prompt_facts, run_probe, usable_prompts
-from sprinter.bench.tuning.prune import Predicted, prune, replay_all
+from sprinter.bench.tuning.prune import Predicted, faster_half, prune, replay_all
 from sprinter.bench.tuning.race import Race
 from sprinter.bench.tuning.settings import TuneSettings
 from sprinter.engine.pair import Pair
 from sprinter.engine.profile import SCHEMA, machine_facts, pair_identity
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
+from sprinter.theory.recording import Recording
 from sprinter.version import __version__
 
 __all__ = ["tune", "work_folder"]
@@ -146,10 +147,18 @@ def _probe(
     probe = run_probe(pair, prompts, settings.sampling, settings.new_tokens, settings.seed, step)
     tried = candidates(probe.recording, probe.times.optimal, settings.levels(probe.mean_tokens))
     until = math.inf if settings.time_s is None else began + _SHARE * settings.time_s
-    predicted = replay_all(
-        probe.recording, probe.times, tried, seed=settings.seed, until=until,
-        progress=lambda done, wanted: step("replaying methods", done, wanted),
-    )  # fmt: skip
+
+    def replayed(recording: Recording, some: Sequence[Candidate], stage: str) -> list[Predicted]:
+        return replay_all(
+            recording, probe.times, some, seed=settings.seed, until=until,
+            progress=lambda done, wanted: step(stage, done, wanted),
+        )  # fmt: skip
+
+    first = replayed(probe.some, tried, "replaying methods")
+    again = {
+        one.spec: one for one in replayed(probe.recording, faster_half(first), "replaying the faster half")
+    }
+    predicted = [again.get(one.spec, one) for one in first]
     known = {
         "predicted": [one.to_dict() for one in predicted],
         "prompts": prompt_facts(probe.recording, prompts),
