@@ -27,9 +27,9 @@ from sprinter.bench.harness import Harness
 from sprinter.bench.journal import Memory
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
-from sprinter.bench.tuning import TuneSettings, tune
-from sprinter.bench.tuning.candidates import PLAIN
-from sprinter.bench.tuning.race import grouped, speed_over
+from sprinter.tuning import TuneSettings, tune
+from sprinter.tuning.candidates import PLAIN
+from sprinter.tuning.race import grouped, speed_over
 
 BUDGET = 0.05
 FRESH = sized(24, 1)

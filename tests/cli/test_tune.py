@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from tests.cli.tiny import Places, Run
 
-from sprinter.bench.tuning import run as run_module
-from sprinter.bench.tuning.candidates import candidates
 from sprinter.cli.tune import _seconds
 from sprinter.errors import UserError
+from sprinter.tuning import run as run_module
+from sprinter.tuning.candidates import candidates
 
 
 @pytest.fixture

@@ -92,10 +92,10 @@ def tune(
     The same command again continues a tuning that was interrupted or ran out of time.
     """
     from sprinter.bench.suites import load_suite
-    from sprinter.bench.tuning import Goal, TuneSettings
-    from sprinter.bench.tuning import tune as run
-    from sprinter.bench.tuning.picture import plot_text, save_picture
     from sprinter.theory.figures import check_matplotlib
+    from sprinter.tuning import Goal, TuneSettings
+    from sprinter.tuning import tune as run
+    from sprinter.tuning.picture import plot_text, save_picture
 
     budgets = tuple(budget) if budget else () if quality else (0.05,)
     asked: dict[str, Any] = {

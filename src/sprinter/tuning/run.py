@@ -14,17 +14,17 @@ from typing import Any
 from sprinter.bench.environment import pair_facts
 from sprinter.bench.journal import Journal
 from sprinter.bench.sample import Suite
-from sprinter.bench.tuning.candidates import Candidate, candidates
-from sprinter.bench.tuning.judge import check_goals, choose, front_of, graded, settings_of
-from sprinter.bench.tuning.probe import prompt_facts, run_probe, usable_prompts
-from sprinter.bench.tuning.prune import Predicted, faster_half, prune, replay_all
-from sprinter.bench.tuning.race import Race
-from sprinter.bench.tuning.settings import TuneSettings
 from sprinter.engine.pair import Pair
 from sprinter.engine.profile import SCHEMA, machine_facts, pair_identity
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.theory.recording import Recording
+from sprinter.tuning.candidates import Candidate, candidates
+from sprinter.tuning.judge import check_goals, choose, front_of, graded, settings_of
+from sprinter.tuning.probe import prompt_facts, run_probe, usable_prompts
+from sprinter.tuning.prune import Predicted, faster_half, prune, replay_all
+from sprinter.tuning.race import Race
+from sprinter.tuning.settings import TuneSettings
 from sprinter.version import __version__
 
 __all__ = ["tune", "work_folder"]

@@ -19,10 +19,10 @@ from sprinter.bench.sample import Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios
 from sprinter.bench.summary import Group, groups
-from sprinter.bench.tuning.candidates import PLAIN
-from sprinter.bench.tuning.settings import TuneSettings
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.tuning.candidates import PLAIN
+from sprinter.tuning.settings import TuneSettings
 
 __all__ = ["Race", "grouped", "speed_over"]
 

@@ -17,21 +17,21 @@ from tests.theory.tools import chains, record_chain
 import sprinter
 from sprinter.bench.journal import ROWS, Memory
 from sprinter.bench.sample import Sample, SampleCheck, Suite
-from sprinter.bench.tuning import Goal, TuneSettings, tune
-from sprinter.bench.tuning import race as race_module
-from sprinter.bench.tuning import run as run_module
-from sprinter.bench.tuning.candidates import PLAIN, candidates, family
-from sprinter.bench.tuning.judge import _undominated, check_goals, choose, settings_of
-from sprinter.bench.tuning.picture import plot_text, save_picture
-from sprinter.bench.tuning.probe import _rising
-from sprinter.bench.tuning.prune import Predicted, faster_half, prune, replay_all
-from sprinter.bench.tuning.race import Race
 from sprinter.decode.spec import parse_method
 from sprinter.engine.profile import read_profile
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence
 from sprinter.theory.passes import PassTimes
 from sprinter.theory.replay import replay
+from sprinter.tuning import Goal, TuneSettings, tune
+from sprinter.tuning import race as race_module
+from sprinter.tuning import run as run_module
+from sprinter.tuning.candidates import PLAIN, candidates, family
+from sprinter.tuning.judge import _undominated, check_goals, choose, settings_of
+from sprinter.tuning.picture import plot_text, save_picture
+from sprinter.tuning.probe import _rising
+from sprinter.tuning.prune import Predicted, faster_half, prune, replay_all
+from sprinter.tuning.race import Race
 
 TIMES = PassTimes({1: 1.0, 5: 1.2, 9: 1.4}, 0.1)
 TINY = TuneSettings(budgets=(0.1,), time_s=None, new_tokens=6, probe_texts=1, keep=1, first=1, finalists=1)

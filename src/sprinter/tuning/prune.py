@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sprinter.bench.tuning.candidates import PLAIN, Candidate, family
 from sprinter.decode.spec import parse_method
 from sprinter.theory.passes import PassTimes
 from sprinter.theory.recording import Recording
 from sprinter.theory.replay import replay
+from sprinter.tuning.candidates import PLAIN, Candidate, family
 
 __all__ = ["Predicted", "faster_half", "prune", "replay_all"]
 

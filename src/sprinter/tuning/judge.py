@@ -14,13 +14,13 @@ from sprinter.bench.quality.measure import QualitySettings
 from sprinter.bench.sample import Suite
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.summary import Group
-from sprinter.bench.tuning.candidates import PLAIN
-from sprinter.bench.tuning.prune import Predicted
-from sprinter.bench.tuning.race import grouped, speed_over
-from sprinter.bench.tuning.settings import Goal, TuneSettings
 from sprinter.decode.spec import parse_method
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.tuning.candidates import PLAIN
+from sprinter.tuning.prune import Predicted
+from sprinter.tuning.race import grouped, speed_over
+from sprinter.tuning.settings import Goal, TuneSettings
 
 __all__ = ["check_goals", "choose", "front_of", "graded", "settings_of"]
 

@@ -12,7 +12,7 @@
 ==============  ========================================================================
 """
 
-from sprinter.bench.tuning.run import tune
-from sprinter.bench.tuning.settings import Goal, TuneSettings
+from sprinter.tuning.run import tune
+from sprinter.tuning.settings import Goal, TuneSettings
 
 __all__ = ["Goal", "TuneSettings", "tune"]
