@@ -446,6 +446,7 @@ def test_mistakes_are_told_before_any_work(pair: sprinter.Pair, tmp_path: Path) 
         tune(plain, suite(), tmp_path / "a.json", TINY)
     with pytest.raises(UserError, match="no prompt fits"):
         tune(pair, suite(), tmp_path / "b.json", replace(TINY, new_tokens=10**6))
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="is no file name"):
         tune(pair, suite(), tmp_path, TINY)
     with pytest.raises(UserError, match="needs right answers"):

@@ -10,6 +10,7 @@ import numpy as np
 
 from sprinter.bench.grading import Grading, JudgeSettings
 from sprinter.bench.harness import OnBenchProgress
+from sprinter.bench.quality.exact import check_answer
 from sprinter.bench.quality.measure import QualitySettings
 from sprinter.bench.sample import Suite
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
@@ -29,9 +30,12 @@ def check_goals(suite: Suite, settings: TuneSettings) -> None:
     """Refuse, before anything is run, a goal of quality that these prompts cannot show.
 
     Raises:
-        UserError: no sample has what the measure needs.
+        UserError: no sample has what the measure needs, or no text can satisfy a check.
     """
-    kinds = {sample.check.kind for sample in suite.samples if sample.check is not None}
+    checks = [sample.check for sample in suite.samples if sample.check is not None]
+    for check in checks if settings.quality else ():
+        check_answer(check)
+    kinds = {check.kind for check in checks}
     has = {
         "exact_match": bool(kinds - {"code"}),
         "pass_at_1": "code" in kinds,

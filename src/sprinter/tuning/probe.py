@@ -15,7 +15,6 @@ from sprinter.bench.sample import Suite
 from sprinter.bench.suites import turn_prompt
 from sprinter.bench.suites.turns import TurnPrompt
 from sprinter.engine.pair import Pair
-from sprinter.errors import UserError
 from sprinter.laws import Sampling, overlap
 from sprinter.theory.given import Passage, read_passages
 from sprinter.theory.passes import PassTimes, measure_passes
@@ -63,16 +62,7 @@ def run_probe(
     Args:
         new_tokens: maximum length of a text.
         step: called after each step.
-
-    Raises:
-        UserError: no draft, or no prompt.
     """
-    if pair.models.draft is None:
-        raise UserError(
-            "the tuner compares ways to use a draft model, and this pair has none: give draft=..."
-        )
-    if not prompts:
-        raise UserError("no prompt fits the pair's context: give others, or a smaller --new-tokens")
     stage, passages = "texts by the target", []
     for i, prompt in enumerate(prompts):
         out = pair.generate(

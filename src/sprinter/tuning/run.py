@@ -72,6 +72,10 @@ def tune(
     until = math.inf if settings.time_s is None else began + settings.time_s
     if out.is_dir() or not out.suffix:
         raise UserError(f"out={str(out)!r} is no file name: give one such as profile.json")
+    if pair.models.draft is None:
+        raise UserError(
+            "the tuner compares ways to use a draft model, and this pair has none: give draft=..."
+        )
     settings = replace(settings, new_tokens=_new_tokens(pair, suite, settings))
     assert settings.new_tokens is not None
     prompts = usable_prompts(pair, suite, settings.new_tokens)
