@@ -27,7 +27,7 @@ is the ``__init__`` of the whole package."""
 BLUE, ORANGE, SKY, GREEN, RED, PURPLE = "#0072B2", "#B87A00", "#2B8CC4", "#00795A", "#D55E00", "#A8507F"
 INK, GREY, PALE = "#222222", "#6A6A6A", "#F3F3F3"
 WIDTH, LEFT, GAP, MARGIN = 960, 56, 44, 14
-HEIGHTS = (50, 50, 112, 54, 54, 104, 54)
+HEIGHTS = (50, 50, 112, 54, 54, 104, 54, 54)
 """Of the floors, in pixels, from the lowest."""
 
 
@@ -55,7 +55,8 @@ class Box:
 
 
 BOXES = {
-    "cli": Box(6, 70, 876, INK, "one thin file a command"),
+    "cli": Box(7, 70, 876, INK, "one thin file a command"),
+    "tuning": Box(6, 70, 560, PURPLE, "probe, replay, race; writes profiles"),
     "bench": Box(5, 70, 560, PURPLE, "runs arms on suites of prompts, grades the answers, writes the report"),
     "serve": Box(5, 654, 292, PURPLE, "OpenAI's interface over HTTP"),
     "training": Box(4, 70, 276, RED, "labels, trains and evaluates heads"),

@@ -280,6 +280,7 @@ TOPICS = {
         {
             "methods/main_job": "The main job: speed, target calls and drift at three drifts",
             "methods/every_method": "Every method",
+            "methods/tuner": "The tuner against an exhaustive grid",
             "methods/crosscheck": "Against transformers' assisted decoding",
         },
         methods_headline,

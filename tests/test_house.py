@@ -47,6 +47,7 @@ PLAIN = [
     "serve",
     "theory",
     "training",
+    "tuning",
 ]
 """Packages and modules of ``src/sprinter`` whose docstrings and comments use the words of CONTRIBUTING.md."""
 PRIVATE_WORDS = re.compile(

@@ -11,6 +11,8 @@
         ├── ``NoMemoryError``: there is not enough memory for it now
         ├── ``ClosedEngineError``: the engine is closed, or takes no more requests before it closes
         └── ``DeadEngineError``: the engine's thread has stopped with an error
+
+``ProfileWarning`` (a ``UserWarning``): a profile was made on another machine, or on other texts.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ __all__ = [
     "EngineError",
     "NoMemoryError",
     "OptionError",
+    "ProfileWarning",
     "QueueFullError",
     "RowsError",
     "SprinterError",
@@ -84,3 +87,7 @@ class ClosedEngineError(EngineError):
 
 class DeadEngineError(EngineError):
     """The engine's thread has stopped with an error, which is the cause; all of its requests fail."""
+
+
+class ProfileWarning(UserWarning):
+    """A profile of ``sprinter tune`` was made on another machine, or on other texts than those that use it."""

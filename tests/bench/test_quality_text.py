@@ -96,6 +96,12 @@ def test_right_and_wrong() -> None:
     assert right("(B)", SampleCheck("choice", "B")) and not right("A, not B", SampleCheck("choice", "B"))
 
 
+@pytest.mark.parametrize("text", ["Paris", " paris. ", "PARIS\n"])
+def test_a_text_that_is_the_answer(text: str) -> None:
+    assert right(text, SampleCheck("text", "Paris."))
+    assert not right(f"It is {text}", SampleCheck("text", "Paris"))
+
+
 @pytest.mark.parametrize(
     "check", [SampleCheck("number", "many"), SampleCheck("choice", "AB"), SampleCheck("choice", ""),
               SampleCheck("code", "x", ""),

@@ -177,3 +177,21 @@ def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         "needs the package datasets: pip install datasets, or give --data with lm1b_sample_dev.txt.gz" in said
     )
+
+
+def test_checks_of_own_records(tmp_path: Path) -> None:
+    """How an answer is checked is asked for; a number after #### needs no asking."""
+    file = tmp_path / "own.jsonl"
+    records = [
+        {"prompt": "a", "answer": "Paris", "check": "text"}, {"prompt": "b", "answer": "It is 5.", "check": "number"},
+        {"prompt": "c", "answer": "2 + 2\n#### 4"}, {"prompt": "d", "answer": "Rome"},
+    ]  # fmt: skip
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = [sample.check for sample in load_suite(str(file)).samples]
+    assert [check and (check.kind, check.answer) for check in found] == [
+        ("text", "Paris"), ("number", "It is 5."), ("number", "4"), None,
+    ]  # fmt: skip
+    file.write_text(json.dumps({"prompt": "a", "answer": "B", "check": "guess"}) + "\n")
+    assert "'guess': give number, choice or text" in refused(str(file))
+    file.write_text(json.dumps({"prompt": "a", "check": "text"}) + "\n")
+    assert 'give the record an "answer"' in refused(str(file))

@@ -34,6 +34,7 @@ SLOW = {
     "papers/theory",
     "engine/prefix",
     "serve/load",
+    "methods/tuner",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
 NEEDS["serve/evaluate"] = "lm_eval"
@@ -57,6 +58,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
+    "methods/tuner": {"rows", "time"},
     "real/equality": {"rows"},
     "real/gates": {"auc", "calls_at"},
     "real/probe": {"rows"},

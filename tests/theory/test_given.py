@@ -102,7 +102,9 @@ def test_speed_from_counts_by_hand() -> None:
     assert times.pass_s(1) == 1.0
     assert times.pass_s(1.5) == pytest.approx(1.1)
     assert times.pass_s(5) == pytest.approx(2.4), "along the last slope"
-    counts = dict.fromkeys(("trusted", "accepted", "checked", "rounds", "drift", "scored", "parted"), 0.0)
+    counts = dict.fromkeys(
+        ("trusted", "accepted", "checked", "rounds", "drift", "scored", "parted", "kl"), 0.0
+    )
     run = Replay(tokens=10, target_calls=4, draft_steps=8, read=12, by_text=torch.empty(0), **counts)
     assert times.token_s(run) == pytest.approx((4 * 1.6 + 8 * 0.25) / 10)
     assert times.speed_up(run) == pytest.approx(10 / 8.4)

@@ -15,6 +15,7 @@ import transformers
 
 import sprinter
 from sprinter.engine.pair import Pair
+from sprinter.engine.record import cpu_name
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedModel
 
@@ -30,7 +31,7 @@ def environment(repository: Path | None = None) -> dict[str, Any]:
     """
     gpu = torch.cuda.is_available()
     return {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if gpu else None,
@@ -74,13 +75,6 @@ def _model_facts(model: LoadedModel) -> dict[str, Any]:
         "context": model.context,
         "vocab_size": model.vocab_size,
     }
-
-
-def _cpu() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
 
 
 def _commit(folder: Path) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 __all__ = ["Sample", "SampleCheck", "Suite"]
 
-CheckKind = Literal["number", "choice", "code"]
+CheckKind = Literal["number", "choice", "text", "code"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,9 @@ class SampleCheck:
 
     Attributes:
         kind: "number": the last number of the text equals ``answer`` (GSM8K). "choice": the first choice letter of the
-            text is ``answer`` (MMLU, CommonsenseQA). "code": prompt + text + ``answer`` (a test) runs (HumanEval).
-        answer: the right number or letter, or the test's source code.
+            text is ``answer`` (MMLU, CommonsenseQA). "text": the text is ``answer``, apart from case, space and a final
+            full stop. "code": prompt + text + ``answer`` (a test) runs (HumanEval).
+        answer: the right number, letter or text, or the test's source code.
         entry_point: for "code", the function that the test calls.
         code: for "code" in chat form, the beginning of the function; "": the prompt is that.
     """

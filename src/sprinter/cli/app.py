@@ -17,6 +17,7 @@ from sprinter.cli.generate import generate
 from sprinter.cli.methods import methods
 from sprinter.cli.serve import serve
 from sprinter.cli.theory import theory
+from sprinter.cli.tune import tune
 
 __all__ = ["app"]
 
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # errors are shown by sprinter.cli.running
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, methods, doctor, demo):
+for command in (generate, chat, serve, methods, doctor, demo, tune):
     app.command()(command)
 app.add_typer(gate, name="gate")
 app.add_typer(theory, name="theory")

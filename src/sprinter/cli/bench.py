@@ -154,7 +154,8 @@ def run(
     with_llama = loading.runner == "llamacpp" or (
         loading.runner == "auto" and (loading.target or "").endswith(".gguf")
     )
-    arms = parse_arms(arm or (*_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
+    tuned = () if loading.profile is None else ("auto",)
+    arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))
     _known(base or (), [each.name for each in arms])
     measures = QualitySettings(run_code=run_code) if quality else None
     judging = JudgeSettings(judge, judge_model, 0.05, *((None, None) if judge_price is None else judge_price))

@@ -67,9 +67,7 @@ class Session:
     @property
     def method(self) -> Method:
         """The method of the next answer."""
-        from sprinter.decode import parse_method
-
-        return self.options.method or parse_method(self.pair.default_method)
+        return self._method_of(self.options)
 
     def change(self, **keywords: Any) -> None:
         """Replace options, after checking that the pair can run them.
@@ -208,9 +206,12 @@ class Session:
             f"context of {room}: {', '.join(ways) or 'shorten the message'} (the message was not sent)"
         )
 
+    def _method_of(self, options: GenerationOptions) -> Method:
+        return self.pair.method_for(options)
+
     def _room(self, options: GenerationOptions) -> int | None:
         """Maximum length of a text, prompt included, in tokens; None: unknown."""
-        method = self.method if options.method is None else options.method
+        method = self._method_of(options)
         needs_target = method.needs_target or options.meter == "complete"
         return self.pair.models.room(needs_target, method.drafter.uses_model)
 

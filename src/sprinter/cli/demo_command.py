@@ -30,7 +30,7 @@ _SETTINGS = 4
 """Number of values of τ that are tried, from the gate's own up to 1."""
 
 
-@loads()
+@loads(without=("profile",))
 def demo(
     loading: Loading = Loading(),
     max_new_tokens: Annotated[

@@ -39,7 +39,7 @@ class Finding:
     detail: str
 
 
-@loads()
+@loads(without=("profile",))
 def doctor(
     loading: Loading = Loading(),
     probe: Annotated[

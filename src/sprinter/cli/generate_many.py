@@ -18,7 +18,6 @@ from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.files import read_json_lines, write_atomic
 
 if TYPE_CHECKING:
-    from sprinter.decode.method import Method
     from sprinter.engine.generation import Generation
     from sprinter.engine.options import GenerationKeywords, GenerationOptions
     from sprinter.engine.pair import Pair
@@ -198,7 +197,7 @@ def generate_many(
         [{"role": "user", "content": "a"}] if chat else "a", options
     ).close()  # errors of all requests
     if results is not None:
-        results.made_with(_made_with(pair, options.method))
+        results.made_with(_made_with(pair, options))
     resumed = len(results.rows) if results is not None else 0
     failed = sum("error" in row for row in results.rows) if results is not None else 0
     with BenchProgressBar() if results is not None or not sys.stdout.isatty() else nullcontext() as meter:
@@ -221,13 +220,14 @@ def generate_many(
     return 1 if failed else 0
 
 
-def _made_with(pair: Pair, method: Method | None) -> dict[str, Any]:
+def _made_with(pair: Pair, options: GenerationOptions) -> dict[str, Any]:
     """What the results depend on besides the settings, as JSON values: paths and names do not identify models."""
     from sprinter.engine.record import fingerprints, versions
 
     held = fingerprints(pair.models, pair.heads)
     numbers = {f"{name}_version": number for name, number in versions().items()}
-    return {"default_method": pair.default_method if method is None else None, **held, **numbers}
+    default = pair.method_for(options).name if options.method is None else None
+    return {"default_method": default, **held, **numbers}
 
 
 def _chunks(prompts: Sequence[PromptLine], rows: int) -> Iterator[Sequence[PromptLine]]:

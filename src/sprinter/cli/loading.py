@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from sprinter.cli import options
 from sprinter.cli.debug import debugging
@@ -40,6 +40,7 @@ class Loading:
     dtype: options.DtypeOption = None
     runner: options.RunnerOption = "auto"
     compile: options.CompileOption = None
+    profile: options.ProfileOption = None
 
     def __post_init__(self) -> None:
         if self.device is not None and self.device_map is not None:
@@ -94,13 +95,13 @@ def load(loading: Loading, **defaults: Any) -> Pair:
     return load_pair(**{**defaults, **loading.arguments()})
 
 
-def check_models(method: Method | None, loading: Loading) -> None:
+def check_models(method: Method | Literal["auto"] | None, loading: Loading) -> None:
     """Refuse a method that needs a model that was not given, before any model is loaded.
 
     Raises:
         UserError: which model it needs.
     """
-    if method is None:
+    if method is None or isinstance(method, str):
         return
     if loading.draft is None and method.drafter.uses_model:
         raise UserError(

@@ -15,6 +15,7 @@ __all__ = [
     "DtypeOption",
     "GateOption",
     "HeadsOption",
+    "ProfileOption",
     "RevisionOption",
     "RunnerOption",
     "TargetOption",
@@ -45,6 +46,13 @@ HeadsOption = Annotated[
     typer.Option(
         help="Directory or hub id of a head for specdec++, disco, judge or diversed; may be repeated.",
         show_default=False,
+        rich_help_panel=_MODELS,
+    ),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Profile of this pair by 'sprinter tune': the fastest setting within --budget, or exact.",
         rich_help_panel=_MODELS,
     ),
 ]

@@ -15,7 +15,7 @@ from typer.main import get_command
 from sprinter.cli.app import app
 from sprinter.cli.debug import debugging
 from sprinter.cli.messages import in_options
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import ProfileWarning, SprinterError, UserError
 
 __all__ = ["run"]
 
@@ -127,4 +127,12 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", ProfileWarning)
+            warnings.showwarning = _show_warning
         yield
+
+
+def _show_warning(message: Warning | str, *where: object, **more: object) -> None:
+    """Print a warning as one line on standard error."""
+    with contextlib.suppress(OSError):
+        print(f"sprinter: warning: {_one_line(str(message))}", file=sys.stderr, flush=True)

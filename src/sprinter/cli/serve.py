@@ -34,6 +34,16 @@ def serve(
             rich_help_panel=_DECODING,
         ),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Mean drift a token of requests that name none; 0: exact.",
+            show_default="what the method says",
+            rich_help_panel=_DECODING,
+        ),
+    ] = None,
     require_lossless: Annotated[
         bool,
         typer.Option("--require-lossless", help="Refuse lossy methods.", rich_help_panel=_DECODING),
@@ -132,8 +142,8 @@ def serve(
             f"the server needs the package {error.name}: pip install 'sprinter-llm[serve]'"
         ) from None
     settings = ServeSettings(
-        host=host, port=port, model=model_name, method=method, require_lossless=require_lossless,
-        never_slower=never_slower, rows=rows,
+        host=host, port=port, model=model_name, method=method, budget=budget,
+        require_lossless=require_lossless, never_slower=never_slower, rows=rows,
         max_len=max_len, memory_bytes=None if memory_mib is None else memory_mib * _MIB, max_waiting=max_waiting,
         max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, max_body_bytes=max_body_mib * _MIB,
         queue_timeout_s=queue_timeout, request_timeout_s=request_timeout, drain_timeout_s=drain_timeout,

@@ -17,7 +17,7 @@ from sprinter.errors import UserError
 __all__ = ["command"]
 
 
-@loads()
+@loads(without=("profile",))
 def command(
     models: Annotated[
         list[str] | None,

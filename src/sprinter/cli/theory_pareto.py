@@ -14,7 +14,7 @@ from sprinter.cli.theory_common import ProgressLine, check_out, read_prompts, re
 __all__ = ["command"]
 
 
-@loads()
+@loads(without=("profile",))
 def command(
     loading: Loading = Loading(),
     prompts: Annotated[

@@ -26,7 +26,7 @@ __all__ = ["command"]
 _METHODS = ("autoregressive", "speculative", "sprinter")
 
 
-@loads()
+@loads(without=("profile",))
 @generates(only=("top_k", "top_p"))
 def command(
     method: Annotated[

@@ -291,8 +291,8 @@ class GenerationOptions:
     """
 
     method: Method | None = _option(
-        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: exact, the pair's ``default_method``.",
-        help="For example sprinter(tau=0.6); see 'sprinter methods'.",
+        None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: the pair's ``default_method``, exact, "
+        "or what its profile has within ``budget``.", help="For example auto, sprinter(tau=0.6); see 'sprinter methods'.",
     )  # fmt: skip
     max_new_tokens: int | None = _option(
         64, _limit, "exact limit of new tokens; None: to the end of the models' context, or of the engine's row.",

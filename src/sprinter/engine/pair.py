@@ -9,6 +9,7 @@ from typing import Any, Unpack, cast, overload
 from transformers import PreTrainedModel
 
 from sprinter.decode.costs import PassCosts
+from sprinter.decode.method import Method
 from sprinter.engine.astream import AsyncStream, LazyStream
 from sprinter.engine.batch import generate_all, options_of_each
 from sprinter.engine.chat import ChatMessage, RenderedChat, render_chat
@@ -17,6 +18,7 @@ from sprinter.engine.options import GenerationKeywords, GenerationOptions
 from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.prefix import DEFAULT, PrefixCache
+from sprinter.engine.profile import Profile, read_profile
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Task
@@ -39,6 +41,7 @@ def load_pair(
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head] = (),
     runner: str = "auto",
+    profile: str | Path | None = None,
     prefix_cache_bytes: int = DEFAULT.max_bytes,
     prefix_reuse: str = DEFAULT.reuse,
     **options: Any,
@@ -55,6 +58,8 @@ def load_pair(
         runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (GGUF files too, their weights
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
             "float16" or "q8_0").
+        profile: file that ``sprinter tune`` wrote for this pair: without a method, or with ``method="auto"``, a text is
+            decoded by the fastest setting within its ``budget``, and by the fastest exact one without a budget.
         prefix_cache_bytes: maximum memory of idle KV caches, from which later texts reuse the beginning that they share
             with earlier ones (system prompt, turns of a chat); 0, or less than one text's cache: nothing is reused.
         prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit; "all":
@@ -63,7 +68,8 @@ def load_pair(
             draft_revision, trust_remote_code, compile; see ``load_models``.
 
     Raises:
-        UserError: a missing or invalid directory, different vocabularies, a gate of another draft, ...
+        UserError: a missing or invalid directory, different vocabularies, a gate of another draft, a profile of another
+            pair, ...
     """
     if target is None:
         if draft is not None:
@@ -73,22 +79,25 @@ def load_pair(
         heads = heads or builtin_heads()
     if isinstance(heads, str | Path | Head):
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
+    tuned = None if profile is None else read_profile(profile)
     cache = PrefixCache(prefix_cache_bytes, prefix_reuse)
     target, draft, options = for_runner(runner, target, draft, options)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_head(head) if isinstance(head, str | Path) else head for head in heads]
-    return Pair(models, loaded, others, cache)
+    return Pair(models, loaded, others, cache, tuned)
 
 
 class Pair:
     """Two models, a tokenizer and optionally heads, ready to generate. Created by ``load_pair``.
 
-    ``prefix_cache``: what is kept of texts for later ones.
+    Args:
+        prefix_cache: what is kept of texts for later ones.
+        profile: of this pair, from ``sprinter tune``.
 
     Raises:
-        UserError: a head of another draft or target, two heads of one kind, or a gate that reads the token that it
-            judges.
+        UserError: a head of another draft or target, two heads of one kind, a gate that reads the token that it judges,
+            or a profile of another pair.
     """
 
     def __init__(
@@ -97,13 +106,16 @@ class Pair:
         gate: Head | None = None,
         heads: Sequence[Head] = (),
         prefix_cache: PrefixCache = DEFAULT,
+        profile: Profile | None = None,
     ) -> None:
         self.models, self.tokenizer = models, models.tokenizer
         self.heads: dict[str, Head] = {}
         for head in heads if gate is None else (gate, *heads):
             self._add(head)
         self.gate = self.heads.get("gate")
-        self._parts = Parts(models, self.heads, prefix_cache)
+        if profile is not None:
+            profile.check(models, self.heads)
+        self._parts = Parts(models, self.heads, prefix_cache, profile)
 
     def __repr__(self) -> str:
         target, draft = self.models.target, self.models.draft
@@ -134,7 +146,8 @@ class Pair:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, else
+        ``autoregressive``."""
         return self._parts.default_method
 
     @property
@@ -145,6 +158,17 @@ class Pair:
         for as long as the pair lives).
         """
         return self._parts.pass_costs
+
+    @property
+    def profile(self) -> Profile | None:
+        """The profile that ``method="auto"`` takes settings from; None: there is none."""
+        return self._parts.profile
+
+    def method_for(
+        self, options: GenerationOptions | None = None, **keywords: Unpack[GenerationKeywords]
+    ) -> Method:
+        """The method that ``generate`` would use with these options, "auto" resolved by the profile."""
+        return self._parts.method_for(GenerationOptions.of(options, keywords))
 
     def clear_prefix_cache(self) -> None:
         """Forget all earlier texts and release their memory; those in an ``Engine`` stay until it is closed.

@@ -10,12 +10,15 @@ from typing import Any
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
+from sprinter.decode.spec import is_auto, parse_method, with_values
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.costs import pass_costs
 from sprinter.engine.driver import Costs, Models
 from sprinter.engine.ending import special_ids
+from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
+from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
 from sprinter.heads.head import Head
@@ -31,14 +34,22 @@ class Parts:
 
     Attributes:
         heads: by kind, trained for the draft of ``models``.
+        profile: of this pair; None: none. watch: compares texts with those that it was tuned on.
         special: ids of special tokens.
 
     Args:
         cache: what is reused of earlier texts.
     """
 
-    def __init__(self, models: LoadedPair, heads: Mapping[str, Head], cache: PrefixCache = DEFAULT) -> None:
-        self.models, self.heads = models, heads
+    def __init__(
+        self,
+        models: LoadedPair,
+        heads: Mapping[str, Head],
+        cache: PrefixCache = DEFAULT,
+        profile: Profile | None = None,
+    ) -> None:
+        self.models, self.heads, self.profile = models, heads, profile
+        self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
@@ -50,8 +61,30 @@ class Parts:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: ``speculative`` with a draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, else
+        ``autoregressive``."""
+        if self.profile is not None:
+            return self.profile.fastest(None).spec
         return "speculative" if self.models.draft else "autoregressive"
+
+    def tuned_for(self, options: GenerationOptions) -> TunedSetting | None:
+        """The profile's setting that a request takes; None: its method does not come from a profile."""
+        if self.profile is None or not (options.method is None or _is_open(options.method)):
+            return None
+        return self.profile.fastest(_budget_of(options), options.sampling.greedy)
+
+    def method_for(self, options: GenerationOptions) -> Method:
+        """The method of a request: the given one or, from the profile, the fastest within the budget; with the pair's
+        numbers in place of "recorded" and "measured"."""
+        tuned, budget = self.tuned_for(options), options.budget
+        if tuned is not None:
+            return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
+        asked = parse_method(self.default_method) if options.method is None else options.method
+        if is_auto(asked) and self.models.draft is None:
+            asked = parse_method("lookup")  # drafts without a model
+        elif budget is not None and budget != asked.budget:
+            asked = with_values(asked, {"budget": budget})
+        return self.settle(asked)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -140,3 +173,16 @@ class Parts:
             if rows is not None and pool is not None:
                 rows.end_all()
                 pool.give_back(rows.runner)
+
+
+def _is_open(method: Method) -> bool:
+    """Whether it is ``auto``, with costs that are to be measured: a profile has measured more."""
+    return is_auto(method) and method.stop.measures
+
+
+def _budget_of(options: GenerationOptions) -> float | None:
+    """The budget of a request whose method a profile names."""
+    if options.require_lossless:
+        return 0.0
+    asked = options.method
+    return asked.budget if options.budget is None and asked is not None else options.budget

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.runners.masks import ORDERED
 from sprinter.version import __version__
 
-__all__ = ["fingerprints", "models_record", "versions"]
+__all__ = ["cpu_name", "fingerprints", "models_record", "versions"]
 
 _READ = (
     ".safetensors",
@@ -37,6 +38,14 @@ def versions() -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+
+
+def cpu_name() -> str:
+    """Name of the processor; "unknown" if the system does not tell."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
 
 
 def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:

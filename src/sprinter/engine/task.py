@@ -9,7 +9,7 @@ from sprinter.decode.adjust import Adjustments
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.spec import is_auto, parse_method, with_values
+from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, Tracker
 from sprinter.engine.driver import Jobs, Models, RowDriver
@@ -59,13 +59,9 @@ class Task:
     ) -> None:
         self._parts = parts
         self.tracker: Tracker | None = None
-        asked = parse_method(parts.default_method) if options.method is None else options.method
-        auto = is_auto(asked)
-        if auto and parts.models.draft is None:
-            asked = parse_method("lookup")  # drafts without a model
-        elif options.budget is not None and options.budget != asked.budget:
-            asked = with_values(asked, {"budget": options.budget})
-        self.method = method = parts.settle(asked)
+        self._tuned = parts.tuned_for(options)
+        self.method = method = parts.method_for(options)
+        auto = options.method is not None and is_auto(options.method)
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(
                 f"method {method.name} is lossy, and require_lossless=True refuses it: give a lossless method, such as "
@@ -155,6 +151,9 @@ class Task:
                 question = None
             if logprobs is not None:
                 logprobs.settle(record.tokens)
+        if self._tuned is not None and self._parts.watch is not None:
+            calls = record.stats.target_calls
+            self._parts.watch.add(self._tuned, request, len(self._ids), len(record.tokens), calls)
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""

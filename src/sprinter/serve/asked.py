@@ -129,7 +129,7 @@ def _options(
         "seed": secrets.randbits(32) if body.seed is None else body.seed,
         "max_new_tokens": most or (None if most is None else 1),
         "require_lossless": settings.require_lossless or ours.require_lossless,
-        "budget": ours.budget,
+        "budget": settings.budget if ours.budget is None else ours.budget,
         "never_slower": unnamed and body.seed is None if ours.never_slower is None else ours.never_slower,
     }
 

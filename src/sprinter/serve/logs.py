@@ -37,15 +37,21 @@ def logs_to(stream: TextIO | None = None) -> Iterator[None]:
     """Write the server's logs, and uvicorn's warnings, to a stream (None: standard error)."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines())
-    levels = {"sprinter.serve": logging.INFO, "uvicorn.error": logging.WARNING}
+    levels = {
+        "sprinter.serve": logging.INFO,
+        "uvicorn.error": logging.WARNING,
+        "py.warnings": logging.WARNING,
+    }
     logs = [logging.getLogger(name) for name in levels]
     before = [(log.handlers, log.propagate, log.level) for log in logs]
     for log, level in zip(logs, levels.values(), strict=True):
         log.handlers, log.propagate = [handler], False
         log.setLevel(level)
+    logging.captureWarnings(True)
     try:
         yield
     finally:
+        logging.captureWarnings(False)
         for log, (handlers, propagate, level) in zip(logs, before, strict=True):
             log.handlers, log.propagate = handlers, propagate
             log.setLevel(level)

@@ -60,8 +60,10 @@ class Service:
         """Load the pair and start the engine; a failure is kept in ``error``."""
         try:
             pair, own = self._load(), self.settings
-            if own.method is not None:
-                pair.stream([0], method=own.method, require_lossless=own.require_lossless).close()
+            if own.method is not None or own.budget is not None:
+                pair.stream(
+                    [0], method=own.method, budget=own.budget, require_lossless=own.require_lossless
+                ).close()
             elif own.never_slower:
                 _log.info("costs of forward passes", extra={"fields": asdict(pair.pass_costs)})
             self._pair = pair

@@ -15,7 +15,7 @@ from sprinter.models.checks import check_finite
 from sprinter.models.choose import make_runner
 from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.pair import LoadedModel
-from sprinter.theory.outcomes import condense_laws
+from sprinter.theory.outcomes import FULL, condense_laws
 from sprinter.theory.recording import RecordedText, Recording, join_texts, record_text
 
 __all__ = ["Passage", "first_choices", "read_passages"]
@@ -37,12 +37,14 @@ def read_passages(
     passages: Sequence[Passage],
     *,
     sampling: Sampling = Sampling(),
+    full: int = FULL,
     progress: Callable[[int, int], None] | None = None,
 ) -> Recording:
     """Record both models' laws at the positions of each passage.
 
     Args:
         sampling: of the processed laws.
+        full: vocabularies up to this size are recorded whole.
         progress: called with (passages done, passages).
 
     Raises:
@@ -56,7 +58,7 @@ def read_passages(
     runners = [_runner(model, longest) for model in (pair.models.target, pair.models.draft)]
     texts = []
     for i, passage in enumerate(passages):
-        texts.append(_join_parts(list(_read(pair, runners, passage, sampling)), passage))
+        texts.append(_join_parts(list(_read(pair, runners, passage, sampling, full)), passage))
         if progress is not None:
             progress(i + 1, len(passages))
     return join_texts(texts, pair, max(len(passage.ids) for passage in passages), "given")
@@ -75,7 +77,7 @@ def _runner(model: LoadedModel, longest: int) -> Runner:
 
 
 def _read(
-    pair: Pair, runners: Sequence[Runner], passage: Passage, sampling: Sampling
+    pair: Pair, runners: Sequence[Runner], passage: Passage, sampling: Sampling, full: int
 ) -> Iterator[RecordedText]:
     """The passage's positions, ``CHUNK`` at a time."""
     text, first = [*passage.prompt, *passage.ids], len(passage.prompt)
@@ -92,7 +94,7 @@ def _read(
             check_finite(rows[None], which, at)
         yield record_text(
             pair, sampling, text[:at], text[at:end], (logits[0], logits[1]), read[1].hidden[0],
-            reduce=condense_laws,
+            full, reduce=condense_laws,
         )  # fmt: skip
 
 

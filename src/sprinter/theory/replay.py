@@ -26,14 +26,25 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Exact, Judge
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Control, Draft, Origin, Record, Scores, Stats, merge
+from sprinter.decode.draft import (
+    AskDraft,
+    AskScore,
+    Control,
+    Draft,
+    Origin,
+    Record,
+    Scores,
+    Stats,
+    Token,
+    merge,
+)
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.row import Answer
 from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
 from sprinter.errors import UserError
-from sprinter.laws import one_hot
+from sprinter.laws import kl_divergence, one_hot
 from sprinter.random import Draws, Purpose
 from sprinter.theory.montecarlo import answer_all
 from sprinter.theory.recording import Recording
@@ -48,6 +59,7 @@ class Replay:
     Attributes:
         tokens, target_calls, draft_steps, trusted, accepted, checked, rounds: as in the stats.
         drift: sum of TV(π, p). scored: tokens that it is summed over.
+        kl: sum of KL(p‖π) over all tokens, in nats; infinite where π lacks a token of p's, NaN as ``mean_drift``.
         read: tokens that went through the target. parted: tokens that were not the recorded ones.
         by_text: tokens, target calls, drift and draft steps of each text, ``[texts, 4]``.
     """
@@ -63,6 +75,7 @@ class Replay:
     scored: float
     read: float
     parted: float
+    kl: float
     by_text: Tensor = field(repr=False)
 
     @property
@@ -74,6 +87,11 @@ class Replay:
     def mean_drift(self) -> float:
         """Mean TV(π, p) a token; NaN if the method's rule has none for single positions (a lossy ``ChainRule``)."""
         return self.drift / self.scored if self.scored else math.nan
+
+    @property
+    def mean_kl(self) -> float:
+        """Mean KL(p‖π) a token, in nats; along texts of the target it is KL(p‖π) of texts divided by their length."""
+        return self.kl / self.tokens
 
 
 class CoupledDraws:
@@ -372,7 +390,7 @@ def replay(
 
 _COLUMNS = (
     "tokens", "target_calls", "draft_steps", "trusted", "accepted", "checked", "rounds", "drift", "scored", "read",
-    "parted",
+    "parted", "kl",
 )  # fmt: skip
 
 
@@ -405,7 +423,28 @@ def _replay_text(
     return (
         stats.new_tokens, stats.target_calls, stats.draft_steps, stats.trusted, stats.accepted, stats.checked,
         stats.rounds, sum(drifts), len(drifts), stats.target_tokens, parted,
+        math.nan if unknown else _divergence(recording, method, first, tokens),
     )  # fmt: skip
+
+
+def _divergence(recording: Recording, method: Method, first: int, tokens: Sequence[Token]) -> float:
+    """Sum of KL(p‖π) over a replayed text: π is q where a token was trusted, the accept rule's law where it drifts."""
+    trusted = [first + i for i, token in enumerate(tokens) if token.origin is Origin.TRUSTED]
+    judged = [
+        first + i for i, token in enumerate(tokens) if token.drift and token.origin is not Origin.TRUSTED
+    ]
+    total, rule = 0.0, method.accept.per_position
+    if (trusted or judged) and method.drafter.proposer is not None:
+        return math.nan  # the laws of its proposals are not recorded
+    if trusted:
+        q = one_hot(recording.q[trusted]) if method.drafter.greedy else recording.q[trusted]
+        total += float(kl_divergence(recording.p[trusted].double(), q.double()).sum())
+    if judged:
+        assert rule is not None, "a rule of chains has an unknown drift"
+        p, q = recording.p[judged], recording.q[judged]
+        raw = Control(recording.raw_p[judged], recording.raw_q[judged]) if rule.needs_raw else None
+        total += float(kl_divergence(p.double(), rule.law(p, q, raw).double()).sum())
+    return total
 
 
 _: tuple[type[Draws], ...] = (CoupledDraws, _ProposerDraws)

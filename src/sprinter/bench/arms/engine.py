@@ -10,11 +10,13 @@ import torch
 
 from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.decode.method import Method
+from sprinter.engine.ahead import AUTO
+from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling
 
-__all__ = ["EngineArm", "settle"]
+__all__ = ["AutoArm", "EngineArm", "settle"]
 
 
 class EngineArm:
@@ -35,6 +37,11 @@ class EngineArm:
         """Fill in the thresholds that come from the pair's heads, so that ``spec`` contains them."""
         self.method = pair._parts.settle(self.method)
         self.spec = self.method.name
+
+    @property
+    def _asked(self) -> GenerationOptions:
+        """The options that name the method."""
+        return GenerationOptions(method=self.method)
 
     def start(self, pair: Pair) -> None:
         """Prepare the pair.
@@ -61,9 +68,10 @@ class EngineArm:
         """Answer with all fields known; ``extra`` holds the engine's stats and the finish reason."""
         if self._pair is None:
             raise SprinterError(f"arm {self.name} was not started")
+        options = self._asked
         began = time.perf_counter()
         stream = self._pair.stream(
-            ask.ids, method=self.method, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
+            ask.ids, options, max_new_tokens=ask.new_tokens, sampling=ask.sampling, seed=ask.seed,
             meter=ask.meter, stop_token_ids=ask.stop_token_ids,
         )  # fmt: skip
         arrivals = [time.perf_counter() - began for _ in stream]
@@ -88,6 +96,25 @@ class EngineArm:
     def close(self) -> None:
         """Release the pair."""
         self._pair = None
+
+
+class AutoArm(EngineArm):
+    """``auto(budget=b)`` as a user asks for it: the pair's profile, if it has one, names the method."""
+
+    def __init__(self, budget: float | None = None) -> None:
+        super().__init__(Method())
+        self.name = self.spec = AUTO if budget is None else f"{AUTO}(budget={budget})"
+        self._options = GenerationOptions(method=AUTO, budget=budget)
+
+    @property
+    def _asked(self) -> GenerationOptions:
+        """As a user asks, so that texts unlike those of the tuning are noticed."""
+        return self._options
+
+    def fit(self, pair: Pair) -> None:
+        """Find the method, so that ``spec`` is that method's."""
+        self.method = pair.method_for(self._options)
+        self.spec = self.method.name
 
 
 def settle(device: torch.device) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sprinter.bench.arm import Arm
-from sprinter.bench.arms.engine import EngineArm
+from sprinter.bench.arms.engine import AutoArm, EngineArm
 from sprinter.bench.arms.peer_llamacpp import LlamaLookup, LlamaPlain
 from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, TransformersPlain
 from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
 from sprinter.decode.registry import did_you_mean
 from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
+from sprinter.engine.ahead import AUTO
 from sprinter.errors import SprinterError, UserError
 
 __all__ = ["arm_names", "parse_arm", "parse_arms"]
@@ -126,6 +127,8 @@ def _make(spec: str) -> Any:
     if "=" in spec.partition("(")[0]:  # trust=..., stop=...
         return EngineArm(parse_method(spec))
     name, params = parse_call(spec)
+    if name == AUTO and {*params} <= {"budget"}:
+        return AutoArm(**params)
     if name in METHODS.names():
         return EngineArm(parse_method(spec))
     if name in _SETS:

@@ -54,7 +54,7 @@ def first_choice(text: str) -> str | None:
 
 
 def right(text: str, check: SampleCheck) -> bool:
-    """Whether a text answers a check of kind "number" or "choice".
+    """Whether a text answers a check of kind "number", "choice" or "text".
 
     Raises:
         UserError: see ``check_answer``.
@@ -62,7 +62,14 @@ def right(text: str, check: SampleCheck) -> bool:
     check_answer(check)
     if check.kind == "number":
         return final_number(text) == last_number(check.answer)
+    if check.kind == "text":
+        return _plain(text) == _plain(check.answer)
     return first_choice(text) == check.answer.strip()
+
+
+def _plain(text: str) -> str:
+    """A text without case, space around words, and final full stop."""
+    return " ".join(text.casefold().split()).removesuffix(".")
 
 
 def check_answer(check: SampleCheck) -> None:
@@ -73,6 +80,8 @@ def check_answer(check: SampleCheck) -> None:
         )
     if check.kind == "choice" and (len(check.answer.strip()) != 1 or check.answer.strip() not in _LETTERS):
         raise UserError(f"the right answer '{check.answer[:40]}' is no choice: give a letter from A to H")
+    if check.kind == "text" and not _plain(check.answer):
+        raise UserError("the right answer of a check is empty: give its text, or leave the check away")
     if check.kind == "code" and not (check.answer.strip() and check.entry_point.isidentifier()):
         raise UserError(
             f"a check of code needs a test and the name of a function, not '{check.entry_point[:40]}'"

@@ -58,21 +58,34 @@ def judged_talks(sources: list[SuiteRows], making: Making) -> Iterator[Sample]:
 def talk(record: SourceRecord, where: str, id: str, category: str) -> Sample:
     """Make a sample of a record with "turns" (a text, or a list of texts).
 
-    "category" and "reference" (or "answer") are optional.
+    "category", "reference" (or "answer") and "check" ("number", "choice" or "text": how the answer is compared with the
+    reference) are optional.
     """
     turns = _get(record, "turns", where)
     turns = [turns] if isinstance(turns, str) else turns
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t.strip() for t in turns):
         raise UserError(f"the prompt of {where} must be a text, or a list of texts: fix the record")
     references = _references(record.get("reference", record.get("answer")), len(turns))
-    answer = _number(references[0]) if len(references) == 1 else None
     return Sample(
         id=id,
         category=str(record.get("category") or category),
         turns=tuple(turns),
         references=references,
-        check=SampleCheck("number", answer) if answer else None,
+        check=_check(record, references, where),
     )
+
+
+def _check(record: SourceRecord, references: Sequence[str], where: str) -> SampleCheck | None:
+    """How an answer is checked: as "check" says, or by the number that the reference ends in after "####"."""
+    answer = _number(references[0]) if len(references) == 1 else None
+    kind = record.get("check")
+    if kind is None:
+        return SampleCheck("number", answer) if answer else None
+    if kind not in ("number", "choice", "text"):
+        raise UserError(f"'check' of {where} is {str(kind)[:40]!r}: give number, choice or text")
+    if len(references) != 1:
+        raise UserError(f"'check' of {where} has no answer to compare with: give the record an \"answer\"")
+    return SampleCheck(kind, answer if kind == "number" and answer else references[0].strip())
 
 
 def conversation(record: SourceRecord, where: str, id: str, category: str) -> Sample:

@@ -1,0 +1,179 @@
+"""``sprinter tune``: finds the fastest method of a pair on the user's prompts, and writes a profile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sprinter.cli.bench_pages import BenchProgressBar
+from sprinter.cli.generating import AT_DEFAULTS, generates
+from sprinter.cli.loading import Loading, load, loads
+from sprinter.cli.pages import console, print_json
+from sprinter.engine.options import GenerationKeywords
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["tune"]
+
+_LINE_TOKENS = 128  # new tokens after a whole text
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@loads(without=("profile",))
+@generates(only=("top_k", "top_p", "min_p"))
+def tune(
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            help="Your prompts: .txt, one per line, or .jsonl (prompt and answer, question, messages); or a suite of "
+            "'sprinter bench list'.",
+            show_default=False,
+        ),
+    ],
+    budget: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Limit of a lossy setting, in --coin; may be repeated; 0: exact methods alone.",
+            show_default="0.05; none with --quality",
+        ),
+    ] = None,
+    coin: Annotated[
+        Literal["drift", "changed", "kl"],
+        typer.Option(
+            help="drift: mean TV a token. changed: expected changed tokens a text. kl: KL(p‖π) a token, nats."
+        ),
+    ] = "drift",
+    quality: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME>=RATIO",
+            help="A measure that a lossy setting must keep, relative to the target's own and at 95 %: "
+            "'exact_match>=0.98'; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    time: Annotated[str, typer.Option(help="When to stop: 90s, 10m, 1h; none: no limit.")] = "10m",
+    out: Annotated[Path, typer.Option("--out", "-o", help="The profile.")] = Path("profile.json"),
+    loading: Loading = Loading(),
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, at most.")] = 64,
+    new_tokens: Annotated[
+        int | None, typer.Option("--new-tokens", "-n", min=1, help="Tokens per text.", show_default="by data")
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 1.0,
+    options: GenerationKeywords = AT_DEFAULTS,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="How to make prompts from running text, as in 'sprinter bench'.",
+            show_default="lines of a .txt file as they are",
+        ),
+    ] = None,
+    field: Annotated[
+        str | None,
+        typer.Option(help="Field of a .jsonl file that holds the prompt.", show_default="the first known"),
+    ] = None,
+    run_code: Annotated[
+        bool, typer.Option(help="Run generated code, in a subprocess with limits, for pass_at_1.")
+    ] = False,
+    figures: Annotated[bool, typer.Option(help="Draw speed against drift as PNG beside --out.")] = True,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget what was measured before.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the profile as one JSON object.")] = False,
+) -> None:
+    """Find the fastest method within a budget on drift, on your prompts and this machine; write a profile.
+
+    The same command again continues a tuning that was interrupted or ran out of time.
+    """
+    from sprinter.bench.suites import load_suite
+    from sprinter.theory.figures import check_matplotlib
+    from sprinter.tuning import Goal, TuneSettings
+    from sprinter.tuning import tune as run
+    from sprinter.tuning.picture import plot_text, save_picture
+
+    budgets = tuple(budget) if budget else () if quality else (0.05,)
+    asked: dict[str, Any] = {
+        "budgets": budgets,
+        "coin": coin,
+        "time_s": _seconds(time),
+        "temperature": temperature,
+    }
+    asked |= {
+        "quality": tuple(Goal.parse(text) for text in quality or ()),
+        "new_tokens": new_tokens,
+        "seed": seed,
+    }
+    settings = TuneSettings(**{**asked, **options, "run_code": run_code})
+    if figures:
+        check_matplotlib()
+    if not out.parent.is_dir():
+        raise UserError(f"--out '{out}': there is no directory '{out.parent}': make it, or give another file")
+    pair = load(loading)
+    whole = "whole" if rule is None and data.removesuffix(".gz").endswith(".txt") else rule
+    usual = _LINE_TOKENS if whole == "whole" else None
+    suite = load_suite(
+        data, limit=prompts, rule=whole, field=field, tokenizer=pair.tokenizer, new_tokens=usual
+    )
+    with BenchProgressBar() as meter:
+        profile = run(pair, suite, out, settings, restart=restart, progress=meter)
+    picture = save_picture(profile, out.with_suffix(".png")) if figures else None
+    if json:
+        print_json({**profile, "out": str(out), "picture": picture and str(picture)})
+        return
+    page = console()
+    page.print(_table(profile))
+    page.print(plot_text(profile), markup=False, highlight=False)
+    _tell(profile, out, picture)
+
+
+def _seconds(text: str) -> float | None:
+    """Seconds of 90s, 10m, 1h or a number; None for "none"."""
+    if text == "none":
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None:
+        raise UserError(f"--time '{text}' is no duration: give 90s, 10m, 1h or none")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _table(profile: Mapping[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="Finalists", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method")
+    goals = profile["goal"]["quality"]
+    for name in ("speed-up", "95 %", "tokens/s", "drift", "changed/text", *goals, "prompts"):
+        table.add_column(name, justify="right")
+    for one in profile["settings"]:
+        speed, low, high = one["speed_up"]
+        drift = "0 (exact)" if one["lossless"] else f"{one['drift'][0]:.3f}"
+        kept = [_kept(one, goal) for goal in goals]
+        table.add_row(
+            one["spec"], f"{speed:.2f}x", "-" if low is None else f"{low:.2f} to {high:.2f}",
+            f"{one['tokens_per_s']:.1f}", drift, f"{one['changed']:.1f}", *kept, str(one["prompts"]),
+        )  # fmt: skip
+    return table
+
+
+def _kept(entry: Mapping[str, Any], goal: str) -> str:
+    value, low, _ = entry["quality"][goal]
+    return f"{value:.3f}" + ("" if low is None else f" (> {low:.3f})")
+
+
+def _tell(profile: Mapping[str, Any], out: Path, picture: Path | None) -> None:
+    page, speeds = console(), {one["spec"]: one["speed_up"][0] for one in profile["settings"]}
+    for one in profile["chosen"]:
+        page.print(f"{one['goal']}: {one['spec']}, {speeds[one['spec']]:.2f}x", markup=False, highlight=False)
+    for spec, error in profile["race"]["failed"].items():
+        page.print(f"failed: {spec}: {error}", markup=False, highlight=False)
+    if not profile["race"]["decided"]:
+        page.print("time was up before the finalists were told apart: the same command again continues")
+    files = str(out) if picture is None else f"{out}, {picture}"
+    page.print(f"wrote {files} in {profile['seconds']:.0f} s; use it: sprinter generate ... --profile {out}")

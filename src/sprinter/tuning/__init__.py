@@ -1,0 +1,18 @@
+"""The tuner: finds the fastest method of a pair on the user's prompts, within a budget on drift or a goal of quality.
+
+==============  ========================================================================
+``settings``    what is asked: budgets and their coin, goals of quality, time
+``candidates``  the methods that are tried
+``probe``       what is known before any method runs: laws along texts, times of passes
+``prune``       speed and drift of each candidate by replay; the best go on
+``race``        the best run live, in rounds; the slower half leaves after each
+``judge``       which finalists meet the goals; entries of the profile
+``run``         all of it, in order, resumable; writes the profile
+``picture``     speed against drift, as PNG and for the terminal
+==============  ========================================================================
+"""
+
+from sprinter.tuning.run import tune
+from sprinter.tuning.settings import Goal, TuneSettings
+
+__all__ = ["Goal", "TuneSettings", "tune"]

@@ -1,0 +1,194 @@
+"""A whole tuning: probe, replay, race, profile; resumable."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sprinter.bench.environment import pair_facts
+from sprinter.bench.journal import Journal
+from sprinter.bench.sample import Suite
+from sprinter.engine.pair import Pair
+from sprinter.engine.profile import SCHEMA, machine_facts, pair_identity
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
+from sprinter.theory.recording import Recording
+from sprinter.tuning.candidates import Candidate, candidates
+from sprinter.tuning.judge import check_goals, choose, front_of, graded, settings_of
+from sprinter.tuning.probe import prompt_facts, run_probe, usable_prompts
+from sprinter.tuning.prune import Predicted, faster_half, prune, replay_all
+from sprinter.tuning.race import Race
+from sprinter.tuning.settings import TuneSettings
+from sprinter.version import __version__
+
+__all__ = ["tune", "work_folder"]
+
+_REPLAYED = "replayed.json"
+_SHARE = 0.4  # of the time, at most, before the race
+_USUAL_TOKENS = 128  # new tokens if the suite has no limit
+
+TuneProgress = Callable[[int, int, str], None]
+"""(steps done, steps in total, stage)."""
+
+
+def work_folder(out: Path) -> Path:
+    """The folder beside a profile that holds what a tuning has measured so far."""
+    return out.with_name(f"{out.stem}.work")
+
+
+def tune(
+    pair: Pair,
+    suite: Suite,
+    out: Path,
+    settings: TuneSettings = TuneSettings(),
+    *,
+    restart: bool = False,
+    progress: TuneProgress = lambda done, wanted, stage: None,
+) -> dict[str, Any]:
+    """Find the fastest settings of a pair on these prompts, and write them as a profile.
+
+    A tuning that was interrupted, or ended by its time, continues where it was when it is called again with the same
+    arguments; ``time_s`` counts anew.
+
+    Args:
+        suite: the prompts, with right answers if ``settings`` has goals of quality.
+        out: the profile; what was measured is kept in ``work_folder(out)``.
+        restart: forget earlier measurements.
+
+    Returns:
+        The profile; see ``sprinter.engine.profile``.
+
+    Raises:
+        UserError: no draft, prompts that are too long, a goal that the prompts cannot show, a folder that holds another
+            tuning, ...
+    """
+    began = time.monotonic()
+    until = math.inf if settings.time_s is None else began + settings.time_s
+    if out.is_dir() or not out.suffix:
+        raise UserError(f"out={str(out)!r} is no file name: give one such as profile.json")
+    if pair.models.draft is None:
+        raise UserError(
+            "the tuner compares ways to use a draft model, and this pair has none: give draft=..."
+        )
+    settings = replace(settings, new_tokens=_new_tokens(pair, suite, settings))
+    assert settings.new_tokens is not None
+    prompts = usable_prompts(pair, suite, settings.new_tokens)
+    suite = _fitting(pair, suite, settings.new_tokens)
+    check_goals(suite, settings)
+    machine, folder = machine_facts(pair.models), work_folder(out)
+    run = {
+        "pair": pair_facts(pair), "suites": [suite.facts()], "settings": settings.facts(), "machine": machine,
+    }  # fmt: skip
+    with Journal(folder, run, restart=restart) as journal:
+        if restart:
+            (folder / _REPLAYED).unlink(missing_ok=True)
+        known = _read(folder / _REPLAYED) or _probe(pair, prompts, settings, folder, began, progress)
+        predicted = [Predicted(**one) for one in known["predicted"]]
+        most_kl = max(settings.budgets) if settings.coin == "kl" and settings.budgets else None
+        race = Race(pair, suite, settings, journal, until, bool(settings.quality), progress)
+        race.run(prune(predicted, settings.keep, most_kl))
+        specs = ["autoregressive", *(spec for specs in race.classes.values() for spec in specs)]
+        rows = graded(pair, suite, journal.rows, specs, settings, folder, progress)
+        entries = settings_of(rows, race.classes, {one.spec: one for one in predicted}, settings)
+        profile = {
+            "schema": SCHEMA,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "sprinter": __version__,
+            "pair": pair_identity(pair.models, pair.heads),
+            "machine": machine,
+            "sampling": {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")},
+            "new_tokens": settings.new_tokens,
+            "goal": {
+                "coin": settings.coin, "budgets": list(settings.budgets),
+                "quality": [str(goal) for goal in settings.quality],
+            },
+            "prompts": {
+                "name": suite.name, "sources": list(suite.sources), "count": len(suite.samples), **known["prompts"],
+            },
+            "costs": known["costs"],
+            "settings": entries,
+            "chosen": choose(entries, settings),
+            "front": front_of(predicted, journal.rows, settings),
+            "race": {"rounds": race.rounds, "decided": race.decided, "failed": race.failed},
+        }  # fmt: skip
+    profile["seconds"] = round(time.monotonic() - began, 1)
+    return _write(out, profile)
+
+
+def _new_tokens(pair: Pair, suite: Suite, settings: TuneSettings) -> int:
+    wanted = settings.new_tokens or suite.new_tokens or _USUAL_TOKENS
+    return wanted if settings.new_tokens else max(1, min(wanted, pair.models.context // 2))
+
+
+def _fitting(pair: Pair, suite: Suite, new_tokens: int) -> Suite:
+    """The samples whose first turn fits; conversations are reduced to it."""
+    kept = tuple(
+        replace(sample, turns=sample.turns[:1], references=sample.references[:1])
+        for sample in suite.samples
+        if usable_prompts(pair, replace(suite, samples=(sample,)), new_tokens)
+    )
+    if not kept:
+        raise UserError("no prompt fits the pair's context: give others, or a smaller --new-tokens")
+    return replace(suite, samples=kept)
+
+
+def _probe(
+    pair: Pair, prompts: Any, settings: TuneSettings, folder: Path, began: float, progress: TuneProgress
+) -> dict[str, Any]:
+    """Probe the pair and replay all candidates; kept on disk if all of them were."""
+    assert settings.new_tokens is not None
+
+    def step(stage: str, done: int, wanted: int) -> None:
+        progress(done, wanted, stage)
+
+    prompts = prompts[: settings.probe_texts]
+    probe = run_probe(pair, prompts, settings.sampling, settings.new_tokens, settings.seed, step)
+    tried = candidates(probe.recording, probe.times.optimal, settings.levels(probe.mean_tokens))
+    until = math.inf if settings.time_s is None else began + _SHARE * settings.time_s
+
+    def replayed(recording: Recording, some: Sequence[Candidate], stage: str) -> list[Predicted]:
+        return replay_all(
+            recording, probe.times, some, seed=settings.seed, until=until,
+            progress=lambda done, wanted: step(stage, done, wanted),
+        )  # fmt: skip
+
+    first = replayed(probe.some, tried, "replaying methods")
+    again = {
+        one.spec: one for one in replayed(probe.recording, faster_half(first), "replaying the faster half")
+    }
+    predicted = [again.get(one.spec, one) for one in first]
+    known = {
+        "predicted": [one.to_dict() for one in predicted],
+        "prompts": prompt_facts(probe.recording, prompts),
+        "costs": {
+            "target_s": {str(n): seconds for n, seconds in probe.times.target_s.items()},
+            "draft_s": probe.times.draft_s,
+        },
+    }
+    if time.monotonic() < until:
+        _write(folder / _REPLAYED, known)
+    return known
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """What an earlier call kept; None: nothing."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError):
+        raise UserError(f"'{path}' is damaged: give --restart to start over") from None
+
+
+def _write(path: Path, value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        write_atomic(path, json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n")
+    except OSError as error:
+        raise UserError(f"cannot write '{path}' ({error.strerror}): free it or give another --out") from None
+    return value
