@@ -292,7 +292,7 @@ class GenerationOptions:
 
     method: Method | None = _option(
         None, _method, "a spec such as \"sprinter(tau=0.6)\" or a Method; None: the pair's ``default_method``, exact, "
-        "or what its profile has within ``budget``.", help="For example auto, sprinter(tau=0.6); see 'sprinter methods'.",
+        "or what its profile has within ``budget``.", help="For example auto or sprinter(tau=0.6): see 'methods'.",
     )  # fmt: skip
     max_new_tokens: int | None = _option(
         64, _limit, "exact limit of new tokens; None: to the end of the models' context, or of the engine's row.",
