@@ -25,9 +25,14 @@ from sprinter.decode.tree import TreeText
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 
-__all__ = ["ChainDriver", "EnumeratedDraws", "MarkovPair", "joint_law", "run_chain", "target_joint_law"]
+__all__ = [
+    "JOINT", "ChainDriver", "EnumeratedDraws", "MarkovPair", "check_same_law", "joint_law", "run_chain",
+    "target_joint_law",
+]  # fmt: skip
 
 Text = tuple[int, ...]
+JOINT = 1e-9
+"""Largest difference of the probabilities of a text under two laws that are called the same."""
 
 
 @dataclass(frozen=True)
@@ -309,3 +314,16 @@ def target_joint_law(
         if all(x == 0 for x in tokens[len(text) - len(prompt) :]):
             law[text[len(prompt) :]] += chance
     return {text: chance for text, chance in law.items() if chance > 0}
+
+
+def check_same_law(
+    found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str
+) -> None:
+    """Assert that two laws of texts agree to 1e-9 everywhere."""
+    worst = max(
+        found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0))
+    )
+    gap = abs(found.get(worst, 0.0) - wanted.get(worst, 0.0))
+    assert gap <= JOINT, (
+        f"{what}: text {worst} has chance {found.get(worst, 0.0)}, not {wanted.get(worst, 0.0)}"
+    )
