@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -52,7 +52,7 @@ from sprinter.decode.enumerate import (
     run_chain,
     target_joint_law,
 )
-from sprinter.decode.grow import ranked
+from sprinter.decode.grow import grow_from
 from sprinter.decode.growers import _DrawnGrowth
 from sprinter.decode.loop import Limits
 from sprinter.decode.tree import Tree
@@ -266,7 +266,8 @@ def expected(rule: Judge, drafter: Drafter, pair: MarkovPair, depth: int) -> flo
     """Expected number of tokens of one round, over every draw of its tree and every verdict."""
     draws, total = EnumeratedDraws(), 0.0
     while True:
-        growth, paths = grow(drafter, Place(draws, 1, 1, depth), lambda path: pair.q((0, *path)))
+        growth = drafter.growth(Place(draws, 1, 1, depth))
+        paths = grow_from(growth, lambda path: pair.q((0, *path)))
         tree, _ = growth.finish()
         p = torch.stack([pair.p((0, *path)) for path in paths.values()])
         kept = rule.judge(TargetCall(tree, p, None, draws, 1, 1)).accepted
@@ -287,31 +288,13 @@ def test_traversal_keeps_more_of_the_same_trees() -> None:
 
 
 # --- growers ---------------------------------------------------------------------------------------------------------
-def grow(
-    drafter: Drafter, place: Place, law: Callable[[tuple[int, ...]], Tensor]
-) -> tuple[Growth, dict[int, tuple[int, ...]]]:
-    """A tree grown from laws by path, and the path of each node."""
-    growth, tips = drafter.growth(place), [-1]
-    paths: dict[int, tuple[int, ...]] = {-1: ()}
-    for level in range(place.depth):
-        q = torch.stack([law(paths[tip]) for tip in tips])
-        growth.grow(level, tips, Tips(list(q), ranked(q.log(), growth.top)))
-        for node in range(len(paths) - 1, len(growth.tokens)):
-            paths[node] = (*paths[growth.parents[node]], growth.tokens[node])
-        tips = growth.tips()
-    return growth, paths
-
-
 def grown(
     drafter: Drafter, laws: dict[tuple[int, ...], list[float]], depth: int, seed: int = 0
 ) -> list[tuple[int, ...]]:
     """The paths of the tree that a drafter grows; the last of ``laws`` is that of all other paths."""
     last = list(laws.values())[-1]
-    growth, paths = grow(
-        drafter,
-        Place(AddressedDraws(seed), 1, 0, depth),
-        lambda path: torch.tensor(laws.get(path, last), dtype=torch.float64),
-    )
+    growth = drafter.growth(Place(AddressedDraws(seed), 1, 0, depth))
+    paths = grow_from(growth, lambda path: torch.tensor(laws.get(path, last), dtype=torch.float64))
     return [paths[node] for node in growth.kept()]
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from sprinter.decode.accept import Traversal
 from sprinter.decode.conformance import check_lossless
-from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.enumerate import MarkovPair
-from sprinter.decode.grow import Place, ranked
+from sprinter.decode.grow import Place, grow_from
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip
 from sprinter.decode.tree import Siblings
@@ -58,15 +56,7 @@ def _check_growth(drafter: Drafter) -> None:
     pair, depth = MarkovPair(4, 2, sharp=2.0, zeros=0.3), min(3, drafter.levels or 3)
     for seed in range(8):
         growth = drafter.growth(Place(AddressedDraws(seed), 1, 1, depth))
-        paths: dict[int, tuple[int, ...]] = {-1: (0,)}
-        tips, read = [-1], 0
-        for level in range(depth):
-            q = torch.stack([pair.q(paths[tip]) for tip in tips])
-            growth.grow(level, tips, Tips(list(q), ranked(q.log(), growth.top), raws=list(q)))
-            read += len(tips) if tips != [-1] else 0
-            for node in range(len(paths) - 1, len(growth.tokens)):
-                paths[node] = (*paths[growth.parents[node]], growth.tokens[node])
-            tips = growth.tips()
+        grow_from(growth, lambda path: pair.q((0, *path)))
         tree, _ = growth.finish()
         for node, x in enumerate(tree.tokens):
             law = tree.law(node)
@@ -78,9 +68,7 @@ def _check_growth(drafter: Drafter) -> None:
                     f"{drafter}: siblings that were chosen are the same token"
                 )
         most = drafter.slots(depth)
-        assert max(len(tree.tokens), read) <= most, (
-            f"{drafter}: a tree has more than the {most} nodes of slots()"
-        )
+        assert len(tree.tokens) <= most, f"{drafter}: a tree has more than the {most} nodes of slots()"
 
 
 class _WatchedDrafter(Drafter):

@@ -7,7 +7,7 @@ growth add nodes. A growth holds no model, and draws its tokens by address from 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +18,7 @@ from sprinter.decode.draft import AskTips, Ranked, Tips
 from sprinter.decode.tree import Tree
 from sprinter.random import Draws, Purpose
 
-__all__ = ["NO_LAW", "Growth", "Independent", "Place", "likely", "ranked"]
+__all__ = ["NO_LAW", "Growth", "Independent", "Place", "grow_from", "likely", "ranked"]
 
 NO_LAW = torch.empty(0)
 """In place of the law of a token that was chosen without chance."""
@@ -148,6 +148,18 @@ class Independent(Growth):
                 raw = found.raws[index[tip]] if found.raws else None
                 node = self._children[tip, token] = self.add(tip, token, law, raw)
             branch.append(node)
+
+
+def grow_from(growth: Growth, law: Callable[[tuple[int, ...]], Tensor]) -> dict[int, tuple[int, ...]]:
+    """Grow a whole tree from laws ``[V]`` by path, without a model; returns the path of each node, -1 is the text."""
+    tips, paths = [-1], {-1: tuple[int, ...]()}
+    for level in range(growth.place.depth):
+        laws = torch.stack([law(paths[tip]) for tip in tips])
+        growth.grow(level, tips, Tips(list(laws), ranked(laws.log(), growth.top), raws=list(laws)))
+        for node in range(len(paths) - 1, len(growth.tokens)):
+            paths[node] = (*paths[growth.parents[node]], growth.tokens[node])
+        tips = growth.tips()
+    return paths
 
 
 def ranked(logs: Tensor, count: int) -> list[Ranked]:

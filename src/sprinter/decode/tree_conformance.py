@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule, Judge
-from sprinter.decode.draft import Control, Tips
+from sprinter.decode.draft import Control
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, check_same_law, joint_law, target_joint_law
-from sprinter.decode.grow import Place, ranked
+from sprinter.decode.grow import Place, grow_from
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip
@@ -104,17 +104,8 @@ def _chosen(drafter: Drafter, pair: MarkovPair, text: tuple[int, ...], depth: in
     """The paths to the nodes of a tree without chance, in its order."""
     if depth < 1:
         return []
-    growth, paths = (
-        drafter.growth(Place(EnumeratedDraws(), 1, len(text), depth)),
-        dict[int, tuple[int, ...]]({-1: ()}),
-    )
-    tips = [-1]
-    for level in range(depth):
-        logs = torch.stack([pair.q((*text, *paths[tip])) for tip in tips]).log()
-        growth.grow(level, tips, Tips((), ranked(logs, growth.top)))
-        for node in range(len(paths) - 1, len(growth.tokens)):
-            paths[node] = (*paths[growth.parents[node]], growth.tokens[node])
-        tips = growth.tips()
+    growth = drafter.growth(Place(EnumeratedDraws(), 1, len(text), depth))
+    paths = grow_from(growth, lambda path: pair.q((*text, *path)))
     return [paths[node] for node in growth.kept()]
 
 
