@@ -47,7 +47,7 @@ from sprinter.decode.accept import (
 )
 from sprinter.decode.accept.fuzzy import DIVERGENCES
 from sprinter.decode.drafter import Model
-from sprinter.decode.grow import Place, grow_from
+from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose
@@ -242,7 +242,7 @@ class Listening:
 def several_round(rule: SeveralRule, drafts: int, gamma: int, round: int, pair: Pair) -> tuple:
     """One judged round of independent drafts: (tree, verdict, what was tried)."""
     draws = Listening(7)
-    growth = Model(drafts=drafts).growth(Place(draws, round, 1, gamma))
+    growth = Model(drafts=drafts).growth(Root(draws, round, 1, gamma))
     paths = grow_from(growth, lambda path: pair.q((round, *path)))
     tree, _ = growth.finish()
     p = torch.stack([pair.p((round, *path)) for path in paths.values()])

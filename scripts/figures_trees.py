@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures_base import BLUE, GREEN, GREY, INK, LETTERS, ORANGE, PALE, PURPLE, Pair, canvas, figure
-from sprinter.decode import Drawn, Dynamic, Judge, OneHot, Place, Static, Traversal, Widened, Without
+from sprinter.decode import Drawn, Dynamic, Judge, OneHot, Root, Static, Traversal, Widened, Without
 from sprinter.decode.accept.base import TargetCall
 from sprinter.decode.draft import Verdict
 from sprinter.decode.drafter import Drafter
@@ -24,7 +24,7 @@ def judged(
 ) -> tuple[Tree, Verdict, list[float]]:
     """One tree on a pair of random laws, its verdict, and each node's q at its parent."""
     pair, text, draws = Pair(12, seed=5), (start, seed), AddressedDraws(seed)
-    growth = drafter.growth(Place(draws, 1, len(text), depth))
+    growth = drafter.growth(Root(draws, 1, len(text), depth))
     paths = grow_from(growth, lambda path: pair.q((*text, *path)))
     kept = growth.kept()
     tree, _ = growth.finish()
@@ -123,7 +123,7 @@ def _drawn() -> Figure:
 
 @figure("widened")
 def _widened() -> Figure:
-    return two_trees(Widened(), Without(), 4, (1, 4), "widened: a chain, with leaves beside it")
+    return two_trees(Widened(), Without(), 3, (1, 4), "widened: a chain, with leaves beside it")
 
 
 @figure("onehot")

@@ -27,7 +27,7 @@ from sprinter.decode import (
     Model,
     Never,
     OneHot,
-    Place,
+    Root,
     Siblings,
     SpecInfer,
     Static,
@@ -170,8 +170,8 @@ class NormalisedByTheFirst(_Mutated):
 class Mutant(Drawn):
     growth_of: type[_DrawnGrowth] = _DrawnGrowth
 
-    def growth(self, place: Place) -> Growth:
-        return self.growth_of(place, [int(one) for one in self.widths.split("x")], False)
+    def growth(self, root: Root) -> Growth:
+        return self.growth_of(root, [int(one) for one in self.widths.split("x")], False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +189,13 @@ class KeepsTheRefused(OneHot):
 class Reranked(Drawn):
     """Drops the less probable of drawn siblings: their laws are no longer those that they were drawn from."""
 
-    def growth(self, place: Place) -> Growth:
+    def growth(self, root: Root) -> Growth:
         class Ranks(_DrawnGrowth):
             def kept(self) -> list[int]:
                 best = max(range(len(self.tokens)), key=lambda node: float(self.laws[0][self.tokens[node]]))
                 return [best]
 
-        return Ranks(place, [int(one) for one in self.widths.split("x")], False)
+        return Ranks(root, [int(one) for one in self.widths.split("x")], False)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def expected(rule: Judge, drafter: Drafter, pair: MarkovPair, depth: int) -> flo
     """Expected number of tokens of one round, over every draw of its tree and every verdict."""
     draws, total = EnumeratedDraws(), 0.0
     while True:
-        growth = drafter.growth(Place(draws, 1, 1, depth))
+        growth = drafter.growth(Root(draws, 1, 1, depth))
         paths = grow_from(growth, lambda path: pair.q((0, *path)))
         tree, _ = growth.finish()
         p = torch.stack([pair.p((0, *path)) for path in paths.values()])
@@ -293,7 +293,7 @@ def grown(
 ) -> list[tuple[int, ...]]:
     """The paths of the tree that a drafter grows; the last of ``laws`` is that of all other paths."""
     last = list(laws.values())[-1]
-    growth = drafter.growth(Place(AddressedDraws(seed), 1, 0, depth))
+    growth = drafter.growth(Root(AddressedDraws(seed), 1, 0, depth))
     paths = grow_from(growth, lambda path: torch.tensor(laws.get(path, last), dtype=torch.float64))
     return [paths[node] for node in growth.kept()]
 

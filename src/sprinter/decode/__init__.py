@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         Proposer,
     )
     from sprinter.decode.drafter_conformance import check_drafter
-    from sprinter.decode.grow import Growth, Place
+    from sprinter.decode.grow import Growth, Root
     from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
@@ -107,8 +107,8 @@ __all__ = [
     "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "Drafter", "Drawn", "Draws",
     "Dynamic", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Growth", "Harmless", "Heuristic",
     "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing",
-    "OneHot", "Online", "Opt", "Optimal", "Origin", "Place", "Proposal", "Proposer", "Purpose", "RandomAccept",
-    "Ranked", "Registry", "Relaxed", "RuleState", "SeveralRule", "Siblings", "SpecDec", "SpecInfer", "SpecTr", "State",
+    "OneHot", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Ranked",
+    "Registry", "Relaxed", "Root", "RuleState", "SeveralRule", "Siblings", "SpecDec", "SpecInfer", "SpecTr", "State",
     "Static", "Stats", "StopRule", "Svip", "TargetCall", "Threshold", "Tips", "Token", "Traversal", "Tree", "TreeRule",
     "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "Widened", "Without", "at_least", "between", "check_accept",
     "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
@@ -131,7 +131,7 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.drafter": (
             "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",
         ),
-        "sprinter.decode.grow": ("Growth", "Place"),
+        "sprinter.decode.grow": ("Growth", "Root"),
         "sprinter.decode.growers": ("Drawn", "Dynamic", "Static", "Widened"),
         "sprinter.decode.method": ("Method",),
         "sprinter.decode.signals": ("SIGNALS", "signal"),

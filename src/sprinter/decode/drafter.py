@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import Draft
-from sprinter.decode.grow import Growth, Independent, Place
+from sprinter.decode.grow import Growth, Independent, Root
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
 from sprinter.decode.tree import Siblings
@@ -101,8 +101,8 @@ class Drafter:
         """Number of levels of its trees, at most; None: as many as the stop rule allows."""
         return None
 
-    def growth(self, place: Place) -> Growth:
-        """A new tree; ``place.depth`` is its largest number of levels."""
+    def growth(self, root: Root) -> Growth:
+        """A new tree; ``root.depth`` is its largest number of levels."""
         raise NotImplementedError(f"{self!r} grows no trees")
 
     def slots(self, depth: int) -> int:
@@ -175,9 +175,9 @@ class Model(Drafter):
         """Independent drafts, if there are several."""
         return Siblings.ALONE if self.drafts == 1 else Siblings.INDEPENDENT
 
-    def growth(self, place: Place) -> Growth:
+    def growth(self, root: Root) -> Growth:
         """The tree of the drafts."""
-        return Independent(place, self.drafts)
+        return Independent(root, self.drafts)
 
     def slots(self, depth: int) -> int:
         """Number of nodes if the drafts share none."""

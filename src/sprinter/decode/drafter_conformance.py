@@ -11,7 +11,7 @@ from sprinter.decode.accept import Traversal
 from sprinter.decode.conformance import check_lossless
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.enumerate import MarkovPair
-from sprinter.decode.grow import Place, grow_from
+from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip
 from sprinter.decode.tree import Siblings
@@ -55,7 +55,7 @@ def check_drafter(drafter: Drafter) -> None:
 def _check_growth(drafter: Drafter) -> None:
     pair, depth = MarkovPair(4, 2, sharp=2.0, zeros=0.3), min(3, drafter.levels or 3)
     for seed in range(8):
-        growth = drafter.growth(Place(AddressedDraws(seed), 1, 1, depth))
+        growth = drafter.growth(Root(AddressedDraws(seed), 1, 1, depth))
         grow_from(growth, lambda path: pair.q((0, *path)))
         tree, _ = growth.finish()
         for node, x in enumerate(tree.tokens):

@@ -18,7 +18,7 @@ from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Sc
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.row import Answer, Ask
+from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
 from sprinter.decode.tree import TreeText
@@ -105,7 +105,7 @@ class ChainDriver:
         self._proposals = Proposals.of(drafter)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
-    def answer(self, request: Ask) -> Answer:
+    def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)

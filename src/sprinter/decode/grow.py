@@ -18,14 +18,14 @@ from sprinter.decode.draft import AskTips, Ranked, Tips
 from sprinter.decode.tree import Tree
 from sprinter.random import Draws, Purpose
 
-__all__ = ["NO_LAW", "Growth", "Independent", "Place", "grow_from", "likely", "ranked"]
+__all__ = ["NO_LAW", "Growth", "Independent", "Root", "grow_from", "likely", "ranked"]
 
 NO_LAW = torch.empty(0)
 """In place of the law of a token that was chosen without chance."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Root:
     """Where a tree grows: the addresses of its draws.
 
     Attributes:
@@ -53,8 +53,8 @@ class Growth(ABC):
 
     needs_laws: ClassVar[bool] = False
 
-    def __init__(self, place: Place, top: int = 0) -> None:
-        self.place, self.top = place, top
+    def __init__(self, root: Root, top: int = 0) -> None:
+        self.root, self.top = root, top
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.laws: list[Tensor] = []
@@ -88,7 +88,7 @@ class Growth(ABC):
         Args:
             known: length of the text that the draft model has read. unread: the text beyond. path: as in ``AskTips``.
         """
-        round, laws, top = self.place.round, self.needs_laws, self.top
+        round, laws, top = self.root.round, self.needs_laws, self.top
         if list(tips) == [-1]:
             return AskTips(known, unread, round, laws=laws, top=top, path=path)
         parents = tuple(self._read[self.parents[tip]] for tip in tips)
@@ -123,8 +123,8 @@ class Independent(Growth):
 
     needs_laws = True
 
-    def __init__(self, place: Place, count: int) -> None:
-        super().__init__(place)
+    def __init__(self, root: Root, count: int) -> None:
+        super().__init__(root)
         self._branches: list[list[int]] = [[] for _ in range(count)]
         self._children: dict[tuple[int, int], int] = {}
 
@@ -142,7 +142,7 @@ class Independent(Growth):
         for draft, branch in enumerate(self._branches):
             tip = branch[-1] if branch else -1
             law = found.laws[index[tip]]
-            token = self.place.token(law, level, draft)
+            token = self.root.token(law, level, draft)
             node = self._children.get((tip, token))
             if node is None:
                 raw = found.raws[index[tip]] if found.raws else None
@@ -153,7 +153,7 @@ class Independent(Growth):
 def grow_from(growth: Growth, law: Callable[[tuple[int, ...]], Tensor]) -> dict[int, tuple[int, ...]]:
     """Grow a whole tree from laws ``[V]`` by path, without a model; returns the path of each node, -1 is the text."""
     tips, paths = [-1], {-1: tuple[int, ...]()}
-    for level in range(growth.place.depth):
+    for level in range(growth.root.depth):
         laws = torch.stack([law(paths[tip]) for tip in tips])
         growth.grow(level, tips, Tips(list(laws), ranked(laws.log(), growth.top), raws=list(laws)))
         for node in range(len(paths) - 1, len(growth.tokens)):

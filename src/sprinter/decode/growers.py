@@ -12,7 +12,7 @@ from operator import mul
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Tips
 from sprinter.decode.drafter import Drafter
-from sprinter.decode.grow import Growth, Place, likely
+from sprinter.decode.grow import Growth, Root, likely
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.tree import Siblings
 from sprinter.errors import UserError
@@ -67,16 +67,16 @@ class Static(Drafter):
         """Number of nodes."""
         return sum(accumulate(_widths(self.widths)[:depth], mul))
 
-    def growth(self, place: Place) -> Growth:
+    def growth(self, root: Root) -> Growth:
         """A new tree."""
-        return _StaticGrowth(place, _widths(self.widths))
+        return _StaticGrowth(root, _widths(self.widths))
 
 
 class _Levels(Growth):
     """A growth that goes on from every node of the newest level."""
 
-    def __init__(self, place: Place, top: int = 0) -> None:
-        super().__init__(place, top)
+    def __init__(self, root: Root, top: int = 0) -> None:
+        super().__init__(root, top)
         self.newest = [-1]
 
     def tips(self) -> list[int]:
@@ -84,8 +84,8 @@ class _Levels(Growth):
 
 
 class _StaticGrowth(_Levels):
-    def __init__(self, place: Place, widths: Sequence[int]) -> None:
-        super().__init__(place, max(widths))
+    def __init__(self, root: Root, widths: Sequence[int]) -> None:
+        super().__init__(root, max(widths))
         self._widths = widths
 
     def grow(self, level: int, tips: Sequence[int], found: Tips) -> None:
@@ -137,14 +137,14 @@ class Dynamic(Drafter):
         grown = self.expand + (depth - 1) * self.expand**2
         return max(min(self.nodes, grown), self.expand * (depth - 1))
 
-    def growth(self, place: Place) -> Growth:
+    def growth(self, root: Root) -> Growth:
         """A new tree."""
-        return _DynamicGrowth(place, self.expand, self.nodes)
+        return _DynamicGrowth(root, self.expand, self.nodes)
 
 
 class _DynamicGrowth(Growth):
-    def __init__(self, place: Place, expand: int, nodes: int) -> None:
-        super().__init__(place, expand)
+    def __init__(self, root: Root, expand: int, nodes: int) -> None:
+        super().__init__(root, expand)
         self._expand, self._nodes = expand, nodes
         self._newest = [-1]
         self._logs: list[float] = []  # ln of each node's path probability
@@ -204,16 +204,16 @@ class Drawn(Drafter):
         """Largest number of nodes."""
         return sum(accumulate(_widths(self.widths)[:depth], mul))
 
-    def growth(self, place: Place) -> Growth:
+    def growth(self, root: Root) -> Growth:
         """A new tree."""
-        return _DrawnGrowth(place, _widths(self.widths), self.replacement)
+        return _DrawnGrowth(root, _widths(self.widths), self.replacement)
 
 
 class _DrawnGrowth(_Levels):
     needs_laws = True
 
-    def __init__(self, place: Place, widths: Sequence[int], replacement: bool) -> None:
-        super().__init__(place)
+    def __init__(self, root: Root, widths: Sequence[int], replacement: bool) -> None:
+        super().__init__(root)
         self._widths, self._replacement = widths, replacement
 
     def grow(self, level: int, tips: Sequence[int], found: Tips) -> None:
@@ -221,7 +221,7 @@ class _DrawnGrowth(_Levels):
         for i, (tip, whole) in enumerate(zip(tips, found.laws, strict=True)):
             law = whole
             for row in range(i * count, (i + 1) * count):
-                x = self.place.token(law, level, row)
+                x = self.root.token(law, level, row)
                 self.newest.append(self.add(tip, x, law, found.raws[i] if found.raws else None))
                 if self._replacement:
                     continue
@@ -236,7 +236,7 @@ class _DrawnGrowth(_Levels):
 @dataclass(frozen=True)
 class Widened(Drafter):
     """A chain with alternatives: where the draft model was unsure of its token, its next likely tokens are judged too
-    (CaPE; GliDe with a CaPE, Du et al. 2024, section 3.3).
+    (CaPE; GliDe with a CaPE, Du et al. 2024).
 
     The alternatives are leaves beside the chain's token. With q(x) at temperature 1 in (0, 0.3], (0.3, 0.6], (0.6, 0.8]
     or (0.8, 1], there are as many candidates as ``counts`` says, x included.
@@ -263,9 +263,9 @@ class Widened(Drafter):
         """Largest number of nodes."""
         return depth * max(_counts("counts", self.counts))
 
-    def growth(self, place: Place) -> Growth:
+    def growth(self, root: Root) -> Growth:
         """A new tree."""
-        return _WidenedGrowth(place, _counts("counts", self.counts))
+        return _WidenedGrowth(root, _counts("counts", self.counts))
 
 
 _SURE = (0.3, 0.6, 0.8, 1.0)
@@ -276,14 +276,14 @@ _WIDEST = 64
 class _WidenedGrowth(_Levels):
     needs_laws = True
 
-    def __init__(self, place: Place, counts: Sequence[int]) -> None:
+    def __init__(self, root: Root, counts: Sequence[int]) -> None:
         # A token that is not among the first four has q(x) <= 1/5, so that its interval is known.
-        super().__init__(place, max(4, *counts))
+        super().__init__(root, max(4, *counts))
         self._counts = counts
 
     def grow(self, level: int, tips: Sequence[int], found: Tips) -> None:
         (tip,), (law,), (ranked,) = tips, found.laws, found.top
-        x = self.place.token(law, level, 0)
+        x = self.root.token(law, level, 0)
         logs = dict(likely(ranked))
         sure = math.exp(logs.get(x, -math.inf))
         count = next((n for n, end in zip(self._counts, _SURE, strict=True) if sure <= end), self._counts[-1])

@@ -19,9 +19,9 @@ from sprinter.decode.review import review
 from sprinter.decode.row import (
     METER_CHUNK,
     Answer,
-    Ask,
     Asking,
     Limits,
+    LoopRequest,
     Row,
     closing_pass,
     draft_run,
@@ -71,7 +71,7 @@ def decode(
         row.end_round()
 
 
-def _target_call(row: Row) -> Generator[Ask, Answer, int]:
+def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
     """Score the unread tokens in one target forward pass, judge the draft, add a token; returns the number accepted."""
     record, text, tree, round = row.record, row.text, row.tree, row.record.stats.rounds
     nodes = tree.tokens if tree.parents is not None else ()  # the tokens of a chain are in the text already

@@ -12,7 +12,7 @@ from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.budget import BUDGET_RUN, Budget, Within
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
-from sprinter.decode.grow import Place
+from sprinter.decode.grow import Root
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
@@ -26,9 +26,9 @@ from sprinter.random import Draws, Purpose
 __all__ = [
     "METER_CHUNK",
     "Answer",
-    "Ask",
     "Asking",
     "Limits",
+    "LoopRequest",
     "Row",
     "closing_pass",
     "draft_run",
@@ -37,9 +37,9 @@ __all__ = [
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
-Ask = AskDraft | AskTips | AskScore
+LoopRequest = AskDraft | AskTips | AskScore
 Answer = Draft | Tips | Scores
-Asking = Generator[Ask, Answer, None]
+Asking = Generator[LoopRequest, Answer, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Row:
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
-    kept: dict[type[Ask], tuple[int, ...]] = field(default_factory=dict)
+    kept: dict[type[LoopRequest], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     budget: Budget | None = None
 
@@ -328,7 +328,7 @@ def draft_tree(row: Row) -> Asking:
         depth = min(depth, method.drafter.levels)
     if depth < 1:
         return
-    growth = method.drafter.growth(Place(row.draws, round, len(text), depth))
+    growth = method.drafter.growth(Root(row.draws, round, len(text), depth))
     tips, stopped = [-1], False
     unread, path = tuple(text[row.known :]), row.kept.pop(AskTips, ())
     while tips and not stopped:

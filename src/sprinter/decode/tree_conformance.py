@@ -12,7 +12,7 @@ from sprinter.decode.accept import AcceptRule, Judge
 from sprinter.decode.draft import Control
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, check_same_law, joint_law, target_joint_law
-from sprinter.decode.grow import Place, grow_from
+from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip
@@ -104,7 +104,7 @@ def _chosen(drafter: Drafter, pair: MarkovPair, text: tuple[int, ...], depth: in
     """The paths to the nodes of a tree without chance, in its order."""
     if depth < 1:
         return []
-    growth = drafter.growth(Place(EnumeratedDraws(), 1, len(text), depth))
+    growth = drafter.growth(Root(EnumeratedDraws(), 1, len(text), depth))
     paths = grow_from(growth, lambda path: pair.q((*text, *path)))
     return [paths[node] for node in growth.kept()]
 

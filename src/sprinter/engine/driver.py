@@ -17,7 +17,7 @@ from torch import Tensor
 from sprinter.decode.adjust import Adjuster, Adjustments
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, Stats, Tips
 from sprinter.decode.drafter import Context, Proposals
-from sprinter.decode.row import Answer, Ask
+from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
@@ -280,7 +280,7 @@ class RowDriver:
         ] = []  # tokens from the text to each node that the draft has read of a tree
         self._models = models
 
-    def answer(self, request: Ask) -> Generator[Job, Any, Answer]:
+    def answer(self, request: LoopRequest) -> Generator[Job, Any, Answer]:
         """Yield the jobs for one request of the loop; returns the answer."""
         if isinstance(request, AskScore):
             return (yield from self._score(request))

@@ -17,7 +17,7 @@ from sprinter.decode.checks import at_least, between, ranged
 from sprinter.decode.draft import AskScore, AskTips, Draft, Origin, Record, Scores, Tips
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.row import Answer, Ask, Asking
+from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.signals import SIGNALS, given_by
 from sprinter.decode.spec import Method
 from sprinter.decode.tree import TreeText
@@ -127,7 +127,7 @@ class TableDriver:
         self._chain, self._bounds, self._signals, self._draws = chain, bounds, signals, draws
         self._drafted, self._read = TreeText((prompt,)), TreeText((prompt,))
 
-    def answer(self, request: Ask) -> Answer:
+    def answer(self, request: LoopRequest) -> Answer:
         """Answer one request of the loop: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
@@ -197,7 +197,7 @@ def check_drift(method: Method) -> None:
         )
 
 
-def answer_all(loop: Asking, answer: Callable[[Ask], Answer]) -> None:
+def answer_all(loop: Asking, answer: Callable[[LoopRequest], Answer]) -> None:
     """Answer a decoding's requests until it ends."""
     request = next(loop, None)
     while request is not None:

@@ -42,7 +42,7 @@ from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.row import Answer, Ask
+from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
 from sprinter.decode.tree import depths_of
 from sprinter.errors import UserError
@@ -229,7 +229,7 @@ class ReplayDriver:
         self._whole = method.length is not None and method.trust.never  # a run's length is known beforehand
         self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
 
-    def answer(self, request: Ask) -> Answer:
+    def answer(self, request: LoopRequest) -> Answer:
         """Answer one request of the loop: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)

@@ -38,7 +38,7 @@ class Traversal(Judge):
 
     @property
     def lossless(self) -> bool:
-        """True (Weng et al., Theorem 3.3)."""
+        """True: the theorem of Weng et al., and by enumeration for every kind of siblings."""
         return True
 
     def judge(self, call: TargetCall) -> Verdict:
