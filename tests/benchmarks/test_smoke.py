@@ -57,6 +57,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
+    "methods/trees": {"rows", "against"},
     "real/equality": {"rows"},
     "real/gates": {"auc", "calls_at"},
     "real/probe": {"rows"},
