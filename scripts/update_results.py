@@ -281,6 +281,7 @@ TOPICS = {
             "methods/main_job": "The main job: speed, target calls and drift at three drifts",
             "methods/every_method": "Every method",
             "methods/crosscheck": "Against transformers' assisted decoding",
+            "methods/trees": "Trees against chains",
         },
         methods_headline,
     ),
