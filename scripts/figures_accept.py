@@ -46,7 +46,8 @@ from sprinter.decode.accept import (
     Uno,
 )
 from sprinter.decode.accept.fuzzy import DIVERGENCES
-from sprinter.decode.draft import Draft, merge
+from sprinter.decode.drafter import Model
+from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.registry import ACCEPT
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws, Purpose
@@ -240,19 +241,11 @@ class Listening:
 
 def several_round(rule: SeveralRule, drafts: int, gamma: int, round: int, pair: Pair) -> tuple:
     """One judged round of independent drafts: (tree, verdict, what was tried)."""
-    draws, drawn = Listening(7), []
-    for n in range(drafts):
-        text, laws = [round], []
-        for i in range(gamma):
-            laws.append(pair.q(tuple(text)))
-            text.append(draws.token(laws[-1], round, 1 + i, Purpose.DRAFT, n))
-        drawn.append(Draft(tuple(text[1:]), torch.stack(laws), {}))
-    draft = merge(drawn)
-    prefixes = [(round,)]
-    for token, parent in zip(draft.tokens, draft.parents or (), strict=True):
-        prefixes.append((*prefixes[parent + 1], token))
-    p = torch.stack([pair.p(prefix) for prefix in prefixes])
-    tree = draft.tree()
+    draws = Listening(7)
+    growth = Model(drafts=drafts).growth(Root(draws, round, 1, gamma))
+    paths = grow_from(growth, lambda path: pair.q((round, *path)))
+    tree, _ = growth.finish()
+    p = torch.stack([pair.p((round, *path)) for path in paths.values()])
     return tree, rule.judge(TargetCall(tree, p, None, draws, round, 1)), draws.tried
 
 

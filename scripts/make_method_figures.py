@@ -19,6 +19,7 @@ import torch
 import figures_accept  # noqa: F401 (registers its drawings)
 import figures_engines  # noqa: F401
 import figures_stop  # noqa: F401
+import figures_trees  # noqa: F401
 import figures_trust  # noqa: F401
 from figures_base import FIGURES, FOLDER, STYLE, save
 

@@ -282,6 +282,7 @@ TOPICS = {
             "methods/every_method": "Every method",
             "methods/tuner": "The tuner against an exhaustive grid",
             "methods/crosscheck": "Against transformers' assisted decoding",
+            "methods/trees": "Trees against chains",
         },
         methods_headline,
     ),

@@ -167,13 +167,17 @@ def test_the_home_of_rules_names_every_rule_and_what_a_plug_in_needs() -> None:
     from sprinter.decode import accept, stop, trust
 
     rules = {*trust.__all__, *stop.__all__, *accept.__all__}
-    drafters = {"Allocated", "Drafter", "Lookup", "Model", "Nothing"}
+    drafters = {"Allocated", "Drafter", "Lookup", "Model", "Nothing", "Drawn", "Dynamic", "Static", "Widened"}
+    growers = {"Growth", "Ranked", "Root", "Siblings", "Tips"}
     proposers = {"SIGNALS", "signal", "Context", "Draws", "Proposal", "Proposer", "Purpose"}
     registries = {"ACCEPT", "DRAFTER", "METHODS", "STOP", "TRUST", "Registry"}
     checks = {"at_least", "between", "check_accept", "check_drafter", "check_stop", "check_trust"}
     specs = {"Method", "method_table", "parse_method", "preset"}
     left = {"Chain", "Control", "LawPair", "Origin", "RuleState", "Stats", "Token", "Tree", "Verdict"}
-    assert set(sprinter.decode.__all__) == rules | drafters | proposers | registries | checks | specs | left
+    assert (
+        set(sprinter.decode.__all__)
+        == rules | drafters | growers | proposers | registries | checks | specs | left
+    )
 
 
 def test_the_home_of_rules_is_imported_without_them() -> None:

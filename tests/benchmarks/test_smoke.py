@@ -58,6 +58,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/crosscheck": {"rows", "greedy"},
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
+    "methods/trees": {"rows", "against"},
     "methods/tuner": {"rows", "time"},
     "real/equality": {"rows"},
     "real/gates": {"auc", "calls_at"},

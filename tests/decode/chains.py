@@ -88,7 +88,7 @@ def listen(
     while request is not None:
         answer = driver.answer(request)
         exchange.append((request, answer))
-        if method.drafter.drafts == 1:
+        if not method.grows:
             settled, text = [*prompt, *ids(record)], known[type(request)]
             assert request.start <= len(text)
             text[request.start :] = request.tokens

@@ -29,11 +29,9 @@ from sprinter.decode.trust import Coin, Everyone, Gate
 DENSE = MarkovPair(seed=11)
 ZEROS = MarkovPair(seed=12, sharp=2.0, zeros=0.35)
 SMALL = MarkovPair(seed=13, vocab=2)
-# With several drafts there are many more paths: tests/decode/test_several.py.
+# With several drafts and trees there are many more paths: tests/decode/test_several.py, test_trees.py.
 LOSSLESS = [
-    name
-    for name in METHODS.names()
-    if parse_method(name).lossless() and parse_method(name).drafter.drafts == 1
+    name for name in METHODS.names() if parse_method(name).lossless() and not parse_method(name).grows
 ]
 AHEAD = [1, 2, 3, 16]
 

@@ -40,6 +40,8 @@ class Adversary(DraftSwitch):
 LOSSLESS = [
     "speculative(gamma=2)", "block(gamma=3)", "svip(h=0.5)", "adaedl", "heuristic(start=1)", "calibrated",
     "optimal(step=0.1, token=0)", "auto", "specinfer(gamma=2)", "lookup(n=1, gamma=2)",
+    "tree(expand=2, depth=2, nodes=3)", "static-tree(widths=2x1)", "cape(counts=2x1x1x1, gamma=2)",
+    "traversal(widths=2x1)",
 ]  # fmt: skip
 
 

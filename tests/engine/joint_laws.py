@@ -31,6 +31,10 @@ SPECS = {
     "opt": "opt(epsilon=0.1, gamma=2)",
     "uno": "uno(epsilon=0.1, gamma=2)",
     **{name: f"{name}(drafts=2, gamma=2)" for name in ("batch", "specinfer", "spectr")},
+    "tree": "tree(expand=2, depth=2, nodes=3)",
+    "static-tree": "static-tree(widths=2x1)",
+    "cape": "cape(counts=2x2x2x1, gamma=2)",
+    "traversal": "traversal(widths=2x1)",
 }
 """Settings at which short texts show what a method does; other methods at their defaults."""
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Lenient,
         Margin,
         Mentored,
+        OneHot,
         Opt,
         RandomAccept,
         Relaxed,
@@ -42,12 +43,15 @@ if TYPE_CHECKING:
         SpecTr,
         TargetCall,
         Threshold,
+        Traversal,
+        TreeRule,
         Typical,
         Uno,
+        Without,
     )
     from sprinter.decode.checks import at_least, between
     from sprinter.decode.conformance import check_accept, check_stop, check_trust
-    from sprinter.decode.draft import Control, LawPair, Origin, Stats, Token, Verdict
+    from sprinter.decode.draft import Control, LawPair, Origin, Ranked, Stats, Tips, Token, Verdict
     from sprinter.decode.drafter import (
         Allocated,
         Context,
@@ -59,6 +63,8 @@ if TYPE_CHECKING:
         Proposer,
     )
     from sprinter.decode.drafter_conformance import check_drafter
+    from sprinter.decode.grow import Growth, Root
+    from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
@@ -80,7 +86,7 @@ if TYPE_CHECKING:
         Svip,
         Untrusted,
     )
-    from sprinter.decode.tree import Chain, Tree
+    from sprinter.decode.tree import Chain, Siblings, Tree
     from sprinter.decode.trust import (
         MEASURED,
         RECORDED,
@@ -98,13 +104,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
     "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain", "Chain",
-    "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "Drafter", "Draws", "Everyone",
-    "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Harmless", "Heuristic", "Judge", "LawPair", "Lenient",
-    "Lookup", "Margin", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing", "Online", "Opt", "Optimal",
-    "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Registry", "Relaxed", "RuleState", "SeveralRule",
-    "SpecDec", "SpecInfer", "SpecTr", "State", "Stats", "StopRule", "Svip", "TargetCall", "Threshold", "Token", "Tree",
-    "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "at_least", "between", "check_accept", "check_drafter",
-    "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
+    "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "Drafter", "Drawn", "Draws",
+    "Dynamic", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Growth", "Harmless", "Heuristic",
+    "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing",
+    "OneHot", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Ranked",
+    "Registry", "Relaxed", "Root", "RuleState", "SeveralRule", "Siblings", "SpecDec", "SpecInfer", "SpecTr", "State",
+    "Static", "Stats", "StopRule", "Svip", "TargetCall", "Threshold", "Tips", "Token", "Traversal", "Tree", "TreeRule",
+    "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "Widened", "Without", "at_least", "between", "check_accept",
+    "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
 ]  # fmt: skip
 
 # Imported when first used: the rules need torch, and a package must not import its own modules to be imported.
@@ -113,16 +120,19 @@ __getattr__, __dir__ = lazy_names(
     {
         "sprinter.decode.accept": (
             "AcceptRule", "Batch", "Bild", "Block", "Cactus", "Cascade", "ChainRule", "Diversed", "Exact", "Fly",
-            "Fuzzy", "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "Opt", "RandomAccept",
-            "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Typical", "Uno",
+            "Fuzzy", "GreedyMatch", "Harmless", "Judge", "Lenient", "Margin", "Mentored", "OneHot", "Opt",
+            "RandomAccept", "Relaxed", "SeveralRule", "SpecInfer", "SpecTr", "TargetCall", "Threshold", "Traversal",
+            "TreeRule", "Typical", "Uno", "Without",
         ),
         "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),
         "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
-        "sprinter.decode.draft": ("Control", "LawPair", "Origin", "Stats", "Token", "Verdict"),
+        "sprinter.decode.draft": ("Control", "LawPair", "Origin", "Ranked", "Stats", "Tips", "Token", "Verdict"),
         "sprinter.decode.drafter": (
             "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",
         ),
+        "sprinter.decode.grow": ("Growth", "Root"),
+        "sprinter.decode.growers": ("Drawn", "Dynamic", "Static", "Widened"),
         "sprinter.decode.method": ("Method",),
         "sprinter.decode.signals": ("SIGNALS", "signal"),
         "sprinter.decode.spec": (
@@ -135,7 +145,7 @@ __getattr__, __dir__ = lazy_names(
             "AdaEdl", "BildFallback", "Calibrated", "Confidence", "Disco", "Fixed", "Heuristic", "Never", "Optimal",
             "SpecDec", "StopRule", "Svip", "Untrusted",
         ),
-        "sprinter.decode.tree": ("Chain", "Tree"),
+        "sprinter.decode.tree": ("Chain", "Siblings", "Tree"),
         "sprinter.decode.trust": (
             "MEASURED", "RECORDED", "Certain", "Coin", "Everyone", "Gate", "Nobody", "Online", "State", "TrustRule",
         ),

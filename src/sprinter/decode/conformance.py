@@ -13,21 +13,29 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept import AcceptRule, ChainRule, Judge, SeveralRule
+from sprinter.decode.accept import AcceptRule, ChainRule, Judge
 from sprinter.decode.draft import Control
-from sprinter.decode.drafter import Model
-from sprinter.decode.enumerate import MarkovPair, joint_law, target_joint_law
+from sprinter.decode.enumerate import JOINT, MarkovPair, check_same_law, joint_law, target_joint_law
 from sprinter.decode.signals import GIVEN, SIGNALS, Given, Signal
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import AdaEdl, Fixed, StopRule, Svip, Untrusted
+from sprinter.decode.tree import Siblings
+from sprinter.decode.tree_conformance import TREES, check_longest, check_trees, control_of_pair
 from sprinter.decode.trust import Gate, TrustRule
 from sprinter.kinds import HEAD_KINDS
 from sprinter.laws import overlap, tv_distance
 
-__all__ = ["check_accept", "check_lossless", "check_same_law", "check_stop", "check_trust", "law_pairs"]
+__all__ = [
+    "check_accept",
+    "check_lossless",
+    "check_same_law",
+    "check_stop",
+    "check_trees",
+    "check_trust",
+    "law_pairs",
+]
 
 IDENTITY = 1e-12
-JOINT = 1e-9
 
 
 def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
@@ -60,19 +68,6 @@ def law_pairs(count: int = 1000, vocab: int = 8, seed: int = 0) -> Iterator[tupl
         yield p, q
 
 
-def check_same_law(
-    found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str
-) -> None:
-    """Assert that two laws of texts agree to 1e-9 everywhere."""
-    worst = max(
-        found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0))
-    )
-    gap = abs(found.get(worst, 0.0) - wanted.get(worst, 0.0))
-    assert gap <= JOINT, (
-        f"{what}: text {worst} has chance {found.get(worst, 0.0)}, not {wanted.get(worst, 0.0)}"
-    )
-
-
 def check_accept(rule: Judge, count: int = 1000, seed: int = 0) -> None:
     """Check that the rule's declared laws are laws, and that its claims (``lossless``, ...) are true.
 
@@ -82,27 +77,36 @@ def check_accept(rule: Judge, count: int = 1000, seed: int = 0) -> None:
     * ``AcceptRule``: b is a probability, r a law, and π = q·b + (1 − Σ q·b)·r to 1e-12.
     * ``ChainRule``: outcomes are non-negative and sum to 1, also for draft lengths that depend on the drafted tokens.
     * ``SeveralRule``: the joint law with two drafts is the target's.
+    * Rules for trees (``Judge.siblings``): the joint law with trees of each kind is the target's; of a lossy
+      ``AcceptRule`` for trees that of its longest paths.
 
     Raises:
         AssertionError: says which property does not hold.
     """
     if isinstance(rule, AcceptRule):
         _check_positions(rule, count, seed)
+        if Siblings.CHOSEN in rule.siblings:
+            check_longest(rule)
     elif isinstance(rule, ChainRule):
         _check_chains(rule)
     else:
-        assert isinstance(rule, SeveralRule), (
-            f"{rule}: an accept rule is an AcceptRule, a ChainRule or a SeveralRule"
+        assert rule.lossless, (
+            f"{rule}: a lossy rule for several drafts or trees needs a law to be checked against"
         )
-        assert rule.lossless, f"{rule}: a lossy rule for several drafts needs a law to be checked against"
-        check_lossless(Method(accept=rule, stop=Fixed(2), drafter=Model(drafts=2)), f"{rule}", longest=3)
+        for drafter in TREES:
+            if drafter.siblings in rule.siblings:
+                check_trees(rule, drafter)
+        if Siblings.ALONE in rule.siblings:
+            check_lossless(Method(accept=rule, stop=Fixed(2)), f"{rule} on chains", longest=3)
 
 
 def _check_chains(rule: ChainRule) -> None:
     for pair in (MarkovPair(3, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3), MarkovPair(4, 3, distance=0.1)):
         for n in (1, 2, 3):
             for tokens, p, q in _drafted(pair, n):
-                chances = rule.outcomes(tokens, p, q, _control(rule, pair, _prefixes((0,), tokens), p, q))
+                chances = rule.outcomes(
+                    tokens, p, q, control_of_pair(rule, pair, _prefixes((0,), tokens), p, q)
+                )
                 assert chances.shape == p.shape, f"{rule}: outcomes must have the shape of p, [n + 1, V]"
                 assert float(chances.min()) >= 0, f"{rule}: an outcome has a negative chance"
                 gap = abs(float(chances.sum()) - 1)
@@ -133,16 +137,6 @@ def _check_chains(rule: ChainRule) -> None:
             greedy = MarkovPair(3, seed, sharp=1e6)  # one-hot laws
             found = joint_law(Method(accept=rule, stop=Fixed(2)), greedy, 4)
             check_same_law(found, target_joint_law(greedy, 4), f"{rule} claims lossless_greedy, on {greedy}")
-
-
-def _control(
-    rule: Judge, pair: MarkovPair, prefixes: Sequence[tuple[int, ...]], p: Tensor, q: Tensor
-) -> Control | None:
-    """What the loop gives a rule beside the laws after ``prefixes``, on a pair whose laws are raw laws too."""
-    if not (rule.needs_raw or rule.needs):
-        return None
-    scores = {kind: torch.tensor([pair.score(kind, one) for one in prefixes]) for kind in rule.needs}
-    return Control(p, q, scores)
 
 
 def _prefixes(text: tuple[int, ...], tokens: Sequence[int]) -> list[tuple[int, ...]]:
@@ -181,7 +175,7 @@ def _declared_chains(
             for tokens, p, q in _drafted(pair, drafts, (0, *text)):
                 drawn = math.prod(float(q[i, x]) for i, x in enumerate(tokens))
                 chances = rule.outcomes(
-                    tokens, p, q, _control(rule, pair, _prefixes((0, *text), tokens), p, q)
+                    tokens, p, q, control_of_pair(rule, pair, _prefixes((0, *text), tokens), p, q)
                 )
                 for kept, row in enumerate(chances.tolist()):
                     for x, one in enumerate(row):
@@ -248,7 +242,7 @@ def _declared_law(
             law[text] = law.get(text, 0.0) + chance
             return
         p, q = pair.p((0, *text)), pair.q((0, *text))
-        control = _control(rule, pair, [(0, *text)], p[None], q[None]) if rule.needs else None
+        control = control_of_pair(rule, pair, [(0, *text)], p[None], q[None]) if rule.needs else None
         if drafts == 0:  # a round that ends with a plain token of the target
             for x, one in enumerate(p.tolist()):
                 begin((*text, x), chance * one)

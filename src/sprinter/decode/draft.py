@@ -4,10 +4,11 @@ The loop yields a request, and a driver answers it:
 
 ===============  =======================================================================
 ``AskDraft``     answered with a ``Draft``: tokens, the laws they were drawn from, signals
+``AskTips``      answered with ``Tips``: the draft model's laws where a tree grows
 ``AskScore``     answered with ``Scores``: the target's law after each of the given tokens
 ===============  =======================================================================
 
-Both requests have ``start`` and ``tokens``: the model keeps text[:start], discards what it holds beyond (a rewind), and
+All requests have ``start`` and ``tokens``: the model keeps text[:start], discards what it holds beyond (a rewind), and
 appends ``tokens``.
 """
 
@@ -20,26 +21,26 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sprinter.decode.state import RuleState
-from sprinter.decode.tree import Tree, TreeBuilder
 
 __all__ = [
     "AskDraft",
     "AskScore",
+    "AskTips",
     "Control",
     "Draft",
     "LawPair",
     "Origin",
+    "Ranked",
     "Record",
     "Scores",
     "Stats",
+    "Tips",
     "Token",
     "TopToken",
     "Verdict",
-    "merge",
 ]
 
 
@@ -90,17 +91,13 @@ class AskDraft:
     """Ask for a draft: rewind to ``start``, append ``tokens``, propose at most ``at_most`` tokens.
 
     A driver may answer with fewer than ``at_most`` tokens, and the loop asks again; with none, it calls the target.
-    ``width`` > 1 asks for that number of independent drafts of ``at_most`` tokens each, answered as one tree.
-    ``path``: the nodes of the previous tree that stay, if it had branches; text[:start] ends with them. ``round`` is
-    part of every draw's address.
+    ``round`` is part of every draw's address.
     """
 
     start: int
     tokens: tuple[int, ...]
     round: int
     at_most: int
-    width: int = 1
-    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +109,58 @@ class Draft:
         laws: processed draft laws q, ``[n, V]``; row i is the law that tokens[i] was drawn from.
         signals: by name, those that the method's rules declare in ``needs``, each a tensor ``[n]`` on the CPU.
         raw: temperature-1 laws ``[n, V]`` if the accept rule reads them.
-        parents, branches: of several drafts, as in ``Tree``.
     """
 
     tokens: tuple[int, ...]
     laws: Tensor
     signals: Mapping[str, Tensor]
     raw: Tensor | None = None
-    parents: tuple[int, ...] | None = None
-    branches: tuple[tuple[int, ...], ...] = ()
-
-    def tree(self) -> Tree:
-        """The proposal as a tree, for an accept rule to judge."""
-        raws = [] if self.raw is None else list(self.raw)
-        return Tree(self.tokens, list(self.laws), raws, self.parents, self.branches)
 
 
-def merge(drafts: Sequence[Draft]) -> Draft:
-    """Merge several drafts of equal length after one prefix into one draft with branches."""
-    builder, nodes = TreeBuilder(len(drafts)), list[tuple[int, int]]()
-    for depth in range(len(drafts[0].tokens)):
-        for n, draft in enumerate(drafts):
-            if builder.add(n, draft.tokens[depth]) is not None:
-                nodes.append((n, depth))
-    raw = None
-    if drafts[0].raw is not None:
-        raw = torch.stack(
-            [one.raw[depth] for one, depth in ((drafts[n], d) for n, d in nodes) if one.raw is not None]
-        )
-    laws = torch.stack([drafts[n].laws[depth] for n, depth in nodes])
-    return Draft(tuple(builder.tokens), laws, {}, raw, tuple(builder.parents), builder.whole)
+@dataclass(frozen=True, slots=True)
+class AskTips:
+    """Ask for the draft model's laws at the tips of a tree that grows: after the text, or after new nodes.
+
+    The first request for a tree has no ``nodes``: rewind to ``start``, append ``tokens``, and give the law after them.
+    Each later one appends ``nodes`` to the tree and asks for the law after each of them.
+
+    Attributes:
+        nodes: tokens of the new nodes. parents: the number of each one's parent among all nodes that were sent for this
+            tree, -1 for the text.
+        laws: whether the processed laws are needed. top: number of most probable tokens to name at each tip.
+        path: the nodes of the last tree that stay, numbered as ``parents``; text[:start] ends with them.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    round: int
+    nodes: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    laws: bool = False
+    top: int = 0
+    path: tuple[int, ...] = ()
+
+
+class Ranked(NamedTuple):
+    """The most probable tokens at a tip, in falling order, and ln q of each at temperature 1, without truncation."""
+
+    tokens: Sequence[int]
+    logs: Sequence[float]
+
+
+class Tips(NamedTuple):
+    """The draft model's laws at the m tips of a request, in its order.
+
+    Attributes:
+        laws: processed laws ``[V]``, if asked for. top: the most probable tokens, if asked for.
+        signals: by name, those that the stop rule ``needs``, ``[m]`` on the CPU.
+        raws: temperature-1 laws ``[V]`` if the accept rule reads them.
+    """
+
+    laws: Sequence[Tensor] = ()
+    top: Sequence[Ranked] = ()
+    signals: Mapping[str, Tensor] = MappingProxyType({})
+    raws: Sequence[Tensor] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +168,8 @@ class AskScore:
     """Ask for one target forward pass: rewind to ``start``, read ``tokens`` (at least one), give a law after each.
 
     ``closing`` marks the meter's closing forward pass, which is counted separately. ``parents``: if the last tokens
-    form a tree with branches, the index of each one's parent among them, -1 for the text. ``path`` as in ``AskDraft``,
-    for the last tree that was scored.
+    form a tree, the index of each one's parent among them, -1 for the text. ``path``: the nodes of the last tree that
+    was scored that stay.
     """
 
     start: int

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import Draft
+from sprinter.decode.grow import Growth, Independent, Root
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
+from sprinter.decode.tree import Siblings
 from sprinter.errors import SprinterError, UserError
 from sprinter.random import Draws, Purpose
 
@@ -77,6 +79,8 @@ class Proposer(ABC):
 class Drafter:
     """Base class of drafters: the draft model drafts, unless ``proposer`` returns a factory of ``Proposer``.
 
+    A drafter that grows trees with the draft model says how it makes ``siblings`` and defines ``growth`` and ``slots``.
+
     Attributes:
         drafts: independent drafts per round, all by the draft model.
         greedy: whether the draft model drafts argmax q at every temperature.
@@ -86,6 +90,24 @@ class Drafter:
     drafts: int = 1
     greedy: bool = False
     target_states: Sequence[int] = ()
+
+    @property
+    def siblings(self) -> Siblings:
+        """How it makes the nodes that follow one node: ``ALONE`` for chains."""
+        return Siblings.ALONE
+
+    @property
+    def levels(self) -> int | None:
+        """Number of levels of its trees, at most; None: as many as the stop rule allows."""
+        return None
+
+    def growth(self, root: Root) -> Growth:
+        """A new tree; ``root.depth`` is its largest number of levels."""
+        raise NotImplementedError(f"{self!r} grows no trees")
+
+    def slots(self, depth: int) -> int:
+        """Largest number of nodes of a tree of ``depth`` levels that either model reads."""
+        raise NotImplementedError(f"{self!r} grows no trees")
 
     @property
     def proposes(self) -> bool:
@@ -147,6 +169,19 @@ class Model(Drafter):
         at_least("drafts", self.drafts, 1)
         if self.drafts > 8:
             raise UserError(f"drafts={self.drafts} is out of range: give a whole number in [1, 8]")
+
+    @property
+    def siblings(self) -> Siblings:
+        """Independent drafts, if there are several."""
+        return Siblings.ALONE if self.drafts == 1 else Siblings.INDEPENDENT
+
+    def growth(self, root: Root) -> Growth:
+        """The tree of the drafts."""
+        return Independent(root, self.drafts)
+
+    def slots(self, depth: int) -> int:
+        """Number of nodes if the drafts share none."""
+        return self.drafts * depth
 
 
 @DRAFTER.rule("allocated")

@@ -7,17 +7,27 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from sprinter.decode.accept import Traversal
 from sprinter.decode.conformance import check_lossless
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
+from sprinter.decode.enumerate import MarkovPair
+from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.method import Method
 from sprinter.decode.stop import Fixed, Svip
-from sprinter.random import Draws, Purpose
+from sprinter.decode.tree import Siblings
+from sprinter.decode.tree_conformance import check_trees
+from sprinter.random import AddressedDraws, Draws, Purpose
 
 __all__ = ["check_drafter"]
 
 
 def check_drafter(drafter: Drafter) -> None:
     """Check that proposals are valid and repeatable, and that texts keep the target's law under exact acceptance.
+
+    Of a drafter that grows trees: that each node's token has positive probability in its law, that siblings that are
+    chosen without chance are all different, that no tree is larger than ``slots`` says, and that texts keep the
+    target's law under ``traversal``, which judges every kind of siblings. Small trees are checked sooner: every draw of
+    every node is enumerated.
 
     A proposal is valid if it is no longer than asked for, each row of its laws is a law, and each token has positive
     probability in its law. It is repeatable if two proposers with the same context and the same draws propose the same
@@ -30,12 +40,35 @@ def check_drafter(drafter: Drafter) -> None:
     assert not (drafter.proposer and drafter.drafts > 1), (
         f"{drafter}: several drafts are the draft model's alone"
     )
+    if drafter.siblings is not Siblings.ALONE:
+        _check_growth(drafter)
+        check_trees(Traversal(), drafter)
+        return
     watched = _WatchedDrafter(drafter)
     for stop in (Fixed(2), Fixed(3), Svip(0.6)):
         for ahead in (1, 3):
             check_lossless(
                 Method(stop=stop, drafter=watched, cap=3), f"{drafter} with ahead={ahead}", ahead, longest=3
             )
+
+
+def _check_growth(drafter: Drafter) -> None:
+    pair, depth = MarkovPair(4, 2, sharp=2.0, zeros=0.3), min(3, drafter.levels or 3)
+    for seed in range(8):
+        growth = drafter.growth(Root(AddressedDraws(seed), 1, 1, depth))
+        grow_from(growth, lambda path: pair.q((0, *path)))
+        tree, _ = growth.finish()
+        for node, x in enumerate(tree.tokens):
+            law = tree.law(node)
+            assert law is None or float(law[x]) > 0, f"{drafter}: a token has no chance in its law"
+        if drafter.siblings is Siblings.CHOSEN:
+            for own in tree.children():
+                tokens = [tree.tokens[node] for node in own]
+                assert len(set(tokens)) == len(tokens), (
+                    f"{drafter}: siblings that were chosen are the same token"
+                )
+        most = drafter.slots(depth)
+        assert len(tree.tokens) <= most, f"{drafter}: a tree has more than the {most} nodes of slots()"
 
 
 class _WatchedDrafter(Drafter):

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Record, Scores, merge
+from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Scores, Tips
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
+from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.row import Answer
+from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_signals
 from sprinter.decode.spec import Method
 from sprinter.decode.switch import DraftSwitch
@@ -25,9 +26,14 @@ from sprinter.decode.tree import TreeText
 from sprinter.laws import one_hot
 from sprinter.random import Draws, Purpose
 
-__all__ = ["ChainDriver", "EnumeratedDraws", "MarkovPair", "joint_law", "run_chain", "target_joint_law"]
+__all__ = [
+    "JOINT", "ChainDriver", "EnumeratedDraws", "MarkovPair", "check_same_law", "joint_law", "run_chain",
+    "target_joint_law",
+]  # fmt: skip
 
 Text = tuple[int, ...]
+JOINT = 1e-9
+"""Largest difference of the probabilities of a text under two laws that are called the same."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,17 @@ class ChainDriver:
         self._proposals = Proposals.of(drafter)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
-    def answer(self, request: AskDraft | AskScore) -> Answer:
-        """Answer one request: a ``Draft`` or ``Scores``."""
+    def answer(self, request: LoopRequest) -> Answer:
+        """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
-        assert request.start <= self._drafted.length(request.path), (
+        path = request.path if isinstance(request, AskTips) else ()
+        assert request.start <= self._drafted.length(path), (
             "the loop speaks of text that the drafter never saw"
         )
-        text = self._drafted.follow(request.start, request.tokens, request.path)
+        if isinstance(request, AskTips):
+            return self._tips(request)
+        text = self._drafted.follow(request.start, request.tokens)
         if self._proposals is not None:
             like, read = torch.empty(0, dtype=torch.float64), text[:-1]  # all but what the last call wrote
             states = {layer: self._states((), read) for layer in self._drafter.target_states}
@@ -118,23 +127,35 @@ class ChainDriver:
             if draft is not None:
                 text.extend(draft.tokens)
                 return draft
-        if request.width == 1:
-            draft = self._propose(list(text), request, min(self._ahead, request.at_most), 0)
-            text.extend(draft.tokens)
-            return draft
-        drafts = [self._propose(list(text), request, request.at_most, n) for n in range(request.width)]
-        merged = merge(drafts)
-        self._drafted.grow(merged.tokens, merged.parents)
-        return merged
+        draft = self._propose(list(text), request, min(self._ahead, request.at_most))
+        text.extend(draft.tokens)
+        return draft
 
-    def _propose(self, text: list[int], request: AskDraft, count: int, row: int) -> Draft:
+    def _tips(self, request: AskTips) -> Tips:
+        grown = self._drafted
+        if request.nodes:
+            grown.grow(request.nodes, request.parents)
+            prefixes = [(*grown.text, *path) for path in grown.paths()[-len(request.nodes) :]]
+        else:
+            prefixes = [tuple(grown.follow(request.start, request.tokens, request.path))]
+        raw = torch.stack([self._pair.q(prefix) for prefix in prefixes])
+        q = one_hot(raw) if self._drafter.greedy else raw
+        names = {name for name, one in SIGNALS.items() if not (one.reads("token") or one.reads("state"))}
+        return Tips(
+            list(q) if request.laws else (),
+            ranked(raw.log(), request.top),
+            read_signals(names, q, q),
+            list(raw) if self._needs_raw else (),
+        )
+
+    def _propose(self, text: list[int], request: AskDraft, count: int) -> Draft:
         pair, tokens, laws = self._pair, [], []
         scores: dict[str, list[float]] = {name: [] for name in HEADS}
         for _ in range(count):
             law = pair.q(tuple(text))
             if self._drafter.greedy:
                 law = one_hot(law)
-            x = self._draws.token(law, request.round, len(text), Purpose.DRAFT, row)
+            x = self._draws.token(law, request.round, len(text), Purpose.DRAFT)
             before = tuple(text)
             text.append(x)
             for head, values in scores.items():
@@ -302,3 +323,16 @@ def target_joint_law(
         if all(x == 0 for x in tokens[len(text) - len(prompt) :]):
             law[text[len(prompt) :]] += chance
     return {text: chance for text, chance in law.items() if chance > 0}
+
+
+def check_same_law(
+    found: dict[tuple[int, ...], float], wanted: dict[tuple[int, ...], float], what: str
+) -> None:
+    """Assert that two laws of texts agree to 1e-9 everywhere."""
+    worst = max(
+        found.keys() | wanted.keys(), key=lambda text: abs(found.get(text, 0.0) - wanted.get(text, 0.0))
+    )
+    gap = abs(found.get(worst, 0.0) - wanted.get(worst, 0.0))
+    assert gap <= JOINT, (
+        f"{what}: text {worst} has chance {found.get(worst, 0.0)}, not {wanted.get(worst, 0.0)}"
+    )

@@ -14,21 +14,23 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from sprinter.decode.accept import TargetCall
-from sprinter.decode.draft import AskDraft, AskScore, Origin, Record, Scores, Token, Verdict
+from sprinter.decode.draft import AskScore, Origin, Record, Scores, Token, Verdict
 from sprinter.decode.review import review
 from sprinter.decode.row import (
     METER_CHUNK,
     Answer,
     Asking,
     Limits,
+    LoopRequest,
     Row,
     closing_pass,
     draft_run,
-    draft_several,
+    draft_tree,
 )
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch
+from sprinter.decode.tree import Siblings
 from sprinter.random import Draws
 
 __all__ = ["METER_CHUNK", "Limits", "decode"]
@@ -57,7 +59,7 @@ def decode(
         row.begin_round()
         before = len(record.tokens)
         if row.drafts:
-            yield from draft_run(row) if method.drafter.drafts == 1 else draft_several(row)
+            yield from draft_run(row) if method.drafter.siblings is Siblings.ALONE else draft_tree(row)
         record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
         accepted, tried = 0, len(row.on_trial)
         checked = row.tree.depth - tried
@@ -73,7 +75,7 @@ def decode(
         row.end_round()
 
 
-def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
+def _target_call(row: Row) -> Generator[LoopRequest, Answer, int]:
     """Score the unread tokens in one target forward pass, judge the draft, add a token; returns the number accepted."""
     record, text, tree, round = row.record, row.text, row.tree, row.record.stats.rounds
     nodes = tree.tokens if tree.parents is not None else ()  # the tokens of a chain are in the text already
@@ -102,11 +104,7 @@ def _target_call(row: Row) -> Generator[AskDraft | AskScore, Answer, int]:
     judged, tried = accepted if record.finish else accepted + refused, len(row.on_trial)
     record.stats.checked += max(0, judged - tried)
     record.stats.taken_back += max(0, tried - accepted) if refused and not record.finish else 0
-    if tree.parents is None:
-        row.known = min(row.known, row.final + accepted)
-    else:
-        row.known = row.final + accepted
-        row.kept = dict.fromkeys((AskDraft, AskScore), tuple(verdict.path[:accepted]))
+    row.stay(verdict.path[:accepted])
     text[row.final + accepted :] = []
     if record.finish is None:
         text.append(verdict.token)

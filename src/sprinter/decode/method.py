@@ -11,9 +11,10 @@ from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.drafter import Drafter, Model
 from sprinter.decode.regression import PREDICTORS
-from sprinter.decode.signals import HEADS, TARGET_HEADS, state_signals
+from sprinter.decode.signals import GIVEN, HEADS, TARGET_HEADS, state_signals
 from sprinter.decode.spans import check_only
 from sprinter.decode.stop import Fixed, Never, StopRule
+from sprinter.decode.tree import Siblings
 from sprinter.decode.trust import FILLED_IN, Everyone, Nobody, TrustRule
 from sprinter.errors import UserError
 
@@ -71,8 +72,13 @@ class Method:
             raise UserError(
                 f"{what} reads the draft model's states, and looked-up tokens have none: give another rule"
             )
-        if self.drafter.drafts > 1:
-            self._check_several()
+        if self.grows or self.drafter.drafts > 1:
+            self._check_tree()
+        elif Siblings.ALONE not in self.accept.siblings:
+            raise UserError(
+                f"accept rule {self.accept!r} judges trees of siblings that are {_listed(self.accept)}, and drafter "
+                f"{self.drafter!r} drafts chains: give drafter=static or drafter=dynamic, or another accept rule"
+            )
 
     def _check_parts(self) -> None:
         kinds: dict[str, type] = {
@@ -106,24 +112,54 @@ class Method:
         if self.cap is None and type(self.stop) is Never:
             raise UserError("tail_ratio= needs target calls, and no run of this method ends: give cap=20")
 
-    def _check_several(self) -> None:
-        if self.drafter.drafts > self.accept.max_drafts:
+    def _check_tree(self) -> None:
+        drafter, accept = self.drafter, self.accept
+        if drafter.drafts > max(1, accept.max_drafts):
             raise UserError(
-                f"accept rule {self.accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
+                f"accept rule {accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
             )
-        if self.drafter.proposer is not None:
+        if drafter.proposer is not None:
             raise UserError(
-                f"drafter {self.drafter!r} proposes by itself: give drafts=1, several are the model's alone"
+                f"drafter {drafter!r} proposes by itself: give drafts=1, several are the model's alone"
+            )
+        if drafter.siblings not in accept.siblings:
+            raise UserError(
+                f"accept rule {accept!r} judges siblings that are {_listed(accept)}, and those of {drafter!r} are "
+                f"{drafter.siblings.value}: give {_RULES[drafter.siblings]} or traversal"
             )
         guards = {"head": self.head or None, "only": self.only, "budget": self.budget}
         given = [f"{name}={value}" for name, value in guards.items() if value is not None]
         if given and not replace(self, head=0, only=None, budget=None).lossless():
             raise UserError(
-                f"{given[0]} has the exact rule judge one draft, and {self.accept!r} is a lossy rule for several: "
-                "leave it out, or give drafts=1"
+                f"{given[0]} has the exact rule judge one draft, and {accept!r} is a lossy rule for trees: "
+                "leave it out, or give a drafter of chains"
             )
-        if not self.trust.never or type(self.stop) is not Fixed:
+        self._check_tree_stop()
+
+    def _check_tree_stop(self) -> None:
+        stop = self.stop
+        if self.drafter.siblings is Siblings.INDEPENDENT and not (self.trust.never and type(stop) is Fixed):
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
+        if not self.trust.never:
+            raise UserError(f"drafter {self.drafter!r} grows trees, which go with trust=nobody")
+        if stop.sees_token or stop.discards or stop.learns or stop.needs & (state_signals() | GIVEN.keys()):
+            raise UserError(
+                f"stop rule {stop!r} reads the tokens of a chain, and drafter {self.drafter!r} grows trees: give "
+                "stop=never, fixed, heuristic, svip or adaedl"
+            )
+        if self.levels is None:
+            raise UserError(f"the trees of {self.drafter!r} have no largest depth: give stop=fixed or cap=20")
+
+    @property
+    def grows(self) -> bool:
+        """Whether the draft model grows trees."""
+        return self.drafter.siblings is not Siblings.ALONE
+
+    @property
+    def levels(self) -> int | None:
+        """Largest number of levels of a tree; None: no part of the method limits it."""
+        bounds = [one for one in (self.drafter.levels, self.length, self.cap) if one is not None]
+        return min(bounds, default=None)
 
     @property
     def length(self) -> int | None:
@@ -204,6 +240,20 @@ class Method:
             return True
         trusts = not self.trust.never and self.tail_ratio != 1
         return not trusts and (self.accept.lossless_greedy if greedy else self.accept.lossless)
+
+
+_RULES = {
+    Siblings.INDEPENDENT: "specinfer, batch, spectr",
+    Siblings.DRAWN: "without",
+    Siblings.WIDENED: "without",
+    Siblings.CHOSEN: "onehot",
+}
+"""The exact accept rules for each kind of siblings, beside traversal."""
+
+
+def _listed(rule: Judge) -> str:
+    """The kinds of siblings that a rule judges."""
+    return " or ".join(kind.value for kind in Siblings if kind in rule.siblings)
 
 
 def _filled(before: Any, after: Any) -> Iterator[tuple[str, str]]:

@@ -20,17 +20,21 @@ from sprinter.decode.accept import (
     Lenient,
     Margin,
     Mentored,
+    OneHot,
     Opt,
     RandomAccept,
     Relaxed,
     SpecInfer,
     SpecTr,
     Threshold,
+    Traversal,
     Typical,
     Uno,
+    Without,
 )
 from sprinter.decode.checks import at_least
 from sprinter.decode.drafter import Allocated, Lookup, Model, Nothing
+from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
 from sprinter.decode.stop import (
@@ -306,6 +310,30 @@ def specinfer(*, drafts: int = 2, gamma: int = 5) -> Method:
 def spectr(*, drafts: int = 2, gamma: int = 5) -> Method:
     """Several drafts, chosen by k-SEQ at every depth."""
     return Method(stop=Fixed(gamma), accept=SpecTr(), drafter=Model(drafts=drafts))
+
+
+@preset("tree", "EAGLE-2's tree (Li et al. 2024), grown by the draft model")
+def tree(*, expand: int = 8, depth: int = 5, nodes: int = 24) -> Method:
+    """A tree that grows where the draft model is sure; siblings are its most probable tokens."""
+    return Method(stop=Never(), accept=OneHot(), drafter=Dynamic(expand, depth, nodes))
+
+
+@preset("static-tree", "Medusa's tree (Cai et al. 2024), grown by the draft model")
+def static_tree(*, widths: str = "4x2x2") -> Method:
+    """A tree of fixed shape over the draft model's most probable tokens."""
+    return Method(stop=Never(), accept=OneHot(), drafter=Static(widths))
+
+
+@preset("cape", "GliDe with a CaPE (Du et al. 2024)")
+def cape(*, counts: str = "7x5x3x1", gamma: int = 5) -> Method:
+    """A drafted chain; where the draft model was unsure, its next likely tokens are judged too."""
+    return Method(stop=Fixed(gamma), accept=Without(), drafter=Widened(counts))
+
+
+@preset("traversal", "traversal verification (Weng et al. 2025)")
+def traversal(*, widths: str = "3x2x1x1") -> Method:
+    """A tree of siblings drawn without replacement, judged from the leaves to the text."""
+    return Method(stop=Never(), accept=Traversal(), drafter=Drawn(widths))
 
 
 @preset("lookup", "prompt lookup decoding (Saxena 2023)")

@@ -11,7 +11,8 @@ from torch import Tensor
 from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.budget import BUDGET_RUN, Budget, Within
 from sprinter.decode.checks import at_least
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores, Token
+from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
+from sprinter.decode.grow import Root
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
@@ -23,12 +24,23 @@ from sprinter.decode.verdicts import Verdicts
 from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
-__all__ = ["METER_CHUNK", "Answer", "Asking", "Limits", "Row", "closing_pass", "draft_run", "draft_several"]
+__all__ = [
+    "METER_CHUNK",
+    "Answer",
+    "Asking",
+    "Limits",
+    "LoopRequest",
+    "Row",
+    "closing_pass",
+    "draft_run",
+    "draft_tree",
+]
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
-Answer = Draft | Scores
-Asking = Generator[AskDraft | AskScore, Answer, None]
+LoopRequest = AskDraft | AskTips | AskScore
+Answer = Draft | Tips | Scores
+Asking = Generator[LoopRequest, Answer, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +75,13 @@ class Row:
         behind: tokens of the text that the drafter had not read before this round, but for the last one.
         target_read: tokens that the target read in this round.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
-        kept: the nodes of the last tree with branches that stayed, by type of request, until the next request of that
-            type passes them on.
+        read: for each node of a grown ``tree``, the number that ``AskTips`` gave it, or -1.
+        kept: the nodes of the last grown tree that stayed, by type of request, until the next request of that type
+            passes them on.
         gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
         on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``),
             whether the decision saw the token.
-        drafted: tokens drafted in this round, per draft if there are several.
+        drafted: tokens drafted in this round; levels of a tree.
         verdicts: the round's draft tokens, for rules that learn.
         budget: the text's account, if the method has a budget and is lossy.
     """
@@ -94,7 +107,8 @@ class Row:
     tree: Tree = field(default_factory=Tree)
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
-    kept: dict[type[AskDraft | AskScore], tuple[int, ...]] = field(default_factory=dict)
+    read: list[int] = field(default_factory=list)
+    kept: dict[type[LoopRequest], tuple[int, ...]] = field(default_factory=dict)
     meter: Meter = field(default_factory=Meter)
     budget: Budget | None = None
     switch: DraftSwitch | None = None
@@ -177,6 +191,15 @@ class Row:
             steps = self.drafted if self.method.drafter.proposer is None else 0
             self.switch.count(RoundCount(steps, self.behind, self.target_read, added))
 
+    def stay(self, path: Sequence[int]) -> None:
+        """Nodes of the tree stay in the text: tell the models, of which the draft model may not have read them all."""
+        if self.tree.parents is None:
+            self.known = min(self.known, self.final + len(path))
+            return
+        read = tuple(self.read[node] for node in path if self.read[node] >= 0)
+        self.known = self.final + len(read)
+        self.kept = {AskTips: read, AskScore: tuple(path)}
+
     def end_round(self) -> None:
         """Tokens on trial are settled."""
         if self.budget is not None and self.on_trial:
@@ -248,8 +271,7 @@ def draft_run(row: Row) -> Asking:
     row.tree = Tree(tokens, laws, raws)
     trusting, stopped = not row.guarded, False
     while not stopped and row.room >= 1:
-        path = row.kept.pop(AskDraft, ())
-        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room, path=path)
+        answer = yield AskDraft(row.known, tuple(text[row.known :]), round, row.room)
         assert isinstance(answer, Draft)
         stopped = not answer.tokens
         for i, x in enumerate(answer.tokens):
@@ -319,16 +341,28 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
     return bool(trusted), bool(stop)
 
 
-def draft_several(row: Row) -> Asking:
-    """Draft several independent drafts of equal length, none of them trusted."""
-    at_most, width = row.room, row.method.drafter.drafts
-    if at_most < 1:
+def draft_tree(row: Row) -> Asking:
+    """Grow a tree of untrusted tokens, until the stop rule, at the best path's tip, or the drafter ends it."""
+    method, text, round, depth = row.method, row.text, row.record.stats.rounds, row.room
+    if method.drafter.levels is not None:
+        depth = min(depth, method.drafter.levels)
+    if depth < 1:
         return
-    unread, path = tuple(row.text[row.known :]), row.kept.pop(AskDraft, ())
-    answer = yield AskDraft(row.known, unread, row.record.stats.rounds, at_most, width, path)
-    assert isinstance(answer, Draft)
-    row.drafted, row.known = at_most, len(row.text)
-    row.tree = answer.tree()
+    growth = method.drafter.growth(Root(row.draws, round, len(text), depth))
+    tips, stopped = [-1], False
+    unread, path = tuple(text[row.known :]), row.kept.pop(AskTips, ())
+    while tips and not stopped:
+        found = yield growth.ask(row.known, unread, path, tips)
+        assert isinstance(found, Tips)
+        row.known = len(text)
+        growth.grow(row.drafted, tips, found)
+        row.drafted += 1
+        signals = {name: values[0] for name, values in found.signals.items()}
+        given = {"drafted": torch.tensor(row.drafted), "trusted": torch.tensor(False)}
+        stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
+        stopped = bool(stop) or row.drafted == depth
+        tips = [] if stopped else growth.tips()
+    row.tree, row.read = growth.finish()
 
 
 def closing_pass(row: Row) -> Asking:

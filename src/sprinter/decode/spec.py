@@ -16,7 +16,7 @@ from typing import Any
 from sprinter.decode.method import Method
 from sprinter.decode.presets import preset, spelled
 from sprinter.decode.registry import ACCEPT, DRAFTER, METHODS, STOP, TRUST, Registry, did_you_mean
-from sprinter.decode.stop import Fixed, Untrusted
+from sprinter.decode.stop import Fixed, Never, Untrusted
 from sprinter.decode.trust import FILLED_IN, TrustRule
 from sprinter.errors import UserError
 
@@ -189,6 +189,8 @@ def _composed_from(spec: str, items: list[str]) -> Method:
     trust = parts.get("trust")
     trusts = isinstance(trust, TrustRule) and not trust.never
     defaults = {"stop": Untrusted(), "cap": 20} if trusts else {"stop": Fixed(), "cap": 40}
+    if getattr(parts.get("drafter"), "levels", None) is not None:  # its trees end by themselves
+        defaults["stop"] = Never()
     return Method(**{**defaults, **parts}, name=_joined(written))
 
 

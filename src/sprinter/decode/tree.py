@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Chain", "Tree", "TreeBuilder", "TreeText"]
+__all__ = ["Chain", "Siblings", "Tree", "TreeText", "depths_of"]
 
 
 class Chain(NamedTuple):
@@ -19,13 +20,25 @@ class Chain(NamedTuple):
     raws: Sequence[Tensor] = ()
 
 
+class Siblings(StrEnum):
+    """How a drafter makes the nodes that follow one node: accept rules are exact for some kinds alone."""
+
+    ALONE = "alone"  # chains: one node, drawn from its law
+    INDEPENDENT = "independent"  # whole drafts, drawn independently; those with a common prefix share nodes
+    DRAWN = "drawn"  # drawn one after the other, each node with its law given the earlier ones
+    WIDENED = "widened"  # the first is drawn, the others are chosen without chance once it is known
+    CHOSEN = "chosen"  # chosen without chance, and all different
+
+
 @dataclass(frozen=True, slots=True)
 class Tree:
     """The untrusted draft tokens of a round, for an accept rule to judge. A chain is a tree without branches.
 
     Attributes:
         tokens: one token per node; parents come before their children.
-        laws: the law ``[V]`` that each token was drawn from. raws: temperature-1 laws, if the rule reads them.
+        laws: the law ``[V]`` that each token was drawn from, given its earlier siblings; empty ``[0]`` for a token that
+            was chosen without chance.
+        raws: temperature-1 laws, if the rule reads them.
         parents: the parent of each node, -1 for the text; None: a chain, in which each node follows the previous one.
         branches: the nodes of each independent draft. Drafts with a common prefix share nodes.
     """
@@ -39,16 +52,41 @@ class Tree:
     @property
     def depth(self) -> int:
         """Number of tokens from the text to the deepest leaf."""
+        return max(self.depths(), default=0)
+
+    def depths(self) -> list[int]:
+        """Number of tokens from the text to each node, itself included."""
         if self.parents is None:
-            return len(self.tokens)
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        return max(depths, default=0)
+            return list(range(1, len(self.tokens) + 1))
+        return depths_of(self.parents)
 
     def is_leaf(self, node: int) -> bool:
         """Whether ``node`` has no child; -1 is the text."""
         return node + 1 == len(self.tokens) if self.parents is None else node not in self.parents
+
+    def children(self) -> list[list[int]]:
+        """The nodes that follow the text (entry 0) and each node i (entry i + 1), in the order of the tree."""
+        found: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node, parent in enumerate(
+            range(-1, len(self.tokens) - 1) if self.parents is None else self.parents
+        ):
+            found[parent + 1].append(node)
+        return found
+
+    def law(self, node: int) -> Tensor | None:
+        """The law ``[V]`` that a node's token was drawn from; None: it was chosen without chance."""
+        law = self.laws[node]
+        return law if law.numel() else None
+
+    def path_to(self, node: int) -> list[int]:
+        """The nodes from the text to ``node``, itself included; [] for -1."""
+        if self.parents is None:
+            return list(range(node + 1))
+        path: list[int] = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
 
     def chains(self) -> list[Chain]:
         """The independent drafts as chains; a tree without branches is one chain."""
@@ -64,43 +102,12 @@ class Tree:
         ]
 
 
-class TreeBuilder:
-    """Merges several drafts of one prefix into a tree, token by token; drafts with a common prefix share nodes.
-
-    Args:
-        count: number of drafts.
-
-    Attributes:
-        tokens, parents: as in ``Tree``. branches: the nodes of each draft so far.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.branches: list[list[int]] = [[] for _ in range(count)]
-        self._children: dict[tuple[int, int], int] = {}
-
-    @property
-    def whole(self) -> tuple[tuple[int, ...], ...]:
-        """``branches`` as ``Draft`` holds them."""
-        return tuple(tuple(branch) for branch in self.branches)
-
-    def texts(self) -> list[tuple[int, ...]]:
-        """The tokens of each draft so far."""
-        return [tuple(self.tokens[node] for node in branch) for branch in self.branches]
-
-    def add(self, draft: int, token: int) -> int | None:
-        """Append a token to a draft; returns the new node, or None if another draft has added the same node."""
-        branch = self.branches[draft]
-        place = (branch[-1] if branch else -1, token)
-        known = self._children.get(place)
-        node = len(self.tokens) if known is None else known
-        if known is None:
-            self._children[place] = node
-            self.tokens.append(token)
-            self.parents.append(place[0])
-        branch.append(node)
-        return node if known is None else None
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Number of tokens from the text to each node of a tree, itself included."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
 
 
 class TreeText:
@@ -113,11 +120,16 @@ class TreeText:
     def __init__(self, prompt: Sequence[int]) -> None:
         self._text, self._nodes, self._parents = list(prompt), list[int](), list[int]()
 
+    @property
+    def text(self) -> list[int]:
+        """The text without the tree."""
+        return self._text
+
     def length(self, path: Sequence[int]) -> int:
         """Length of the text with these nodes of the tree appended, in tokens."""
         return len(self._text) + len(path)
 
-    def follow(self, start: int, tokens: Sequence[int], path: Sequence[int]) -> list[int]:
+    def follow(self, start: int, tokens: Sequence[int], path: Sequence[int] = ()) -> list[int]:
         """Keep the nodes in ``path``, rewind to ``start``, append ``tokens``; returns the text, to be extended."""
         self._text += [self._nodes[node] for node in path]
         self._text[start:] = tokens
@@ -125,8 +137,9 @@ class TreeText:
         return self._text
 
     def grow(self, tokens: Sequence[int], parents: Sequence[int] | None) -> None:
-        """Append nodes of a tree to the text."""
-        self._nodes, self._parents = list(tokens), list(parents or ())
+        """Append nodes to the tree that follows the text."""
+        self._nodes += tokens
+        self._parents += parents or ()
 
     def paths(self) -> list[tuple[int, ...]]:
         """For each node, the tokens from the text to the node."""

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.adjust import Adjuster, Adjustments
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Scores, Stats
+from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, Stats, Tips
 from sprinter.decode.drafter import Context, Proposals
-from sprinter.decode.row import Answer
+from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
-from sprinter.decode.tree import TreeBuilder
 from sprinter.engine.ahead import Ahead
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.prefix import HeldRows, common_prefix
@@ -36,7 +35,7 @@ from sprinter.engine.steps import (
     TargetPasses,
     TargetRow,
 )
-from sprinter.engine.trees import TreeDrafted, TreeRow, TreeSteps
+from sprinter.engine.trees import TipLaws, TreeRow, TreeSteps
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling
@@ -77,7 +76,7 @@ class DraftJob:
 
 @dataclass(frozen=True, slots=True)
 class TreeJob:
-    """A draft step of a request with several drafts; the result is a ``TreeDrafted``."""
+    """A draft step of a request whose draft is a tree; the result is a ``TipLaws``."""
 
     row: TreeRow
 
@@ -102,7 +101,7 @@ class PromptRead:
 
 
 Job = PromptJob | DraftJob | TreeJob | TargetJob
-Done = PromptRead | list[Drafted] | TreeDrafted | Scored | SprinterError
+Done = PromptRead | list[Drafted] | TipLaws | Scored | SprinterError
 Jobs = Generator[Job, Any, None]
 """An active request: yields jobs and is sent their results; an error as a result ends the request."""
 
@@ -202,17 +201,11 @@ class _GrowingDraft:
         if one.raw is not None:
             self.raws.append(one.raw)
 
-    def finish(
-        self,
-        signals: Mapping[str, Sequence[float]],
-        models: Models,
-        parents: tuple[int, ...] | None = None,
-        branches: tuple[tuple[int, ...], ...] = (),
-    ) -> Draft:
+    def finish(self, signals: Mapping[str, Sequence[float]], models: Models) -> Draft:
         values = {name: torch.tensor(each, dtype=torch.float64) for name, each in signals.items()}
         raw = models.gather(_stacked(self.raws)) if self.raws else None
         laws = models.gather(_stacked(self.laws))
-        return Draft(tuple(self.tokens), laws, values, raw, parents, branches)
+        return Draft(tuple(self.tokens), laws, values, raw)
 
 
 _UNADJUSTED = Adjustments()
@@ -282,16 +275,19 @@ class RowDriver:
         self._place, self._run_start = (0, 0), 0
         self._stats, self._costs, self._ahead, self._chunk = stats, costs, Ahead(ahead), prefill_chunk
         self._text = list(prompt)  # for a proposer
+        self._paths: list[
+            tuple[int, ...]
+        ] = []  # tokens from the text to each node that the draft has read of a tree
         self._models = models
 
-    def answer(self, request: AskDraft | AskScore) -> Generator[Job, Any, Answer]:
+    def answer(self, request: LoopRequest) -> Generator[Job, Any, Answer]:
         """Yield the jobs for one request of the loop; returns the answer."""
         if isinstance(request, AskScore):
             return (yield from self._score(request))
+        if isinstance(request, AskTips):
+            return (yield from self._read_tips(request))
         if self._proposals is not None:
             return (yield from self._ask_proposer(self._proposals, request))
-        if request.width > 1:
-            return (yield from self._draft_tree(request))
         return (yield from self._draft_chain(request))
 
     def _ask_proposer(self, proposals: Proposals, request: AskDraft) -> Generator[Job, Any, Draft]:
@@ -332,7 +328,7 @@ class RowDriver:
     def _draft_chain(self, request: AskDraft) -> Generator[Job, Any, Draft]:
         row = self._draft
         assert row is not None, "the method drafts, and no draft model was given"
-        row.goto(request.start, request.tokens, request.path)
+        row.goto(request.start, request.tokens)
         if self._adjust_q is not None:
             self._adjust_q.rewind(request.start)
         yield from self._prefill(row)
@@ -391,53 +387,46 @@ class RowDriver:
         stats.flops_passes += scored
         stats.flops_tokens += scored
 
-    def _draft_tree(self, request: AskDraft) -> Generator[Job, Any, Draft]:
-        """Draft several drafts level by level: each forward pass reads the nodes of the previous level."""
-        row, stats, costs = self._draft, self._stats, self._costs
+    def _read_tips(self, request: AskTips) -> Generator[Job, Any, Tips]:
+        """Read the newest nodes of a tree, or the text that it grows from."""
+        row, stats, costs, models = self._draft, self._stats, self._costs, self._models
         assert row is not None, "the method drafts, and no draft model was given"
-        row.goto(request.start, request.tokens, request.path)
-        if self._adjust_q is not None:
-            self._adjust_q.rewind(request.start)
-            self._adjust_q.read(row.text)
-        yield from self._prefill(row)
-        builder, growing = TreeBuilder(request.width), _GrowingDraft()
-        # first node of the last level; position of the first drafted token
-        first, position = 0, len(row.text)
-        for depth in range(request.at_most):
-            feed = row.unread()
-            last = len(feed.tokens) - 1  # index of the text's last token, which all drafts follow
-            ends = [branch[-1] - first if branch else last for branch in builder.branches]
-            adjust = None
+        if request.nodes:
+            row.grow(request.nodes, request.parents)
+            before = [self._paths[parent] if parent >= 0 else () for parent in request.parents]
+            paths = [(*path, x) for path, x in zip(before, request.nodes, strict=True)]
+            self._paths += paths
+        else:
+            row.goto(request.start, request.tokens, request.path)
             if self._adjust_q is not None:
-                paths = dict(zip(ends, builder.texts(), strict=True))
-                adjust = self._adjust_q.after([paths[end] for end in sorted(paths)])
-            step: TreeDrafted = yield TreeJob(
-                TreeRow(
-                    feed,
-                    ends,
-                    position + depth,
-                    request.round,
-                    self._draws,
-                    self._plan.sampling,
-                    self._raw,
-                    adjust,
-                )
+                self._adjust_q.rewind(request.start)
+                self._adjust_q.read(row.text)
+            yield from self._prefill(row)
+            self._paths, paths = [], [()]
+        feed = row.unread()
+        adjust = None if self._adjust_q is None else self._adjust_q.after(paths)
+        step: TipLaws = yield TreeJob(
+            TreeRow(
+                feed,
+                len(paths),
+                self._plan.sampling,
+                request.laws,
+                request.top,
+                self._raw,
+                self._plan.signals,
+                adjust,
             )
-            row.was_read(feed)
-            first = len(builder.tokens)
-            for n, token in enumerate(step.tokens):
-                if builder.add(n, token) is not None:
-                    growing.tokens.append(token)
-                    growing.laws.append(step.laws[n])
-                    growing.raws += step.raws[n : n + 1]
-            row.grow(builder.tokens[first:], builder.parents[first:])
-            stats.draft_steps += 1
-            stats.draft_tokens += len(feed.tokens)
-            stats.flops_passes += costs.draft
-            stats.flops_tokens += len(feed.tokens) * costs.draft
-            stats.draft_s += step.draft_s
-        draft = growing.finish({}, self._models, tuple(builder.parents), builder.whole)
-        return self._drafted(position, draft)
+        )
+        row.was_read(feed)
+        stats.draft_steps += 1
+        stats.draft_tokens += len(feed.tokens)
+        stats.flops_passes += costs.draft
+        stats.flops_tokens += len(feed.tokens) * costs.draft
+        stats.draft_s += step.draft_s
+        laws, raws = ([] if one is None else list(models.gather(one)) for one in (step.laws, step.raws))
+        if self._logprobs is not None:
+            self._logprobs.read_tips(len(row.text), paths, raws)
+        return Tips(laws, step.top, step.signals, raws if self._needs_raw else ())
 
     def _score(self, request: AskScore) -> Generator[Job, Any, Scores]:
         row, stats = self._target, self._stats

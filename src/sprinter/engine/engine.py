@@ -21,7 +21,7 @@ __all__ = ["Engine"]
 _LONGEST = 2048
 """Default length of a row, where the context is not shorter."""
 _SPARE = 64
-"""Slots of a row for the tree of several drafts, beside its text; none where a runner reads chains alone."""
+"""Slots of a row for a tree, beside its text; none where a runner reads chains alone."""
 
 
 class Engine:

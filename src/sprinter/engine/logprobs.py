@@ -30,16 +30,21 @@ class LogProbs:
         self._prompt_len, self._top = prompt_len, top
         self._known = 0  # number of final tokens that were looked up in the draft's laws
         self._drafted: dict[int, Tensor] = {}  # by position, raw q after the text before it
-        self._tree: tuple[int, Draft] | None = None
+        self._tips: dict[tuple[int, ...], Tensor] = {}  # by path from the text, raw q at the tips of a tree
+        self._tree_start = 0
         self._scored: tuple[AskScore, Tensor] | None = None
 
     def drafted(self, start: int, draft: Draft) -> None:
         """Note the draft model's raw laws; the first token of the draft is at position ``start`` of the text."""
         assert draft.raw is not None
-        if draft.parents is None:
-            self._drafted |= {start + i: law for i, law in enumerate(draft.raw)}
-        else:
-            self._tree = start, draft
+        self._drafted |= {start + i: law for i, law in enumerate(draft.raw)}
+
+    def read_tips(self, start: int, paths: Sequence[tuple[int, ...]], raws: Sequence[Tensor]) -> None:
+        """Note the draft model's raw laws at the tips of a tree, which begins at position ``start`` of the text."""
+        if () in paths:
+            self._tips.clear()
+        self._tips |= dict(zip(paths, raws, strict=True))
+        self._tree_start = start
 
     def scored(self, request: AskScore, raw: Tensor) -> None:
         """Note the target's raw laws ``[n, V]`` after each token of the request."""
@@ -47,12 +52,10 @@ class LogProbs:
 
     def settle(self, tokens: Sequence[Token]) -> None:
         """Look up the text's final tokens, after the loop has used the last answer."""
-        if self._tree is not None:
-            start, draft = self._tree
-            rows = _follow(tokens[start - self._prompt_len :], draft.tokens, draft.parents or ())
-            first = {parent: node for node, parent in reversed(list(enumerate(draft.parents or ())))}
-            assert draft.raw is not None
-            self._drafted |= {start + i: draft.raw[first[at]] for i, at in enumerate(rows) if at in first}
+        if self._tips:
+            path = tuple(token.id for token in tokens[self._tree_start - self._prompt_len :])
+            known = {i: self._tips.get(path[:i]) for i in range(len(path))}
+            self._drafted |= {self._tree_start + i: law for i, law in known.items() if law is not None}
         for place in range(self._known, len(tokens)):
             token, law = tokens[place], self._drafted.pop(self._prompt_len + place, None)
             if law is not None and token.origin not in _DRAWN_BY_TARGET:
@@ -64,7 +67,7 @@ class LogProbs:
     def _read_scores(self, tokens: Sequence[Token], request: AskScore, raw: Tensor) -> None:
         self._scored = None
         if not request.closing:  # what was drafted beyond the final tokens is discarded
-            self._drafted, self._tree = {}, None
+            self._drafted, self._tips = {}, {}
         linear = len(request.tokens) - len(request.parents)
         first = request.start + 1 - self._prompt_len  # the token that row 0 is the law of
         scored = [(i, i) for i in range(linear) if first + i < len(tokens)]
@@ -82,7 +85,10 @@ class LogProbs:
 
 def _follow(tokens: Sequence[Token], nodes: Sequence[int], parents: Sequence[int]) -> list[int]:
     """For each of ``tokens``, the node of a tree that it follows (-1: the text), as long as they are in the tree."""
-    child = {(parent, x): node for node, (parent, x) in enumerate(zip(parents, nodes, strict=True))}
+    child: dict[tuple[int, int], int] = {}
+    same: list[int] = []  # siblings with equal tokens are one place
+    for node, (parent, x) in enumerate(zip(parents, nodes, strict=True)):
+        same.append(child.setdefault((same[parent] if parent >= 0 else -1, x), node))
     followed: list[int] = []
     at: int | None = -1
     for token in tokens:

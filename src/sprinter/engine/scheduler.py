@@ -72,7 +72,7 @@ class Scheduler:
         policy: when the target's forward pass is run.
         memory_bytes: maximum size of the caches; None: 90 % of the free memory, idle caches included.
         needs_target, needs_draft: whether any request may use the model; no caches are allocated for an unused one.
-        spare: additional slots of a row, for the tree of several drafts.
+        spare: additional slots of a row, for a tree.
         streams: whether to emit events for new tokens, or only for finished requests.
 
     Raises:
@@ -151,7 +151,7 @@ class Scheduler:
         if run.spare > self._spare:
             raise UserError(
                 f"method {run.method.name} drafts a tree with {run.spare} tokens beside the text, and a row of the "
-                f"engine has room for {self._spare}: give a smaller gamma or fewer drafts"
+                f"engine has room for {self._spare}: give a smaller gamma or tree, or fewer drafts"
             )
         if run.length > self._max_len:
             raise UserError(

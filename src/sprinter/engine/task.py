@@ -42,7 +42,7 @@ class Task:
             of a turn among the stop tokens; without arguments of the chat template, which is applied.
         record: tokens and counts so far.
         length: maximum length of its text in tokens, prompt included.
-        spare: additional slots for a tree of several drafts.
+        spare: additional slots for a tree.
         needs_target, needs_draft: whether it may use the model.
         tracker: says whether drafting pays, common to all rows of an engine; None: one of its own.
 
@@ -84,7 +84,7 @@ class Task:
             chat_template_kwargs=None,  # they are in the prompt's ids now
         )  # fmt: skip
         self.length = len(self._ids) + new
-        self.spare = (method.drafter.drafts - 1) * (method.length or 0)
+        self.spare = _spare(method)
         self._check(new)
         ends = (*parts.models.target.eos_ids, *stops)
         self._spelling = _spelling(parts, options.stop, ends)
@@ -216,12 +216,12 @@ class Task:
         return max(1, min(one for one in (room, longest) if one is not None) - len(self._ids))
 
     def _check_tree(self, method: Method) -> None:
-        """Refuse a tree of several drafts that a model's runner cannot read."""
-        nodes, models = method.drafter.drafts * (method.length or 0), self._parts.models
+        """Refuse a tree that a model's runner cannot read."""
+        nodes, models = method.drafter.slots(method.levels or 1), self._parts.models
         if nodes >= CHUNK:
             raise UserError(
                 f"method {method.name} drafts a tree of up to {nodes} tokens, and a forward pass reads fewer than "
-                f"{CHUNK}: give a smaller gamma or fewer drafts"
+                f"{CHUNK}: give a smaller gamma or tree, or fewer drafts"
             )
         for which, model in (("target", models.target), ("draft", models.draft)):
             limit = None if model is None else tree_limit(model.model)
@@ -229,12 +229,13 @@ class Task:
                 kind = runner_kind(model.model)[0]
                 raise UserError(
                     f"method {method.name} drafts a tree, and the {which}'s runner ({kind}) reads chains alone: "
-                    "give drafts=1"
+                    f"give {_chains(method)}"
                 )
             if limit is not None and self.length + self.spare > limit:
                 raise UserError(
                     f"method {method.name} drafts a tree, which the {which} reads in texts of up to "
-                    f"{limit - self.spare} tokens (beyond {limit} its rotary embedding is another): give drafts=1"
+                    f"{limit - self.spare} tokens (beyond {limit} its rotary embedding is another): give "
+                    f"{_chains(method)}"
                 )
 
     def _check_laws(self, vocab: int, new: int) -> None:
@@ -264,7 +265,7 @@ class Task:
             raise UserError(
                 f"method {method.name} needs {a_head}, and this pair has none: give {option} or another method"
             )
-        if method.drafter.drafts > 1:
+        if method.grows:
             self._check_tree(method)
         if method.drafter.target_states:
             _check_states(method, parts.models.target)
@@ -273,6 +274,18 @@ class Task:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
         self._check_laws(vocab, new)
         check_request(parts.models, len(self._ids), new, self.needs_target, self.needs_draft)
+
+
+def _spare(method: Method) -> int:
+    """Slots that a tree needs beside the longest text: one path of it is a part of the text."""
+    if not method.grows:
+        return 0
+    return max(method.drafter.slots(depth) - depth for depth in range(1, (method.levels or 1) + 1))
+
+
+def _chains(method: Method) -> str:
+    """What to give in place of a method that drafts trees."""
+    return "drafts=1" if method.drafter.drafts > 1 else "a method that drafts chains, such as speculative"
 
 
 def _adjustments(request: GenerationOptions, parts: Parts, ends: Sequence[int]) -> Adjustments:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least, between, ranged
-from sprinter.decode.draft import AskDraft, AskScore, Draft, Origin, Record, Scores, merge
+from sprinter.decode.draft import AskScore, AskTips, Draft, Origin, Record, Scores, Tips
+from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
-from sprinter.decode.row import Answer, Asking
+from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.signals import SIGNALS, given_by
 from sprinter.decode.spec import Method
 from sprinter.decode.tree import TreeText
@@ -126,16 +127,26 @@ class TableDriver:
         self._chain, self._bounds, self._signals, self._draws = chain, bounds, signals, draws
         self._drafted, self._read = TreeText((prompt,)), TreeText((prompt,))
 
-    def answer(self, request: AskDraft | AskScore) -> Answer:
-        """Answer one request of the loop: a ``Draft`` or ``Scores``."""
+    def answer(self, request: LoopRequest) -> Answer:
+        """Answer one request of the loop: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
-        text = self._drafted.follow(request.start, request.tokens, request.path)
-        if request.width == 1:
-            return self._propose(text, request.at_most)
-        merged = merge([self._propose(list(text), request.at_most) for _ in range(request.width)])
-        self._drafted.grow(merged.tokens, merged.parents)
-        return merged
+        if isinstance(request, AskTips):
+            return self._tips(request)
+        return self._propose(self._drafted.follow(request.start, request.tokens), request.at_most)
+
+    def _tips(self, request: AskTips) -> Tips:
+        grown = self._drafted
+        if request.nodes:
+            grown.grow(request.nodes, request.parents)
+            paths = grown.paths()[-len(request.nodes) :]
+            places = [len(grown.text) - 1 + len(path) for path in paths]
+            laws = self._chain.q[places, list(request.nodes)]
+        else:
+            text = grown.follow(request.start, request.tokens, request.path)
+            places = [len(text) - 1]
+            laws = self._chain.q[places, text[-1:]]
+        return Tips(list(laws), ranked(laws.log(), request.top))
 
     def _score(self, request: AskScore) -> Scores:
         linear = len(request.tokens) - len(request.parents)
@@ -186,7 +197,7 @@ def check_drift(method: Method) -> None:
         )
 
 
-def answer_all(loop: Asking, answer: Callable[[AskDraft | AskScore], Answer]) -> None:
+def answer_all(loop: Asking, answer: Callable[[LoopRequest], Answer]) -> None:
     """Answer a decoding's requests until it ends."""
     request = next(loop, None)
     while request is not None:

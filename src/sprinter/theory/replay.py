@@ -29,20 +29,23 @@ from sprinter.decode.checks import at_least
 from sprinter.decode.draft import (
     AskDraft,
     AskScore,
+    AskTips,
     Control,
     Draft,
     Origin,
     Record,
     Scores,
     Stats,
+    Tips,
     Token,
-    merge,
 )
 from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.row import Answer
+from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
+from sprinter.decode.tree import depths_of
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence, one_hot
 from sprinter.random import Draws, Purpose
@@ -230,44 +233,59 @@ class ReplayDriver:
         self._heads = {kind: head for kind, head in recording.heads.items() if kind in method.needs}
         self._made = method.needs & _made() & SIGNALS.keys()
         self._place = (0, 0)  # round, tokens drafted in it
+        self._grown: list[int] = []  # parents of the nodes of the tree that grows
         self._whole = method.length is not None and method.trust.never  # a run's length is known beforehand
         self._prompt, self._first = list(recording.prompts[text]), recording.starts[text]
 
-    def answer(self, request: AskDraft | AskScore) -> Answer:
-        """Answer one request of the loop: a ``Draft`` or ``Scores``."""
+    def answer(self, request: LoopRequest) -> Answer:
+        """Answer one request of the loop: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
+        if isinstance(request, AskTips):
+            return self._tips(request)
         position = request.start + len(request.tokens)
         if self._proposals is not None:
             draft = self._ask_proposer(self._proposals, position, request)
             if draft is not None:
                 return draft
         whole = self._whole and self._proposals is None
-        count = request.at_most if whole or request.width > 1 else 1
+        count = request.at_most if whole else 1
         self._stats.draft_steps += count
-        if request.width == 1:
-            return self._propose(request.round, position, count, 0)
-        return merge([self._propose(request.round, position, count, row) for row in range(request.width)])
+        return self._propose(request.round, position, count)
+
+    def _tips(self, request: AskTips) -> Tips:
+        """The recorded laws at the positions of the tips."""
+        self._stats.draft_steps += 1
+        position = request.start + len(request.tokens)
+        self._grown = [*(self._grown if request.nodes else ()), *request.parents]
+        depths = depths_of(self._grown)[-len(request.nodes) :] if request.nodes else [0]
+        places = [self._draws.place(position + depth) for depth in depths]
+        laws, raw = self._recording.q[places], self._recording.raw_q[places]
+        signals = {name: self._recording.signals[name][places] for name in self._signals}
+        if self._made:
+            made = read_signals(self._made, laws, raw)
+            signals |= {name: values.double() for name, values in made.items()}
+        if self._drafter.greedy:
+            laws = one_hot(laws)
+        return Tips(list(laws), ranked(raw.log(), request.top), signals, list(raw) if self._needs_raw else ())
 
     def _score(self, request: AskScore) -> Scores:
         linear = len(request.tokens) - len(request.parents)
-        first, depths = request.start + 1, list[int]()
-        for parent in request.parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        first, depths = request.start + 1, depths_of(request.parents)
         places = self._places(first, linear)
         places += [self._draws.place(first + linear - 1 + depth) for depth in depths]
         if not request.closing:
             self._stats.target_tokens += len(places)
         return Scores(self._recording.p[places], self._recording.raw_p[places] if self._needs_raw else None)
 
-    def _propose(self, round: int, position: int, count: int, row: int) -> Draft:
+    def _propose(self, round: int, position: int, count: int) -> Draft:
         places = self._places(position, count)
         laws = self._recording.q[places]
         if self._drafter.greedy:
             laws = one_hot(laws)
         tokens = []
         for i, law in enumerate(laws):
-            tokens.append(self._draws.token(law, round, position + i, Purpose.DRAFT, row))
+            tokens.append(self._draws.token(law, round, position + i, Purpose.DRAFT))
             self._draws.proposed(position + i, tokens[-1], law)
         return self._draft(round, places, tokens, laws)
 

@@ -18,7 +18,7 @@ __all__ = ["KINDS", "MARKS", "Look", "looks", "read_spec"]
 KINDS: Mapping[str, tuple[str, str]] = {
     "target": ("ink", "the target alone"),
     "exact": ("blue", "exact, one draft"),
-    "several": ("sky", "exact, several drafts or look-up"),
+    "several": ("sky", "exact, several drafts, trees or look-up"),
     "gate": ("orange", "gate (SPRINTER)"),
     "slack": ("green", "lossy, token by token"),
     "position": ("red", "lossy, by position"),
@@ -32,7 +32,9 @@ MARKS = ("circle", "square", "triangle", "diamond", "down", "cross", "plus", "st
 _KNOWN = {
     "autoregressive": "target",
     **dict.fromkeys(("sprinter",), "gate"),
-    **dict.fromkeys(("batch", "specinfer", "spectr", "lookup"), "several"),
+    **dict.fromkeys(
+        ("batch", "specinfer", "spectr", "tree", "static-tree", "cape", "traversal", "lookup"), "several"
+    ),
     **dict.fromkeys(("opt", "uno", "mentored", "lenient", "cactus"), "slack"),
     **dict.fromkeys(
         ("fuzzy", "typical", "bild", "cascade", "relaxed", "margin", "threshold", "fly"), "position"

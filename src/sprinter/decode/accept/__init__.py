@@ -16,8 +16,12 @@ from sprinter.decode.accept.fuzzy import Fuzzy
 from sprinter.decode.accept.harmless import Harmless
 from sprinter.decode.accept.lenient import Lenient
 from sprinter.decode.accept.mentored import Mentored
+from sprinter.decode.accept.onehot import OneHot
 from sprinter.decode.accept.several import Batch, SeveralRule, SpecInfer, SpecTr
 from sprinter.decode.accept.slack import Opt, Uno
+from sprinter.decode.accept.traversal import Traversal
+from sprinter.decode.accept.tree import TreeRule
+from sprinter.decode.accept.without import Without
 
 __all__ = [
     "AcceptRule",
@@ -37,6 +41,7 @@ __all__ = [
     "Lenient",
     "Margin",
     "Mentored",
+    "OneHot",
     "Opt",
     "RandomAccept",
     "Relaxed",
@@ -45,6 +50,9 @@ __all__ = [
     "SpecTr",
     "TargetCall",
     "Threshold",
+    "Traversal",
+    "TreeRule",
     "Typical",
     "Uno",
+    "Without",
 ]

@@ -12,17 +12,19 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import Control, Verdict
-from sprinter.decode.tree import Tree
+from sprinter.decode.tree import Siblings, Tree
 from sprinter.errors import SprinterError
 from sprinter.laws import residual, tv_distance, wide
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "NOTHING", "AcceptRule", "ChainRule", "Judge", "LengthRule", "TargetCall", "at_tokens", "chances",
-    "control_of", "decide", "emitted", "ratios_at",
+    "BLIND", "NOTHING", "AcceptRule", "ChainRule", "Judge", "LengthRule", "TargetCall", "at_tokens", "chances",
+    "control_of", "decide", "emitted", "longest_path", "ratios_at",
 ]  # fmt: skip
 
 
+BLIND = frozenset({Siblings.ALONE, Siblings.CHOSEN})
+"""``Judge.siblings`` of rules for positions that keep a token for sure or not at all, whatever q is."""
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 _SLACK = 1e-3
 """Largest distance from 1 of the sum of a chain rule's outcomes, which float32 laws may need."""
@@ -66,7 +68,8 @@ class Judge(ABC):
 
     * ``AcceptRule``: judges each position on its own, given b and r;
     * ``ChainRule``: judges a chain as a whole, given the probabilities of all outcomes;
-    * ``SeveralRule``: judges several independent drafts of one prefix.
+    * ``SeveralRule``: judges several independent drafts of one prefix;
+    * ``TreeRule``: judges trees, node by node.
     """
 
     needs_raw: ClassVar[bool] = False
@@ -74,6 +77,8 @@ class Judge(ABC):
     """Kinds of heads on the target's states that the rule reads."""
     max_drafts: ClassVar[int] = 1
     """Maximum number of independent drafts that the rule can judge."""
+    siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.ALONE})
+    """How the siblings of a tree may have been made for the rule to judge it; by default it judges chains alone."""
 
     @property
     def lossless(self) -> bool:
@@ -105,6 +110,8 @@ class AcceptRule(Judge):
     All laws are ``[..., V]``. ``control`` holds the raw temperature-1 laws for rules that decide on them
     (``needs_raw = True``; None means p and q themselves), and the scores of heads for rules that read some (``needs``:
     only kinds that do not see the token, as b is a function of all tokens).
+
+    A rule whose b is 0 or 1 and does not depend on q can judge trees of chosen siblings too: ``siblings = BLIND``.
     """
 
     @property
@@ -143,6 +150,8 @@ class AcceptRule(Judge):
         n = len(tree.tokens)
         if n == 0:
             return call.plain()
+        if tree.parents is not None:
+            return longest_path(self, call)
         control = control_of(call, n)
         if not self.lossless:
             q = torch.stack(list(tree.laws))
@@ -245,6 +254,31 @@ class LengthRule(ChainRule):
         """The probabilities of all verdicts, ``[n + 1, V]``."""
         ending, law_after = self.ends(tokens, p, q, control)
         return torch.stack([ending[k].to(p) * law_after(k) for k in range(len(tokens) + 1)])
+
+
+def longest_path(rule: AcceptRule, call: TargetCall) -> Verdict:
+    """Judge a tree of chosen siblings by a rule whose b is 0 or 1 whatever q is: the longest path whose tokens all stay
+    (Medusa, Cai et al. 2024, section 2.3.1); of equally long ones the first.
+
+    The tree follows from the text alone, so that the law of each position is known: one-hot on the path, and r or p
+    after it.
+    """
+    tree, p, raw_p, draws, round, position, heads = call
+    control = Control(p if raw_p is None else raw_p, p, heads) if raw_p is not None or heads else None
+    b, r = rule.both(p, p, control)
+    parents = list(tree.parents or ())
+    above, tokens = [parent + 1 for parent in parents], list(tree.tokens)
+    masses, kept = p[above, tokens].tolist(), (b[above, tokens] == 1).tolist()
+    reached = [True]  # the text, and each node
+    for parent, stays in zip(above, kept, strict=True):
+        reached.append(reached[parent] and stays)
+    depths = [0, *tree.depths()]
+    best = max((at for at, there in enumerate(reached) if there), key=lambda at: (depths[at], -at))
+    path, law = tree.path_to(best - 1), p[best] if tree.is_leaf(best - 1) else r[best]
+    token = draws.token(law, round, position + len(path), Purpose.TARGET)
+    drift, ratio = float(tv_distance(law, p[best])), float(p[best, token] / law[token])
+    own = [masses[node] for node in path]
+    return Verdict(path, token, [*(1.0 - mass for mass in own), drift], [*own, ratio])
 
 
 def decide(call: TargetCall, b: Tensor, r: Tensor, pi: Tensor, drifts: Sequence[float]) -> Verdict:

@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule
+from sprinter.decode.accept.base import BLIND, AcceptRule
 from sprinter.decode.checks import ranged
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
+from sprinter.decode.tree import Siblings
 from sprinter.laws import entropy, one_hot
 
 __all__ = ["Bild", "GreedyMatch", "Margin", "RandomAccept", "Typical"]
@@ -51,6 +52,8 @@ class RandomAccept(AcceptRule):
 class GreedyMatch(AcceptRule):
     """Keeps x iff it is argmax p, else replaces it with argmax p (greedy speculative decoding): π is one-hot."""
 
+    siblings: ClassVar[frozenset[Siblings]] = BLIND
+
     @property
     def lossless_greedy(self) -> bool:
         """True: at temperature 0, p is one-hot at its argmax."""
@@ -77,6 +80,7 @@ class Typical(AcceptRule):
 
     epsilon: float = 0.09
     delta: float = 0.3
+    siblings: ClassVar[frozenset[Siblings]] = BLIND
 
     def __post_init__(self) -> None:
         ranged(self, "epsilon", 0.0, 1.0)
@@ -113,6 +117,7 @@ class Margin(AcceptRule):
     theta: float = 0.9
     logit: float = 20.0
     needs_raw: ClassVar[bool] = True
+    siblings: ClassVar[frozenset[Siblings]] = BLIND
 
     def __post_init__(self) -> None:
         ranged(self, "theta", 0.0, 1.0)
@@ -142,6 +147,7 @@ class Bild(AcceptRule):
 
     rollback: float = 5.0
     needs_raw: ClassVar[bool] = True
+    siblings: ClassVar[frozenset[Siblings]] = BLIND
 
     def __post_init__(self) -> None:
         ranged(self, "rollback", 0.0, 1000.0)

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sprinter.decode.accept.base import AcceptRule
+from sprinter.decode.accept.base import BLIND, AcceptRule
 from sprinter.decode.checks import at_least, ranged
 from sprinter.decode.draft import Control
 from sprinter.decode.registry import ACCEPT
+from sprinter.decode.tree import Siblings
 from sprinter.errors import UserError
 from sprinter.laws import one_hot
 
@@ -35,6 +36,7 @@ class Relaxed(AcceptRule):
     delta: float = 0.6
     sampled: bool = False
     needs_raw: ClassVar[bool] = True
+    siblings: ClassVar[frozenset[Siblings]] = BLIND
 
     def __post_init__(self) -> None:
         at_least("top_k", self.top_k, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.accept.base import Judge, TargetCall
+from sprinter.decode.accept.tree import Keep, recursion
 from sprinter.decode.draft import Verdict
 from sprinter.decode.registry import ACCEPT
-from sprinter.decode.tree import Chain
-from sprinter.laws import residual, wide
+from sprinter.decode.tree import Chain, Siblings
+from sprinter.laws import wide
 from sprinter.random import Purpose
 
 __all__ = ["Batch", "SeveralRule", "SpecInfer", "SpecTr"]
-
-Keep = Callable[[int, float], bool]
-"""(index of the candidate, its acceptance probability) -> whether it is kept."""
 
 
 class SeveralRule(Judge):
@@ -31,6 +29,7 @@ class SeveralRule(Judge):
     """
 
     max_drafts: ClassVar[int] = 8
+    siblings: ClassVar[frozenset[Siblings]] = frozenset({Siblings.ALONE, Siblings.INDEPENDENT})
 
     @property
     def lossless(self) -> bool:
@@ -66,15 +65,6 @@ class SeveralRule(Judge):
         return Verdict(branches[rows[0]], token, [0.0] * (n + 1))
 
 
-def _recursion(p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
-    """Try each candidate with p^m, then p^{m+1} = [p^m − q]₊; p^1 = p."""
-    for index, x in enumerate(candidates):
-        if keep(index, float((p[x] / q[x]).clamp(max=1))):
-            return index, p
-        p = residual(p, q)
-    return None, p
-
-
 @ACCEPT.rule("batch")
 @dataclass(frozen=True, slots=True)
 class Batch(SeveralRule):
@@ -87,7 +77,7 @@ class Batch(SeveralRule):
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
         """Try the candidates in order with p^m; with one candidate this is the exact rule."""
-        return _recursion(p, q, candidates, keep)
+        return recursion(p, candidates, [q] * len(candidates), keep)
 
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
         """The accepted draft only."""
@@ -101,7 +91,7 @@ class SpecInfer(SeveralRule):
 
     def pick(self, p: Tensor, q: Tensor, candidates: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
         """Try the candidates in order with p^m."""
-        return _recursion(p, q, candidates, keep)
+        return recursion(p, candidates, [q] * len(candidates), keep)
 
     def follow(self, chains: Sequence[Chain], rows: list[int], index: int, depth: int) -> list[int]:
         """All drafts with the accepted token."""

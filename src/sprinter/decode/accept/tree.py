@@ -1,0 +1,85 @@
+"""The base class of accept rules for trees, and the recursion over siblings."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from torch import Tensor
+
+from sprinter.decode.accept.base import Judge, TargetCall
+from sprinter.decode.draft import Verdict
+from sprinter.decode.tree import Siblings, Tree
+from sprinter.laws import residual
+from sprinter.random import Purpose
+
+__all__ = ["Keep", "TreeRule", "recursion", "without"]
+
+Keep = Callable[[int, float], bool]
+"""(index of the candidate, its acceptance probability) -> whether it is kept."""
+
+
+class TreeRule(Judge):
+    """Judges a tree from the text down: at each node one of the children is accepted, or a replacement ends the round.
+
+    Each subclass names the kinds of ``siblings`` that it is lossless for, and defines ``pick``.
+    """
+
+    siblings: ClassVar[frozenset[Siblings]] = frozenset()
+
+    @property
+    def lossless(self) -> bool:
+        """True: each subclass keeps the target's law."""
+        return True
+
+    @abstractmethod
+    def pick(self, p: Tensor, tree: Tree, children: Sequence[int], keep: Keep) -> tuple[int | None, Tensor]:
+        """Return the index of the accepted child, or None, and the law of the replacement.
+
+        Args:
+            p: the target's law ``[V]`` after their parent. children: nodes of the tree, at least one.
+        """
+
+    def judge(self, call: TargetCall) -> Verdict:
+        """Judge the children of each accepted node. A node's number is part of the address of its random number."""
+        tree, p, _, draws, round, position, _ = call
+        children, path = tree.children(), list[int]()
+        while True:
+            node, place = path[-1] if path else -1, position + len(path)
+            own, law = children[node + 1], p[node + 1]
+
+            def keep(index: int, chance: float, place: int = place, own: list[int] = own) -> bool:
+                return draws.keep([chance], round, place, own[index])[0]
+
+            index, law = self.pick(law, tree, own, keep) if own else (None, law)
+            if index is None:
+                token = draws.token(law, round, place, Purpose.TARGET)
+                return Verdict(path, token, [0.0] * (len(path) + 1))
+            path.append(own[index])
+
+
+def recursion(
+    p: Tensor, candidates: Sequence[int], laws: Sequence[Tensor | None], keep: Keep
+) -> tuple[int | None, Tensor]:
+    """Try candidates in order: keep x with min(1, p/q), else go on with p <- [p - q]_+, normalised.
+
+    Args:
+        candidates: tokens. laws: the law q ``[V]`` that each was drawn from, given the earlier ones; None: one-hot.
+
+    Returns:
+        The index of the candidate that is kept, or None, and the p that is left.
+    """
+    for index, (x, q) in enumerate(zip(candidates, laws, strict=True)):
+        if keep(index, float(p[x] if q is None else (p[x] / q[x]).clamp(max=1))):
+            return index, p
+        p = without(p, [x]) if q is None else residual(p, q)
+    return None, p
+
+
+def without(p: Tensor, tokens: Sequence[int]) -> Tensor:
+    """``p [V]`` without some tokens, normalised; p itself if nothing is left."""
+    left = p.clone()
+    left[list(tokens)] = 0.0
+    total = left.sum()
+    return left / total if total > 0 else p
