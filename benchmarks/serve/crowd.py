@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -33,7 +33,7 @@ from benchmarks.common import (
     write_results,
 )
 from benchmarks.serve.clients import StreamTimes, stream
-from benchmarks.serve.servers import SMOLLM2, ServerProcess, free_port, sprinter_server, started
+from benchmarks.serve.servers import SMOLLM2, free_port, sprinter_server, started
 from benchmarks.smoke import scratch, sized
 from sprinter.errors import UserError
 
@@ -76,6 +76,14 @@ def requests(methods: Sequence[str], prompts: Sequence[str], texts: int) -> list
     ]
 
 
+class Server(Protocol):
+    """What serves: a process, or a thread of the tests."""
+
+    def client(self) -> httpx2.AsyncClient:
+        """A client without a limit on connections."""
+        ...
+
+
 async def read(http: httpx2.AsyncClient, body: dict[str, Any]) -> StreamTimes:
     """A text, which must end well."""
     found = await stream(http, body)
@@ -84,14 +92,14 @@ async def read(http: httpx2.AsyncClient, body: dict[str, Any]) -> StreamTimes:
     return found
 
 
-async def alone(server: ServerProcess, asked: Sequence[dict[str, Any]]) -> list[StreamTimes]:
+async def alone(server: Server, asked: Sequence[dict[str, Any]]) -> list[StreamTimes]:
     """One request after another."""
     async with server.client() as http:
         return [await read(http, body) for body in asked]
 
 
 async def in_crowd(
-    server: ServerProcess, asked: Sequence[dict[str, Any]], methods: Sequence[str], prompts: Sequence[str]
+    server: Server, asked: Sequence[dict[str, Any]], methods: Sequence[str], prompts: Sequence[str]
 ) -> list[StreamTimes]:
     """Every request while ``OTHERS`` other streams run."""
     found: dict[int, StreamTimes] = {}

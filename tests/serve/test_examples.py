@@ -78,7 +78,9 @@ def test_deployments_name_files_and_options_that_there_are() -> None:
     assert all((FOLDER / path).exists() for path in set(mounted) - made)
     assert compose["services"]["sprinter"]["read_only"] is True
     docker = (FOLDER / "Dockerfile").read_text()
-    assert re.search(r"^USER (?!0)\d+$", docker, flags=re.MULTILINE) and docker.index("USER") < docker.index("ENTRYPOINT")
+    assert re.search(r"^USER (?!0)\d+$", docker, flags=re.MULTILINE) and docker.index("USER") < docker.index(
+        "ENTRYPOINT"
+    )
     told = subprocess.run(
         [sys.executable, "-m", "sprinter", "serve", "--help"], capture_output=True, text=True, check=True
     )
