@@ -48,7 +48,7 @@ def _changed(path: str, body: dict[str, Any], chance: random.Random) -> dict[str
         body["messages"].append({"role": "user", "content": said[-1]})
     else:
         body["prompt"] = _prompt(body.get("prompt"))
-    ours = body.get("sprinter")
+    ours = body.get("sprinter") or ({} if chance.random() < 0.6 else None)
     if isinstance(ours, dict):
         ours = {name: value for name, value in ours.items() if name not in ("method", "budget")}
         if ours.get("speculation", True) and not ours.get("require_lossless"):
