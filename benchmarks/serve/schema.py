@@ -3,9 +3,9 @@
     python benchmarks/serve/schema.py [--examples 2500] [--seed 1]
 
 The built-in pair with a chat template, four rows. ``SPRINTER_SCHEMATHESIS_PYTHON`` names a Python that has
-schemathesis. All of its checks but two: what is valid by the description may be refused all the same
-("positive_data_acceptance"), and a POST without JSON is refused before its path is looked at ("unsupported_method" asks
-for 405). The answers with status 5xx are counted by the server itself.
+schemathesis, if this one has not. All of its checks but two: what is valid by the description may be refused all the
+same ("positive_data_acceptance"), and a POST without JSON is refused before its path is looked at ("unsupported_method"
+asks for 405). The answers with status 5xx are counted by the server itself.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def tokenizer_with_template(folder: Path) -> Path:
 
 def schemathesis(url: str, folder: Path, examples: int, seed: int) -> dict[str, Any]:
     """Run it; its own report."""
-    python = os.environ.get("SPRINTER_SCHEMATHESIS_PYTHON")
-    if python is None:
+    python = os.environ.get("SPRINTER_SCHEMATHESIS_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import schemathesis"], capture_output=True, check=False).returncode:
         raise UserError(
             "schemathesis is not at hand: set SPRINTER_SCHEMATHESIS_PYTHON to a Python that has it"
         )

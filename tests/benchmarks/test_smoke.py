@@ -34,9 +34,11 @@ SLOW = {
     "papers/theory",
     "engine/prefix",
     "serve/load",
+    "serve/crowd",
+    "serve/schema",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
-NEEDS["serve/evaluate"] = "lm_eval"
+NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
@@ -63,9 +65,11 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/quality": {"rows", "texts"},
     "real/tables": {"rows", "correlation"},
     "real/weights": {"law", "passes", "texts", "dial"},
+    "serve/crowd": {"crowd"},
     "serve/evaluate": {"rows"},
     "serve/latency": {"rows"},
     "serve/load": {"load"},
+    "serve/schema": {"answers", "cases"},
     "theory/predict": {"rows", "summary", "independence"},
 }
 
