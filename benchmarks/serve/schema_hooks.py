@@ -29,7 +29,7 @@ def _changed(path: str, body: dict[str, Any], chance: random.Random) -> dict[str
         return {"tokens": _ids(body.get("tokens"))}
     if path == "/tokenize":
         return {name: value for name, value in body.items() if name != "messages"} | {"prompt": "The river"}
-    body["max_tokens"] = chance.randint(1, 24)
+    body["max_tokens"] = chance.randint(1, 12)
     body.pop("max_completion_tokens", None)
     if body.get("n") is not None:
         body["n"] = 1 + body["n"] % 3

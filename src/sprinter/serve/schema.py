@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 __all__ = [
     "ChatRequest",
@@ -31,6 +33,16 @@ class RequestObject(BaseModel):
     def _without_nulls(cls, given: Any) -> Any:
         """A null is an absent field, as in OpenAI's interface."""
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The OpenAPI description says so too."""
+        found = handler(core)
+        own = handler.resolve_ref_schema(found)
+        for name, field in own.get("properties", {}).items():
+            if name not in own.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+                own["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+        return found
 
 
 class StreamOptions(RequestObject):
