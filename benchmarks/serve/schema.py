@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     began = time.time()
-    folder = scratch("schema")
+    folder = scratch("schema").resolve()
     options = [
         "--rows",
         "4",
