@@ -42,6 +42,7 @@ class RequestObject(BaseModel):
         for name, field in own.get("properties", {}).items():
             if name not in own.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
                 own["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+        own["additionalProperties"] = {"type": "null"}
         return found
 
 
