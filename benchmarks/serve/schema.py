@@ -1,6 +1,6 @@
 """schemathesis against the server: requests made from its OpenAPI description, of which none may end with status 5xx.
 
-    python benchmarks/serve/schema.py [--examples 900] [--seed 1]
+    python benchmarks/serve/schema.py [--examples 1200] [--seed 1]
 
 The built-in pair with a chat template, four rows. ``SPRINTER_SCHEMATHESIS_PYTHON`` names a Python that has
 schemathesis, if this one has not. All of its checks but two: what is valid by the description may be refused all the
@@ -95,7 +95,7 @@ def answers(url: str) -> dict[str, Counter[int]]:
 def main() -> None:
     """Start the server, run schemathesis, count."""
     parser = option_parser(__doc__, data=False)
-    parser.add_argument("--examples", type=int, default=sized(900, 2), help="an operation, at most")
+    parser.add_argument("--examples", type=int, default=sized(1200, 2), help="an operation, at most")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     began = time.time()

@@ -28,7 +28,8 @@ def _changed(path: str, body: dict[str, Any], chance: random.Random) -> dict[str
     if path == "/detokenize":
         return {"tokens": _ids(body.get("tokens"))}
     if path == "/tokenize":
-        return {name: value for name, value in body.items() if name != "messages"} | {"prompt": "The river"}
+        kept = {name: value for name, value in body.items() if name != "messages"}
+        return kept if kept.get("prompt") is not None else kept | {"prompt": "The river"}
     body["max_tokens"] = chance.randint(1, 12)
     body.pop("max_completion_tokens", None)
     if body.get("n") is not None:
