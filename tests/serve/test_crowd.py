@@ -19,7 +19,8 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8"])
+# int8: its kernels are compiled first, some ten seconds
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("int8", marks=pytest.mark.slow)])
 def test_alone_and_in_a_crowd(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """float64, and kernels in which a token has the same law in every forward pass."""
     monkeypatch.setattr(crowd, "NEW_TOKENS", 16)
