@@ -309,6 +309,8 @@ TOPICS = {
         {
             "serve/load": "Many streams for minutes",
             "serve/evaluate": "lm-evaluation-harness through the server",
+            "serve/crowd": "One seed alone and in a crowd",
+            "serve/schema": "Requests made from the description",
         },
         serve_headline,
     ),

@@ -1,4 +1,4 @@
-"""The server: many streams for minutes, latency against other servers, likelihoods for evaluations.
+"""The server: many streams for minutes, latency beside other servers, evaluations, one seed in a crowd, any request.
 
-``clients.py`` measures streams, ``servers.py`` starts the servers as processes.
+``clients.py`` measures streams, ``servers.py`` starts the servers as processes, ``schema_hooks.py`` is of schemathesis.
 """

@@ -22,6 +22,7 @@ class StreamTimes:
         sent: seconds, of a monotonic clock.
         events: seconds from ``sent`` to each event that has text.
         tokens: of the text, as far as it was read.
+        ids: of these tokens, if the request asks for the report of every token.
         ended: "done", "left" (by the client), or what went wrong.
         text: the text.
     """
@@ -29,6 +30,7 @@ class StreamTimes:
     sent: float = field(default_factory=time.perf_counter)
     events: list[float] = field(default_factory=list)
     tokens: int = 0
+    ids: list[int] = field(default_factory=list)
     ended: str = "closed early"
     text: str = ""
 
@@ -42,6 +44,7 @@ class StreamTimes:
                 self.text += choice["text"]
         if told := event.get("sprinter"):
             self.tokens += len(told.get("tokens", ()))
+            self.ids += [token["id"] for token in told.get("tokens", ())]
         if told := event.get("usage"):
             self.tokens = told["completion_tokens"]
 

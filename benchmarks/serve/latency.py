@@ -5,7 +5,8 @@
 SmolLM2-135M-Instruct, greedy, 64 new tokens after 30 % of held-out paragraphs. All servers run at the same time and
 take turns: in each of three repeats every arm answers the same prompts at each number of streams. vLLM reads no GGUF
 files of this kind: it and the bfloat16 arms have the dequantised weights, llama.cpp's server and the other arms the
-file itself. ``SPRINTER_VLLM_PYTHON`` and ``SPRINTER_LLAMA_SERVER`` name the other engines.
+file itself ("own kernels": our kernels on its blocks; "llama.cpp": llama.cpp as our runner).
+``SPRINTER_VLLM_PYTHON`` and ``SPRINTER_LLAMA_SERVER`` name the other engines.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ NEW_TOKENS = sized(64, 6)
 MAX_LEN = 512
 ROWS = max(STREAMS)
 TORCH = ["--target", SMOLLM2, "--runner", "torch", "--dtype", "bfloat16"]
+BLOCKS = ["--target", SMOLLM2, "--runner", "torch", "--dtype", "gguf"]
 OURS: dict[str, tuple[list[str], str]] = {  # arm -> options of the server, method
     "sprinter, bfloat16": (TORCH, "autoregressive"),
     "sprinter, bfloat16, lookup": (TORCH, "lookup(n=3, gamma=5)"),
-    "sprinter, file": (["--target", SMOLLM2], "autoregressive"),
-    "sprinter, file, lookup": (["--target", SMOLLM2], "lookup(n=3, gamma=5)"),
+    "sprinter, own kernels": (BLOCKS, "autoregressive"),
+    "sprinter, own kernels, lookup": (BLOCKS, "lookup(n=3, gamma=5)"),
+    "sprinter, llama.cpp": (["--target", SMOLLM2], "autoregressive"),
+    "sprinter, llama.cpp, lookup": (["--target", SMOLLM2], "lookup(n=3, gamma=5)"),
     "built-in": ([], "speculative(gamma=3)"),
 }
 THEIRS = ("vllm, bfloat16", "llama.cpp, file")
@@ -74,9 +78,10 @@ def open_servers(arms: list[str], stack: ExitStack, folder: Path) -> dict[str, S
                 dtype="bfloat16",
             )
             more = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}
-            found[arm] = stack.enter_context(started(arm, line, port, log, **more))
+            # It compiles when it starts, which takes minutes the first time.
+            found[arm] = stack.enter_context(started(arm, line, port, log, seconds=1200, **more))
         else:
-            file = find(SMOLLM2, "target").path
+            file = find(SMOLLM2, "target").at
             line = llama_server(port, file, rows=ROWS, max_len=MAX_LEN, threads=1)
             found[arm] = stack.enter_context(started(arm, line, port, log))
     return found
@@ -140,7 +145,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Start the servers, let them take turns, write."""
     parser = option_parser(__doc__)
-    every = [*list(OURS)[:4], *THEIRS]
+    every = [*(arm for arm in OURS if arm != "built-in"), *THEIRS]
     parser.add_argument("--arms", nargs="+", choices=[*OURS, *THEIRS], default=sized(every, ["built-in"]))
     parser.add_argument("--repeats", type=int, default=sized(3, 1))
     parser.add_argument("--texts", type=int, default=sized(16, 2), help="a repeat, at each number of streams")

@@ -3,9 +3,11 @@
     python benchmarks/serve/load.py --data DIR [--pair builtin|smollm2] [--minutes 10] [--streams 64]
 
 A server with 16 rows and as many API keys as clients. Each client asks again as soon as its text has ended: a random
-prompt of the held-out paragraphs, 16 to 96 tokens, one of four methods; one text in six is left after a random number
-of events (some before the first). Before and after it, a single client without company. Memory is the server's
-resident set, every 5 seconds; flat is the median of the last fifth over that of the second fifth.
+prompt of the held-out paragraphs, 16 to 96 tokens, one of some methods; one text in six is left after a random number
+of events (some before the first). Six texts of a client in a row have six lengths, in random order, and the longest is
+left: clients differ in what they get and not in what they ask for. Before and after it, a single client without
+company. Memory is the server's resident set, every 5 seconds; flat is the median of the last fifth over that of the
+second fifth.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,19 @@ NAME = "serve/load"
 PAIRS: dict[str, tuple[list[str], list[str]]] = {  # options of the server, methods
     "builtin": ([], ["speculative(gamma=4)", "sprinter(tau=0.6)", "svip(h=0.6)", "autoregressive"]),
     "smollm2": (
-        ["--target", SMOLLM2, "--runner", "torch", "--dtype", "bfloat16"],
+        ["--target", SMOLLM2, "--runner", "torch", "--dtype", "gguf"],
         ["lookup(n=3, gamma=5)", "autoregressive"],
     ),
 }
-LEAVE = 1 / 6
+LENGTHS = (16, 32, 48, 64, 80, 96)
 ALONE = sized(30.0, 1.0)  # seconds
+
+
+def planned(chance: random.Random) -> Iterator[tuple[int, bool]]:
+    """Lengths in tokens, and whether the text is left (the longest): six after six, in random order."""
+    while True:
+        for length in chance.sample(LENGTHS, len(LENGTHS)):
+            yield length, length == max(LENGTHS)
 
 
 class Clients:
@@ -61,26 +71,32 @@ class Clients:
         self.found: list[list[StreamTimes]] = [[] for _ in keys]
         self._phase = 0  # each has prompts of its own
 
-    async def run(self, count: int, seconds: float, leave: float) -> list[StreamTimes]:
-        """The streams of this time; texts that are open at its end are read to their end."""
+    async def run(self, count: int, seconds: float, leave: bool) -> list[StreamTimes]:
+        """The streams of this time; texts that are open at its end are read to their end.
+
+        Args:
+            leave: whether one text in six is left.
+        """
         end = time.perf_counter() + seconds
         self.found, self._phase = [[] for _ in self._keys], self._phase + 1
         await asyncio.gather(*(self._client(i, end, leave) for i in range(count)))
         return [one for texts in self.found for one in texts]
 
-    async def _client(self, i: int, end: float, leave: float) -> None:
+    async def _client(self, i: int, end: float, leave: bool) -> None:
         chance = random.Random(f"client {i}, phase {self._phase}")
+        plan = planned(chance)
         async with self._server.client(self._keys[i]) as http:
             while time.perf_counter() < end:
+                length, left = next(plan)
                 body = {
                     "model": "model",
                     "prompt": chance.choice(self._prompts),
-                    "max_tokens": chance.randint(16, 96),
+                    "max_tokens": length,
                     "seed": chance.randrange(2**31),
                     "stream_options": {"include_usage": True},
                     "sprinter": {"method": chance.choice(self._methods), "tokens": True},
                 }
-                goes = chance.randint(0, 12) if chance.random() < leave else None
+                goes = chance.randint(0, 12) if left and leave else None
                 self.found[i].append(await stream(http, body, goes))
 
 
@@ -113,7 +129,7 @@ async def gauges(server: ServerProcess, key: str) -> dict[str, float]:
 async def by_itself(clients: Clients) -> dict[str, Any]:
     """Latencies of a single client."""
     began = time.perf_counter()
-    texts = await clients.run(1, ALONE, 0.0)
+    texts = await clients.run(1, ALONE, leave=False)
     return latencies(texts, time.perf_counter() - began)
 
 
@@ -123,7 +139,7 @@ async def measure(server: ServerProcess, clients: Clients, keys: list[str], seco
     samples: list[tuple[float, float]] = []
     watching = asyncio.create_task(watch(server, samples, sized(5.0, 0.2)))
     began = time.perf_counter()
-    texts = await clients.run(len(keys), seconds, LEAVE)
+    texts = await clients.run(len(keys), seconds, leave=True)
     took = time.perf_counter() - began
     ended = time.perf_counter()
     while (now := await gauges(server, keys[0]))["running"] or now["waiting"]:

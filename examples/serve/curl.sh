@@ -7,4 +7,4 @@ ask '{"prompt": "The river rises in", "max_tokens": 24, "seed": 1}'
 ask '{"prompt": "The river rises in", "max_tokens": 24, "seed": 1, "sprinter": {"method": "certain(threshold=1.0)"}}'
 # A lossy method where the client insists on the target's own law: refused with 400.
 ask '{"prompt": "The river rises in", "sprinter": {"method": "sprinter", "require_lossless": true}}'
-curl -sS "$url/metrics" | grep -E '^(vllm:spec_decode|sprinter_(target_calls|drift))' || true
+curl -sS "$url/metrics" | grep -E '^(vllm:spec_decode|sprinter_(target_calls|drift))\w*_total' || true

@@ -34,10 +34,12 @@ SLOW = {
     "papers/theory",
     "engine/prefix",
     "serve/load",
+    "serve/crowd",
+    "serve/schema",
     "methods/tuner",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
-NEEDS["serve/evaluate"] = "lm_eval"
+NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
@@ -66,9 +68,11 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/quality": {"rows", "texts"},
     "real/tables": {"rows", "correlation"},
     "real/weights": {"law", "passes", "texts", "dial"},
+    "serve/crowd": {"crowd"},
     "serve/evaluate": {"rows"},
     "serve/latency": {"rows"},
     "serve/load": {"load"},
+    "serve/schema": {"answers", "cases"},
     "theory/predict": {"rows", "summary", "independence"},
 }
 

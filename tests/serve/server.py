@@ -38,6 +38,11 @@ class Running:
     def http(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, verify=False, **options)
 
+    def client(self) -> httpx2.AsyncClient:
+        """As ``benchmarks.serve.servers.ServerProcess`` has it: without a limit on connections."""
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+        return httpx2.AsyncClient(base_url=self.url, timeout=60, trust_env=False, limits=limits)
+
     def openai(self, key: str = "none") -> openai.OpenAI:
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60,
@@ -74,6 +79,8 @@ def running(service: Service, *, wait: bool = True) -> Iterator[Running]:
     thread.start()
     try:
         until(lambda: server.started and (not wait or service.state != "loading"))
+        if wait and service.error is not None:  # the server has ended, or is about to
+            raise service.error
         listening: socket.socket = server.servers[0].sockets[0]
         yield Running(service, listening.getsockname()[1])
     finally:

@@ -43,6 +43,29 @@ def test_the_openai_client(server: Running, pair: sprinter.Pair) -> None:
     )
 
 
+def test_the_langchain_client(server: Running) -> None:
+    pytest.importorskip("langchain_openai", reason="it is no dependency of the tests")
+    ended = subprocess.run(
+        [sys.executable, str(FOLDER / "langchain_client.py"), "Why"],
+        env={**os.environ, "SPRINTER_URL": f"{server.url}/v1", "NO_PROXY": "*"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"\n\n\d+ tokens\n$", ended.stdout)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+def test_systemd_reads_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "sprinter.service"
+    text = (FOLDER / "sprinter.service").read_text()
+    assert "/opt/sprinter/bin/sprinter serve" in text
+    unit.write_text(text.replace("/opt/sprinter/bin/sprinter", "/bin/true"))  # a program that there is
+    ended = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0 and not ended.stderr, ended.stderr
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_curl(server: Running) -> None:
     ended = run(["sh", str(FOLDER / "curl.sh")], server)
@@ -78,7 +101,9 @@ def test_deployments_name_files_and_options_that_there_are() -> None:
     assert all((FOLDER / path).exists() for path in set(mounted) - made)
     assert compose["services"]["sprinter"]["read_only"] is True
     docker = (FOLDER / "Dockerfile").read_text()
-    assert "USER sprinter" in docker and docker.index("USER") < docker.index("ENTRYPOINT")
+    assert re.search(r"^USER (?!0)\d+$", docker, flags=re.MULTILINE) and docker.index("USER") < docker.index(
+        "ENTRYPOINT"
+    )
     told = subprocess.run(
         [sys.executable, "-m", "sprinter", "serve", "--help"], capture_output=True, text=True, check=True
     )
@@ -94,5 +119,5 @@ def test_deployments_name_files_and_options_that_there_are() -> None:
             file, os.X_OK
         )
     listed = set(re.findall(r"^\| `([\w.]+)`", (FOLDER / "README.md").read_text(), flags=re.MULTILINE))
-    others = {"README.md", "prometheus.yml", "grafana"}
+    others = {"README.md", "prometheus.yml", "grafana", "Dockerfile.dockerignore"}
     assert listed == {path.name for path in FOLDER.iterdir()} - others

@@ -94,3 +94,59 @@ def test_the_schemas_refuse_other_shapes(server: Running) -> None:
     ):
         with pytest.raises(ValidationError):
             valid(wrong, published.CHAT)
+
+
+# --- our own description --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"temperature": 1}, {"temperature": 101}),
+        ({"top_p": 0.5}, {"top_p": 0}),
+        ({"min_p": 0.1}, {"min_p": 1.5}),
+        ({"presence_penalty": -2, "frequency_penalty": 2}, {"frequency_penalty": 2.1}),
+        ({"repetition_penalty": 1.1}, {"repetition_penalty": 0}),
+        ({"logit_bias": {"7": -100}}, {"logit_bias": {"7": 101}}),
+        ({"n": 2}, {"n": 0}),
+        ({"stop": ["a"]}, {"stop": [""]}),
+        ({"sprinter": {"method": "sprinter", "budget": 0.1}}, {"sprinter": {"budget": 2}}),
+        ({"seed": 2**40}, {"best_of": 2}),
+        ({"temperature": None, "sprinter": {"tokens": None}, "suffix": None}, {"prompt": None}),
+    ],
+    ids=str,
+)
+def test_the_description_says_what_is_valid(
+    server: Running, fields: dict[str, Any], wrong: dict[str, Any]
+) -> None:
+    with server.http() as http:
+        described = http.get("/openapi.json").json()
+    body = Draft202012Validator(
+        {"$ref": "#/components/schemas/CompletionRequest", "components": described["components"]}
+    )
+    for given, status in ((fields, 200), (wrong, 400)):
+        asked = {**PROMPT, "max_tokens": 1, **given}
+        assert body.is_valid(asked) == (status == 200)
+        assert server.post(TEXT, asked).status_code == status
+
+
+def test_the_description_says_how_requests_are_refused(server: Running) -> None:
+    with server.http() as http:
+        described = http.get("/openapi.json").json()
+        assert {TEXT, CHAT, "/v1/models", "/health", "/metrics", "/tokenize"} <= described["paths"].keys()
+        for path, operations in described["paths"].items():
+            for found in operations.values():
+                assert "422" not in found["responses"]
+                refused = found["responses"]["4XX"]["content"]
+                assert refused == {
+                    "application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}
+                }
+                served = found["responses"]["200"]["content"]
+                assert ("text/event-stream" in served) == (path in (TEXT, CHAT))
+        kind = described["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+        assert [*kind] == ["text/plain"]
+        assert http.get("/metrics").headers["content-type"].startswith("text/plain")
+    refusal = Draft202012Validator(
+        {"$ref": "#/components/schemas/ErrorAnswer", "components": described["components"]}
+    )
+    for given in ({"prompt": ""}, {"best_of": 2}, {"model": "another"}):
+        refusal.validate(server.post(TEXT, {**PROMPT, **given}).json())
+        assert not refusal.is_valid({"error": "no"})

@@ -70,6 +70,8 @@ def test_other_fields_are_refused_and_never_ignored(
         (TEXT, {"prompt": "word " * 300}, "this server reads at most 256"),
         (TEXT, {"prompt": "word " * 30_000}, "exceed the context"),
         (TEXT, {"temperature": -1}, "temperature"),
+        (TEXT, {"temperature": "warm"}, "temperature: "),
+        (TEXT, {"temperature": True}, "temperature: "),
         (TEXT, {"top_p": 0}, "top_p"),
         (TEXT, {"logprobs": 21}, "logprobs"),
         (TEXT, {"logit_bias": {"x": 1}}, "logit_bias"),
@@ -103,6 +105,7 @@ def test_mistakes_are_named(server: Running, path: str, fields: dict[str, Any], 
     error = refusal(answer)
     assert answer.status_code == 400 and error["type"] == "invalid_request_error"
     assert message in error["message"] and "secret" not in error["message"]
+    assert error["param"] is None or not error["param"].endswith((".str", ".int", ".float", ".bool"))
     assert "max_new_tokens" not in error["message"]
 
 

@@ -31,7 +31,13 @@ from sprinter.serve.guard import RequestGuard, note_of
 from sprinter.serve.logs import error_fields, text_fields
 from sprinter.serve.page import add_page
 from sprinter.serve.refusals import Refusal, of_error, of_fields
-from sprinter.serve.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from sprinter.serve.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ErrorAnswer,
+    TokenizeRequest,
+)
 from sprinter.serve.service import Service
 from sprinter.version import __version__
 
@@ -39,6 +45,21 @@ __all__ = ["make_app"]
 
 _log = logging.getLogger("sprinter.serve")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
+# What the OpenAPI description says of answers.
+_Responses = dict[int | str, dict[str, Any]]
+_REFUSED: _Responses = {
+    "4XX": {"model": ErrorAnswer, "description": "What is wrong with the request."},
+    "5XX": {"model": ErrorAnswer, "description": "Why the server cannot answer it."},
+}
+_STATE: _Responses = {"4XX": _REFUSED["4XX"], 503: {"description": "Not now; the status says why."}}
+_SCRAPED: _Responses = {200: {"description": "Counts and gauges.", "content": {"text/plain": {}}}, **_REFUSED}
+_WRITTEN: _Responses = {
+    200: {
+        "description": "The answer, or with stream=true its events.",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
+    **_REFUSED,
+}
 
 
 def make_app(service: Service) -> ASGIApp:
@@ -102,32 +123,32 @@ def _noted(request: Request) -> str:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    @app.get("/health", responses=_STATE)
     async def health(request: Request) -> Response:
         """200 as long as the models run; 503 while they are loaded, and after they have failed."""
         _noted(request)
         state = service.state
         return JSONResponse({"status": state}, 200 if state in ("ready", "closing") else 503)
 
-    @app.get("/ready")
+    @app.get("/ready", responses=_STATE)
     async def ready(request: Request) -> Response:
         """200 if new requests are taken."""
         _noted(request)
         return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=Response, responses=_SCRAPED)
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus."""
         _noted(request)
         return PlainTextResponse(service.metrics.scrape(), media_type=_METRICS)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=_REFUSED)
     async def models(request: Request) -> Any:
         """The model that is served."""
         _noted(request)
         return {"object": "list", "data": [service.describe()]}
 
-    @app.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}", responses=_REFUSED)
     async def model(request: Request, model: str) -> Any:
         """The model, if it has this name."""
         _noted(request)
@@ -142,7 +163,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             raise UserError("this pair has no tokenizer: give token ids")
         return found
 
-    @app.post("/tokenize")
+    @app.post("/tokenize", responses=_REFUSED)
     async def tokenize(request: Request, body: TokenizeRequest) -> Any:
         """Token ids of a text, or of messages."""
         _noted(request)
@@ -156,14 +177,14 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             ids = await asyncio.to_thread(service.token_ids, body.prompt or "", body.add_special_tokens)
         return {"count": len(ids), "max_model_len": service.engine.max_len, "tokens": ids}
 
-    @app.post("/detokenize")
+    @app.post("/detokenize", responses=_REFUSED)
     async def detokenize(request: Request, body: DetokenizeRequest) -> Any:
         """The text of token ids."""
         _noted(request)
         service.check_model(body.model)
         return {"prompt": await asyncio.to_thread(service.text_of, body.tokens)}
 
-    @app.get("/tokenizer_info")
+    @app.get("/tokenizer_info", responses=_REFUSED)
     async def tokenizer_info(request: Request) -> Any:
         """Special tokens and chat template: what lm-evaluation-harness asks for to tokenize here."""
         _noted(request)
@@ -178,12 +199,12 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_texts(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=_WRITTEN)
     async def completions(request: Request, body: CompletionRequest) -> Response:
         """Continue prompts: OpenAI's completions."""
         return await _serve(service, request, body)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=_WRITTEN)
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
         """Answer a conversation: OpenAI's chat completions."""
         return await _serve(service, request, body)

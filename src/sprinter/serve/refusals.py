@@ -20,6 +20,8 @@ __all__ = ["Refusal", "of_error", "of_fields"]
 _NAMES = {"max_new_tokens": "max_tokens"}
 """Names of options in our messages -> fields of a request."""
 _MOST = 500  # characters of a message
+_KINDS = ("str", "int", "float", "bool")
+"""Names of the alternatives of a field that has several types, which pydantic adds to the place of a mistake."""
 _DIRECTORIES = re.compile(r"(?<![\w.@+~:/-])/(?!v\d/)(?:[\w.@+~-]+/)+(?=[\w.@+~-])")
 """The directories of an absolute path; no URLs, and no paths of this server."""
 
@@ -90,7 +92,7 @@ def of_error(error: Exception) -> Refusal:
 def of_fields(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     """The refusal for a body that the schema refuses; it repeats nothing of the body but names of fields."""
     first = errors[0] if errors else {}
-    place = [str(part) for part in first.get("loc", ()) if part != "body"]
+    place = [str(part) for part in first.get("loc", ()) if part not in ("body", *_KINDS)]
     name = ".".join(part for part in place if part.isidentifier() or part.isdecimal())[:80]
     if first.get("type") == "extra_forbidden":
         return Refusal(

@@ -1,22 +1,24 @@
-"""The fields of requests. Every other field is refused, so that none is ignored."""
+"""The fields of requests, and of errors. Every other field of a request is refused, so that none is ignored."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 __all__ = [
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
+    "ErrorAnswer",
     "GenerateRequest",
     "SprinterOptions",
     "TokenizeRequest",
 ]
 
 _MOST_STOPS = 64
-JsonNumber = StrictInt | StrictFloat
 TokenId = Annotated[int, Field(ge=0)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
@@ -31,6 +33,17 @@ class RequestObject(BaseModel):
     def _without_nulls(cls, given: Any) -> Any:
         """A null is an absent field, as in OpenAI's interface."""
         return {k: v for k, v in given.items() if v is not None} if isinstance(given, dict) else given
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The OpenAPI description says so too."""
+        found = handler(core)
+        own = handler.resolve_ref_schema(found)
+        for name, field in own.get("properties", {}).items():
+            if name not in own.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+                own["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+        own["additionalProperties"] = {"type": "null"}
+        return found
 
 
 class StreamOptions(RequestObject):
@@ -56,7 +69,7 @@ class SprinterOptions(RequestObject):
     speculation: bool = True
     tokens: bool = False
     require_lossless: bool = False
-    budget: Annotated[JsonNumber, Field(ge=0, le=1)] | None = None
+    budget: Annotated[float, Field(ge=0, le=1)] | None = None
     never_slower: bool | None = None
 
 
@@ -65,14 +78,14 @@ class GenerateRequest(RequestObject):
 
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[JsonNumber, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[JsonNumber, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
-    min_p: Annotated[JsonNumber, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[JsonNumber, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[JsonNumber, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[JsonNumber, Field(ge=0.01, le=100)] | None = None
-    logit_bias: dict[str, Annotated[JsonNumber, Field(ge=-100, le=100)]] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None = None
@@ -113,3 +126,18 @@ class DetokenizeRequest(RequestObject):
 
     model: str | None = None
     tokens: list[TokenId]
+
+
+class ErrorFields(BaseModel):
+    """What is wrong, in OpenAI's fields."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer with status 4xx or 5xx, for the OpenAPI description."""
+
+    error: ErrorFields
