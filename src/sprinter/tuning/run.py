@@ -30,10 +30,8 @@ from sprinter.version import __version__
 __all__ = ["tune", "work_folder"]
 
 _REPLAYED = "replayed.json"
-_TEXTS, _REPLAYS = (
-    0.15,
-    0.4,
-)  # shares of the time after which no further text is written, no candidate replayed
+_TEXTS = 0.15  # share of the time after which the probe writes no further text
+_REPLAYS = 0.4  # share of the time after which no candidate is replayed
 _USUAL_TOKENS = 128  # new tokens if the suite has no limit
 
 TuneProgress = Callable[[int, int, str], None]
@@ -118,7 +116,10 @@ def tune(
             "settings": entries,
             "chosen": choose(entries, settings),
             "front": front_of(predicted, journal.rows, settings),
-            "race": {"candidates": known["candidates"], "rounds": race.rounds, "decided": race.decided, "failed": race.failed},
+            "race": {
+                "candidates": known["candidates"], "rounds": race.rounds, "decided": race.decided,
+                "failed": race.failed,
+            },
         }  # fmt: skip
     profile["seconds"] = round(time.monotonic() - began, 1)
     return _write(out, profile)
