@@ -15,6 +15,7 @@ from tests.bench.arms import FakeArm
 from tests.theory.tools import chains, record_chain
 
 import sprinter
+from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.bench.journal import ROWS, Memory
 from sprinter.bench.sample import Sample, SampleCheck, Suite
 from sprinter.decode.spec import parse_method
@@ -158,7 +159,16 @@ def test_predictions_follow_the_costs() -> None:
     assert cheap[0].spec == PLAIN and cheap[0].speed_up == 1.0 and cheap[0].drift == 0
     assert all(one.speed_up > two.speed_up for one, two in zip(cheap[1:], dear[1:], strict=True))
     assert seen[-1] == (6, 6)
-    assert len(replay_all(recording, TIMES, tried, seed=0, until=time.monotonic())) == 1
+    many = candidates(recording, "optimal(step=0.1, token=0.05)", (0.05,))
+    assert len(replay_all(recording, TIMES, many, seed=0, until=time.monotonic())) == 12
+
+
+def test_the_first_texts_of_a_recording() -> None:
+    recording = record_chain(chains(1, 5, 8)[0], 6, "target", seed=1, gate=True)
+    some = recording.first_texts(2)
+    assert some.lengths == (8, 8) and len(some.p) == len(some.ids) == len(some.signals["gate"]) == 16
+    method = parse_method("speculative(gamma=3)")
+    assert replay(some, method).by_text.tolist() == replay(recording, method).by_text[:2].tolist()
 
 
 def test_times_are_made_to_rise() -> None:
@@ -193,6 +203,14 @@ def test_half_of_each_class_is_replayed_again() -> None:
 Raced = Callable[..., tuple[Race, dict[str, FakeArm]]]
 
 
+class UnevenArm(FakeArm):
+    """Takes 0.1 s or 0.9 s a token, in turn."""
+
+    def answer(self, ask: Ask) -> ArmAnswer:
+        self._pace_s = 0.1 if ask.seed % 2 else 0.9
+        return super().answer(ask)
+
+
 @pytest.fixture
 def raced(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> Raced:
     """Run a race among fake arms with given seconds a token; plain decoding takes 1."""
@@ -203,7 +221,8 @@ def raced(pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch) -> Raced:
         made: dict[str, FakeArm] = {}
 
         def arm(spec: str) -> FakeArm:
-            return made.setdefault(spec, FakeArm(spec, pace.get(spec, 1.0), starts=spec != "broken"))
+            kind = UnevenArm if spec == "uneven" else FakeArm
+            return made.setdefault(spec, kind(spec, pace.get(spec, 1.0), starts=spec != "broken"))
 
         monkeypatch.setattr(race_module, "parse_arm", arm)
         race = Race(
@@ -232,6 +251,16 @@ def test_it_ends_early_where_the_finalists_are_far_apart(raced: Raced) -> None:
     assert race.classes == {"exact": ["a", "b"], "0.1": ["c"]}
     race, _ = raced({"exact": ["b", "a"]}, paces, prompts=16, thorough=True)
     assert race.rounds[-1]["prompts"] == 16
+
+
+def test_prompts_are_repeated_if_they_do_not_tell_finalists_apart(raced: Raced) -> None:
+    """Each is the faster one on every other prompt: all are asked twice, the second time with other seeds."""
+    race, made = raced({"exact": ["a", "uneven"]}, {"a": 0.5}, prompts=4)
+    rounds = [(one["prompts"], one["repeats"]) for one in race.rounds]
+    assert rounds == [(2, 1), (4, 1), (4, 2)] and race.decided
+    assert [ask.seed for ask in made["uneven"].asks if ask.new_tokens == 6 and ask.meter == "complete"][
+        -8:
+    ] == [*range(8)]
 
 
 def test_an_arm_that_fails_leaves(raced: Raced) -> None:

@@ -21,7 +21,8 @@ A profile is one JSON object:
                fastest within each budget, or that meets the goals of quality
     front      all candidates: {"spec", "level", "lossless", "predicted": {"speed_up", "drift", "kl"}, "measured":
                {"speed_up", "drift", "prompts"} or null, "on_front": {"predicted", "measured"}}
-    race       {"rounds": [{"prompts", "arms"}], "decided": whether time sufficed, "failed": {spec: error}}
+    race       {"candidates": number that was to be replayed ("front" has those that were), "rounds": [{"prompts",
+               "repeats", "arms"}], "decided": whether time sufficed, "failed": {spec: error}}
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -96,6 +96,17 @@ class Recording:
             return self.q.shape[-1]
         prompts = max((id for prompt in self.prompts for id in prompt), default=0)
         return 1 + max(prompts, int(self.ids.max()), int(self.outcomes.max()))
+
+    def first_texts(self, count: int) -> Recording:
+        """The first ``count`` of the texts."""
+        end = sum(self.lengths[:count])
+        columns = {name: getattr(self, name)[:end] for name in ("p", "q", "raw_p", "raw_q", "tokens", "ids")}
+        return replace(
+            self, **columns, lengths=self.lengths[:count], prompts=self.prompts[:count],
+            outcomes=None if self.outcomes is None else self.outcomes[:end],
+            signals={name: values[:end] for name, values in self.signals.items()},
+            features={name: values[:end] for name, values in self.features.items()},
+        )  # fmt: skip
 
     def grouped(self, n: int, law: Tensor) -> tuple[Tensor, dict[int, list[int]]]:
         """A law over the vocabulary as one over the outcomes of position n, ``[K]``; and the token ids of each outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,8 +23,8 @@ from sprinter.theory.recording import Recording
 
 __all__ = ["PairProbe", "prompt_facts", "run_probe", "usable_prompts"]
 
-_FULL = 512  # tokens of a vocabulary that is recorded whole
-_REPEATS = 15  # of each forward pass: one wrong length would mislead the choice of draft lengths
+_FULL = 512  # tokens of a vocabulary that is recorded whole: replays of fewer outcomes take less time
+_REPEATS = 9  # of each forward pass: one wrong length would mislead the choice of draft lengths
 Step = Callable[[str, int, int], None]
 """Progress: (stage, steps done, steps in total)."""
 
@@ -34,13 +35,16 @@ class PairProbe:
 
     Attributes:
         recording: both models' laws along texts that the target wrote after the prompts.
-        some: the same along the first quarter of these texts.
         times: seconds of forward passes, behind texts of the prompts' length.
     """
 
     recording: Recording
-    some: Recording
     times: PassTimes
+
+    @property
+    def some(self) -> Recording:
+        """The laws along the first quarter of the texts."""
+        return self.recording.first_texts(math.ceil(len(self.recording.lengths) / 4))
 
     @property
     def mean_tokens(self) -> float:
@@ -55,13 +59,20 @@ def usable_prompts(pair: Pair, suite: Suite, new_tokens: int) -> list[TurnPrompt
 
 
 def run_probe(
-    pair: Pair, prompts: Sequence[TurnPrompt], sampling: Sampling, new_tokens: int, seed: int, step: Step
+    pair: Pair,
+    prompts: Sequence[TurnPrompt],
+    sampling: Sampling,
+    new_tokens: int,
+    seed: int,
+    step: Step,
+    until: float = math.inf,
 ) -> PairProbe:
     """Write one text a prompt with the target, read all of them with both models, and time forward passes.
 
     Args:
         new_tokens: maximum length of a text.
         step: called after each step.
+        until: time (``time.monotonic``) after which no further text is begun.
     """
     stage, passages = "texts by the target", []
     for i, prompt in enumerate(prompts):
@@ -71,29 +82,20 @@ def run_probe(
         )  # fmt: skip
         passages.append(Passage(tuple(prompt.ids), tuple(token.id for token in out.tokens)))
         step(stage, i + 1, len(prompts))
-    some, all_of_them = (
-        _laws(pair, part, sampling, new_tokens, step)
-        for part in (passages[: math.ceil(len(passages) / 4)], passages)
-    )
+        if time.monotonic() >= until:
+            break
+    read = read_passages(
+        pair, passages, sampling=sampling, full=_FULL,
+        progress=lambda done, wanted: step("laws along texts", done, wanted),
+    )  # fmt: skip
     lengths = [len(prompt.ids) for prompt in prompts]
     times = measure_passes(
         pair, context=int(np.mean(lengths)) + new_tokens // 2, repeats=_REPEATS, sampling=sampling,
         progress=lambda done, wanted: step("times of forward passes", done, wanted),
     )  # fmt: skip
     times = replace(times, target_s=_rising(times.target_s))
-    return PairProbe(all_of_them, some, times)
-
-
-def _laws(
-    pair: Pair, passages: Sequence[Passage], sampling: Sampling, new_tokens: int, step: Step
-) -> Recording:
-    """Both models' laws, on few outcomes: replays then take less time."""
-    read = read_passages(
-        pair, passages, sampling=sampling, full=_FULL,
-        progress=lambda done, wanted: step("laws along texts", done, wanted),
-    )  # fmt: skip
     # The target drew every token from its processed law.
-    return replace(read, writer="target", new_tokens=new_tokens)
+    return PairProbe(replace(read, writer="target", new_tokens=new_tokens), times)
 
 
 def _rising(times: Mapping[int, float]) -> dict[int, float]:

@@ -17,6 +17,7 @@ from sprinter.tuning.candidates import PLAIN, Candidate, family
 __all__ = ["Predicted", "faster_half", "prune", "replay_all"]
 
 _OF_A_FAMILY = 3  # neighbouring settings of a class that go on
+_LEAST = 12  # candidates that are replayed even if there is no time left
 _SLACK = 1.1  # of a budget: a replay has drawn other numbers than the live texts will
 
 
@@ -50,13 +51,13 @@ def replay_all(
     until: float = math.inf,
     progress: Callable[[int, int], None] = lambda done, wanted: None,
 ) -> list[Predicted]:
-    """Replay candidates in order, until the clock shows ``until`` (``time.monotonic``); the first one always.
+    """Replay candidates in order, until the clock shows ``until`` (``time.monotonic``); the first few always.
 
     Those whose rule has no drift of single positions are left out, as no budget could be checked beforehand.
     """
     found: list[Predicted] = []
     for done, one in enumerate(tried):
-        if found and time.monotonic() >= until:
+        if done >= _LEAST and time.monotonic() >= until:
             break
         run = replay(recording, parse_method(one.spec), seed=seed)
         if math.isfinite(run.mean_drift):

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from sprinter.bench.arms import parse_arm
@@ -52,8 +53,9 @@ class Race:
 
     Attributes:
         classes: class -> specs that are left, fastest first.
-        rounds: number of prompts and of arms of each round.
-        decided: whether the finalists were told apart or have answered all prompts; False: time was up.
+        rounds: number of prompts, repeats and arms of each round.
+        decided: whether the finalists were told apart, or have answered all prompts as often as is allowed; False: time
+            was up.
         failed: spec -> error, one line.
     """
 
@@ -77,16 +79,20 @@ class Race:
         """
         self.classes = {name: list(specs) for name, specs in classes.items()}
         prompts, total = min(self.settings.first, len(self.suite.samples)), len(self.suite.samples)
+        repeats = 1
         try:
             self._warm_up()
             while True:
-                self._round(prompts)
+                self._round(prompts, repeats)
                 finals = all(len(specs) <= self.settings.finalists for specs in self.classes.values())
-                if prompts == total or (finals and not self.thorough and self._told_apart()):
+                enough = finals and (prompts == total or not self.thorough) and self._told_apart()
+                if enough or (prompts == total and repeats == self.settings.repeats):
                     self.decided = True
                     break
                 if not finals:
                     self._halve()
+                if prompts == total:
+                    repeats += 1
                 prompts = min(total, 2 * prompts)
         except _TimeIsUp:
             if not any(row["model_id"] == PLAIN for row in self.journal.rows):
@@ -99,24 +105,24 @@ class Race:
     def _specs(self) -> list[str]:
         return list(dict.fromkeys([PLAIN, *(spec for specs in self.classes.values() for spec in specs)]))
 
-    def _round(self, prompts: int) -> None:
+    def _round(self, prompts: int, repeats: int) -> None:
         """Ask all arms that are left the first ``prompts`` prompts."""
         specs = self._specs()
-        self.rounds.append({"prompts": prompts, "arms": len(specs)})
+        self.rounds.append({"prompts": prompts, "repeats": repeats, "arms": len(specs)})
         part = replace(self.suite, samples=self.suite.samples[:prompts])
-        self._ask(part, specs, self._bench(), self.journal, f"round {len(self.rounds)}")
+        self._ask(part, specs, self._bench(repeats), self.journal, f"round {len(self.rounds)}")
         self._rank()
 
     def _warm_up(self) -> None:
         """Short answers by all arms, which are not stored."""
         part = replace(self.suite, samples=self.suite.samples[:1])
-        settings = replace(self._bench(), new_tokens=_WARM_TOKENS)
+        settings = replace(self._bench(1), new_tokens=_WARM_TOKENS)
         self._ask(part, self._specs(), settings, Memory(), "warm-up")
 
-    def _bench(self) -> BenchSettings:
+    def _bench(self, repeats: int) -> BenchSettings:
         own = self.settings
         return BenchSettings(
-            (own.temperature,), own.new_tokens, 1, own.seed, own.top_k, own.top_p, own.min_p, warmup=0
+            (own.temperature,), own.new_tokens, repeats, own.seed, own.top_k, own.top_p, own.min_p, warmup=0
         )
 
     def _ask(
@@ -132,8 +138,10 @@ class Race:
                 raise _TimeIsUp
 
         arms = [parse_arm(spec) for spec in specs]
-        asked = {(arm.name, sample.id) for arm in arms for sample in suite.samples}
-        left = len(asked - {(row["model_id"], row["question_id"]) for row in rows.rows})
+        asked = product(
+            (arm.name for arm in arms), (sample.id for sample in suite.samples), range(settings.repeats)
+        )
+        left = len(set(asked) - {(row["model_id"], row["question_id"], row["repeat"]) for row in rows.rows})
         harness = Harness(self.pair, arms, [suite], settings, rows, step)
         try:
             harness.run()
@@ -164,11 +172,16 @@ class Race:
             self.classes[name] = specs[: max(self.settings.finalists, math.ceil(len(specs) / 2))]
 
     def _told_apart(self) -> bool:
-        """Whether in every class no rival can be more than 2 % faster than the leader."""
+        """Whether in every class no rival can be more than 2 % faster than the leader, nor of the leaders of exact
+        methods and of a budget the slower one."""
         found = grouped(self.journal.rows, self._specs())
         if len(found[PLAIN].prompts) < _LEAST:
             return False
         rivals = [(specs[0], other) for specs in self.classes.values() for other in specs[1:]]
+        leaders = [specs[0] for specs in self.classes.values()]
+        for other in leaders[1:]:
+            faster = speed_over(found, leaders[0], other)[0] >= 1
+            rivals.append((leaders[0], other) if faster else (other, leaders[0]))
         lows = [speed_over(found, leader, other)[1] for leader, other in rivals]
         return all(low is not None and low >= _CLOSE for low in lows)
 

@@ -30,7 +30,8 @@ from sprinter.version import __version__
 __all__ = ["tune", "work_folder"]
 
 _REPLAYED = "replayed.json"
-_SHARE = 0.4  # of the time, at most, before the race
+_TEXTS = 0.15  # share of the time after which the probe writes no further text
+_REPLAYS = 0.4  # share of the time after which no candidate is replayed
 _USUAL_TOKENS = 128  # new tokens if the suite has no limit
 
 TuneProgress = Callable[[int, int, str], None]
@@ -115,7 +116,10 @@ def tune(
             "settings": entries,
             "chosen": choose(entries, settings),
             "front": front_of(predicted, journal.rows, settings),
-            "race": {"rounds": race.rounds, "decided": race.decided, "failed": race.failed},
+            "race": {
+                "candidates": known["candidates"], "rounds": race.rounds, "decided": race.decided,
+                "failed": race.failed,
+            },
         }  # fmt: skip
     profile["seconds"] = round(time.monotonic() - began, 1)
     return _write(out, profile)
@@ -141,16 +145,19 @@ def _fitting(pair: Pair, suite: Suite, new_tokens: int) -> Suite:
 def _probe(
     pair: Pair, prompts: Any, settings: TuneSettings, folder: Path, began: float, progress: TuneProgress
 ) -> dict[str, Any]:
-    """Probe the pair and replay all candidates; kept on disk if all of them were."""
+    """Probe the pair and replay candidates; kept on disk for a later call."""
     assert settings.new_tokens is not None
 
     def step(stage: str, done: int, wanted: int) -> None:
         progress(done, wanted, stage)
 
     prompts = prompts[: settings.probe_texts]
-    probe = run_probe(pair, prompts, settings.sampling, settings.new_tokens, settings.seed, step)
+    time_s = math.inf if settings.time_s is None else settings.time_s
+    probe = run_probe(
+        pair, prompts, settings.sampling, settings.new_tokens, settings.seed, step, began + _TEXTS * time_s
+    )
     tried = candidates(probe.recording, probe.times.optimal, settings.levels(probe.mean_tokens))
-    until = math.inf if settings.time_s is None else began + _SHARE * settings.time_s
+    until = began + _REPLAYS * time_s
 
     def replayed(recording: Recording, some: Sequence[Candidate], stage: str) -> list[Predicted]:
         return replay_all(
@@ -165,15 +172,14 @@ def _probe(
     predicted = [again.get(one.spec, one) for one in first]
     known = {
         "predicted": [one.to_dict() for one in predicted],
+        "candidates": len(tried),
         "prompts": prompt_facts(probe.recording, prompts),
         "costs": {
             "target_s": {str(n): seconds for n, seconds in probe.times.target_s.items()},
             "draft_s": probe.times.draft_s,
         },
     }
-    if time.monotonic() < until:
-        _write(folder / _REPLAYED, known)
-    return known
+    return _write(folder / _REPLAYED, known)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -76,7 +76,9 @@ class TuneSettings:
         seed: base seed.
         probe_texts: number of prompts of the probe.
         keep: candidates per class (exact methods; each budget on drift) that go on after the replay.
-        first: prompts of the first round. finalists: candidates per class that are left at the end.
+        first: prompts of the first round. repeats: how often finalists answer a prompt, at most, with another seed each
+            time; more than once only if the prompts do not tell them apart.
+        finalists: candidates per class that are left at the end.
         run_code: run generated programs, for pass_at_1.
 
     Raises:
@@ -96,6 +98,7 @@ class TuneSettings:
     probe_texts: int = 8
     keep: int = 6
     first: int = 2
+    repeats: int = 2
     finalists: int = 2
     run_code: bool = False
 
@@ -110,7 +113,7 @@ class TuneSettings:
             raise UserError("a budget was given twice: give each once")
         if self.time_s is not None and not self.time_s > 0:
             raise UserError(f"time={self.time_s} is out of range: give seconds above 0")
-        for name in ("probe_texts", "keep", "first", "finalists"):
+        for name in ("probe_texts", "keep", "first", "repeats", "finalists"):
             at_least(name, getattr(self, name), 1)
         at_least("seed", self.seed, 0)
         if self.new_tokens is not None:
