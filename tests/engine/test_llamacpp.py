@@ -97,7 +97,9 @@ def test_trees_are_refused(files: Path) -> None:
         UserError, match=r"specinfer\(drafts=2, gamma=5\) drafts a tree, .*llamacpp.*give drafts=1"
     ):
         load(files, "f32").generate(PROMPT, method="specinfer(drafts=2)")
-    with pytest.raises(UserError, match=r"tree\(.*\) drafts a tree, .*llamacpp.*give a method that drafts chains"):
+    with pytest.raises(
+        UserError, match=r"tree\(.*\) drafts a tree, .*llamacpp.*give a method that drafts chains"
+    ):
         load(files, "f32").generate(PROMPT, method="tree")
 
 
