@@ -33,7 +33,7 @@ def check_trees(rule: Judge, drafter: Drafter) -> None:
     Raises:
         AssertionError: the joint law of texts is not the target's.
     """
-    chance = drafter.siblings in (Siblings.DRAWN, Siblings.INDEPENDENT)  # multiplies the paths
+    chance = drafter.siblings is not Siblings.CHOSEN  # multiplies the paths
     narrow, holey, wide = MarkovPair(2, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3), MarkovPair(4, 3)
     for pair, length in ((narrow, 4 - chance), (holey, 4 - chance), (wide, 2)):
         method = Method(accept=rule, stop=Fixed(3), drafter=drafter)
