@@ -40,7 +40,7 @@ class TargetRounds:
             kept += [sum(origin in _KEPT for origin in one) for one in called]
             method = None if out.request is None else out.request.method
             if method is not None and method.drafter.proposes:
-                lengths.append(method.length or method.cap)
+                lengths.append(method.levels)
         known = [length for length in lengths if length is not None]
         return cls(tuple(kept), max(known, default=None))
 
