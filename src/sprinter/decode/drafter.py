@@ -94,7 +94,7 @@ class Drafter:
     @property
     def siblings(self) -> Siblings:
         """How it makes the nodes that follow one node: ``ALONE`` for chains."""
-        return Siblings.ALONE
+        return Siblings.ALONE if self.drafts == 1 else Siblings.INDEPENDENT
 
     @property
     def levels(self) -> int | None:
@@ -102,12 +102,12 @@ class Drafter:
         return None
 
     def growth(self, root: Root) -> Growth:
-        """A new tree; ``root.depth`` is its largest number of levels."""
-        raise NotImplementedError(f"{self!r} grows no trees")
+        """A new tree; ``root.depth`` is its largest number of levels. By default that of independent drafts."""
+        return Independent(root, self.drafts)
 
     def slots(self, depth: int) -> int:
         """Largest number of nodes of a tree of ``depth`` levels that either model reads."""
-        raise NotImplementedError(f"{self!r} grows no trees")
+        return self.drafts * depth
 
     @property
     def proposes(self) -> bool:
@@ -169,19 +169,6 @@ class Model(Drafter):
         at_least("drafts", self.drafts, 1)
         if self.drafts > 8:
             raise UserError(f"drafts={self.drafts} is out of range: give a whole number in [1, 8]")
-
-    @property
-    def siblings(self) -> Siblings:
-        """Independent drafts, if there are several."""
-        return Siblings.ALONE if self.drafts == 1 else Siblings.INDEPENDENT
-
-    def growth(self, root: Root) -> Growth:
-        """The tree of the drafts."""
-        return Independent(root, self.drafts)
-
-    def slots(self, depth: int) -> int:
-        """Number of nodes if the drafts share none."""
-        return self.drafts * depth
 
 
 @DRAFTER.rule("allocated")

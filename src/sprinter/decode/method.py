@@ -157,7 +157,7 @@ class Method:
 
     @property
     def levels(self) -> int | None:
-        """Largest number of levels of a tree; None: no part of the method limits it."""
+        """Largest number of tokens on a path of a draft; None: no part of the method limits it."""
         bounds = [one for one in (self.drafter.levels, self.length, self.cap) if one is not None]
         return min(bounds, default=None)
 

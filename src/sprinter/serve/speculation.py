@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sprinter.decode.draft import Origin, Token
-from sprinter.decode.method import Method
 from sprinter.engine.generation import Generation, stats_dict, token_dict
 
 __all__ = ["TargetRounds", "llamacpp_timings", "sprinter_report", "token_report", "vllm_metrics"]
@@ -40,8 +39,8 @@ class TargetRounds:
             called = [one for one in rounds.values() if any(origin is not Origin.TRUSTED for origin in one)]
             kept += [sum(origin in _KEPT for origin in one) for one in called]
             method = None if out.request is None else out.request.method
-            if isinstance(method, Method) and method.drafter.proposes:
-                lengths.append(method.length or method.cap)
+            if method is not None and method.drafter.proposes:
+                lengths.append(method.levels)
         known = [length for length in lengths if length is not None]
         return cls(tuple(kept), max(known, default=None))
 
