@@ -34,7 +34,7 @@ from sprinter.training.examples import ExampleEncoder, read_examples
 from sprinter.training.prompts import PromptRule, PromptSplitter, is_record, survey
 from sprinter.training.sources import read_records
 
-__all__ = ["INFO", "Text", "Texts", "TextsProgress", "read_shard", "save_bytes", "write_texts"]
+__all__ = ["INFO", "Text", "Texts", "TextsProgress", "read_shard", "save_bytes", "shard_bytes", "write_texts"]
 
 INFO = "texts.json"
 FEW = 8
@@ -138,7 +138,7 @@ def write_texts(
         if found is None:
             found = _written(pair, part, at, settings)
             tokens += sum(len(text.ids) - text.prompt for text in found)
-            save_bytes(path, _shard(found, info["settings_hash"]))
+            save_bytes(path, shard_bytes(found, info["settings_hash"]))
         texts += found
         if progress is not None:
             done = min(at + settings.shard, len(prompts))
@@ -188,7 +188,13 @@ def read_shard(path: Path, settings_hash: str) -> list[Text] | None:
     return texts
 
 
-def _shard(texts: Sequence[Text], settings_hash: str) -> bytes:
+def shard_bytes(texts: Sequence[Text], settings_hash: str) -> bytes:
+    """Bytes of a shard; laws in float16.
+
+    Args:
+        texts: its texts.
+        settings_hash: hash of what they depend on, which ``read_shard`` compares.
+    """
     about = {
         "settings": settings_hash,
         "texts": [(len(text.ids), text.prompt, text.task, text.held_out) for text in texts],

@@ -21,10 +21,11 @@ from torch import Tensor
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 
-__all__ = ["LOSSES", "Loss", "TopLaws", "divergences", "parse_loss"]
+__all__ = ["LOSSES", "Loss", "TopLaws", "divergences", "parse_loss", "tempered"]
 
 LOSSES = ("ce", "kl", "reverse-kl", "tv")
 _TERM = re.compile(r"(?:(?P<weight>[0-9.]+(?:e-?[0-9]+)?)\s*\*\s*)?(?P<name>[a-z-]+)")
+_LEAST = -30.0  # replaces ln q of a token outside a cut vocabulary, which has no gradient: a loss stays finite
 _FLOOR = 1e-9  # probability below which ln is not taken: the merged outcome may be empty
 
 
@@ -94,16 +95,34 @@ def divergences(log_q: Tensor, laws: TopLaws) -> dict[str, Tensor]:
     own = log_q.gather(-1, laws.ids)
     q, p = own.exp(), laws.probs
     q_rest, p_rest = (1 - q.sum(-1)).clamp(min=0), (1 - p.sum(-1)).clamp(min=0)
-    ln_q, ln_p = own.clamp(min=_lowest(own)), p.clamp(min=_FLOOR).log()
+    ln_q, ln_p = own.clamp(min=_LEAST), p.clamp(min=_FLOOR).log()
     ln_q_rest, ln_p_rest = q_rest.clamp(min=_FLOOR).log(), p_rest.clamp(min=_FLOOR).log()
     return {
-        "ce": -log_q.gather(-1, laws.tokens[:, None]).squeeze(-1).clamp(min=_lowest(own)),
+        "ce": -log_q.gather(-1, laws.tokens[:, None]).squeeze(-1).clamp(min=_LEAST),
         "kl": (p * (ln_p - ln_q)).sum(-1) + p_rest * (ln_p_rest - ln_q_rest),
         "reverse-kl": (q * (ln_q - ln_p)).sum(-1) + q_rest * (ln_q_rest - ln_p_rest),
         "tv": 1 - torch.minimum(p, q).sum(-1) - torch.minimum(p_rest, q_rest),
     }
 
 
-def _lowest(values: Tensor) -> float:
-    """Replaces ln 0: a token outside a cut vocabulary has no gradient, and a loss must stay finite."""
-    return -30.0
+def tempered(laws: TopLaws, temperature: float) -> TopLaws:
+    """The laws at a temperature T <= 1, from raw ones.
+
+    The sum of p^(1/T) over the tokens that are not among the k is not known. It is taken at its upper bound,
+    p_rest · p_k^(1/T − 1) with the least p_k of the k: small where T is well below 1, and exact at T = 1.
+
+    Raises:
+        UserError: a temperature of 0 or above 1.
+    """
+    if not 0 < temperature <= 1:
+        raise UserError(
+            f"temperature={temperature:g} of a loss is out of range: laws are stored on their most probable tokens, "
+            "which tells those at temperatures above 0 and up to 1"
+        )
+    if temperature == 1:
+        return laws
+    power = 1 / temperature
+    heated = laws.probs.pow(power)
+    rest = (1 - laws.probs.sum(-1)).clamp(min=0) * laws.probs.amin(-1).pow(power - 1)
+    total = (heated.sum(-1) + rest).clamp(min=_FLOOR)
+    return TopLaws(laws.ids, heated / total[:, None], laws.tokens)

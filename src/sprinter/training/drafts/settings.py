@@ -111,6 +111,8 @@ class TrainingSettings:
         tokens: tokens per step, prompts included.
         lr: peak learning rate of AdamW; it rises over the first 2 % of the steps and falls with a cosine to a tenth.
         decay: weight decay of matrices other than embeddings.
+        temperature: temperature of both laws in the loss, above 0 and up to 1; None: that of the texts, or 1 where that
+            is out of range.
         freeze_embeddings: keep the embeddings, which come from the target, as they are.
         on_policy: share of the steps, the last ones, that also see positions of the student's own drafts.
         gamma: length of those drafts.
@@ -126,6 +128,7 @@ class TrainingSettings:
     tokens: int = 2048
     lr: float = 1e-3
     decay: float = 0.01
+    temperature: float | None = None
     freeze_embeddings: bool = False
     on_policy: float = 0.0
     gamma: int = 5
@@ -141,6 +144,8 @@ class TrainingSettings:
         between("epochs", self.epochs, 1e-3, 1e6)
         between("lr", self.lr, 1e-8, 1.0)
         between("decay", self.decay, 0.0, 1.0)
+        if self.temperature is not None:
+            between("temperature", self.temperature, 0.05, 1.0)
         for name in ("tokens", "gamma", "checkpoint"):
             at_least(name, getattr(self, name), 1)
         for name in ("steps", "threads"):
