@@ -30,6 +30,10 @@ class Batch(NamedTuple):
     places: Tensor
     laws: TopLaws
 
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device."""
+        return Batch(self.ids.to(device), self.places.to(device), TopLaws(*(one.to(device) for one in self.laws)))
+
 
 def orders(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
     """Indices of the texts of each batch of an epoch; a batch has at most ``tokens`` tokens with padding, or one text."""

@@ -1,6 +1,7 @@
 """Texts that the target writes itself, with its laws: made in shards, so that an interrupted run resumes.
 
-Shard i holds the same prompts on any machine and after any interruption. Exact speculative decoding asks the draft at
+A shard is known by its prompts and by what its texts depend on, so that a run with more data, or another limit, reuses
+those that it shares with an earlier one. Exact speculative decoding asks the draft at
 prefixes of the target's own text, so these are the positions at which its law counts. The laws come from the passes
 that write the text: they cost no pass of their own.
 """
@@ -12,7 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -41,6 +42,8 @@ FEW = 8
 """Minimum number of texts to train on."""
 _FORMAT = 1
 _TASKS = ("task", "kind", "category")
+_SAME = ("format", "target_fingerprint", "weights", "vocab_size")
+_WRITING = ("seed", "temperature", "new_tokens", "top")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -134,12 +137,16 @@ def write_texts(
     began, tokens, texts = time.perf_counter(), 0, list[Text]()
     for number, at in enumerate(range(0, len(prompts), settings.shard)):
         part, path = prompts[at : at + settings.shard], out / f"texts-{number:05d}.safetensors"
-        found = read_shard(path, info["settings_hash"]) if path.is_file() else None
+        key = _key(info, at, part)
+        found = read_shard(path, key) if path.is_file() else None
         if found is None:
             found = _written(pair, part, at, settings)
             tokens += sum(len(text.ids) - text.prompt for text in found)
-            save_bytes(path, shard_bytes(found, info["settings_hash"]))
-        texts += found
+            save_bytes(path, shard_bytes(found, key))
+        texts += (
+            replace(text, held_out=prompt.held_out(settings.held_out))
+            for text, prompt in zip(found, part, strict=True)
+        )
         if progress is not None:
             done = min(at + settings.shard, len(prompts))
             progress(TextsProgress(done, len(prompts), tokens, time.perf_counter() - began))
@@ -165,39 +172,39 @@ def save_bytes(path: Path, content: bytes | str) -> None:
         ) from None
 
 
-def read_shard(path: Path, settings_hash: str) -> list[Text] | None:
-    """The texts of a shard; None if it is damaged or of other settings, so that it is made again."""
+def read_shard(path: Path, key: str) -> list[Text] | None:
+    """The texts of a shard; None if it is damaged or has another key, so that it is made again."""
     try:
         parts = load(path.read_bytes())
         own = json.loads(bytes(parts["about"].tolist()))
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    if own.get("settings") != settings_hash:
+    if own.get("key") != key:
         return None
     texts, tokens, laws = [], 0, 0
-    for length, prompt, task, held_out in own["texts"]:
+    for length, prompt, task in own["texts"]:
         answer = length - prompt
         texts.append(
             Text(
                 parts["ids"][tokens : tokens + length].long(), prompt,
                 parts["top_ids"][laws : laws + answer].long(), parts["top_probs"][laws : laws + answer].float(),
-                task, held_out,
+                task, False,
             )
         )  # fmt: skip
         tokens, laws = tokens + length, laws + answer
     return texts
 
 
-def shard_bytes(texts: Sequence[Text], settings_hash: str) -> bytes:
+def shard_bytes(texts: Sequence[Text], key: str) -> bytes:
     """Bytes of a shard; laws in float16.
 
     Args:
         texts: its texts.
-        settings_hash: hash of what they depend on, which ``read_shard`` compares.
+        key: hash of what they depend on, which ``read_shard`` compares.
     """
     about = {
-        "settings": settings_hash,
-        "texts": [(len(text.ids), text.prompt, text.task, text.held_out) for text in texts],
+        "key": key,
+        "texts": [(len(text.ids), text.prompt, text.task) for text in texts],
     }
     return to_bytes(
         {
@@ -227,7 +234,7 @@ def _written(pair: Pair, prompts: Sequence[_Prompt], first: int, settings: TextS
                 # as they are stored, so that a run that resumes trains on the same numbers
                 torch.tensor([[one.logprob for one in each] for each in tops]).reshape(-1, top).exp().half().float(),
                 prompt.task,
-                prompt.held_out(settings.held_out),
+                False,
             )
         )  # fmt: skip
     return texts
@@ -280,7 +287,7 @@ def _tasks(source: str, split: str) -> Iterator[str]:
 def _info(pair: Pair, sources: Sequence[str], settings: TextSettings) -> dict[str, Any]:
     target = pair.models.target
     found = survey(sources, settings.field, settings.limit, settings.split, _reader(settings))
-    info = {
+    info: dict[str, Any] = {
         "format": _FORMAT,
         "target": Path(target.id).name,
         "target_fingerprint": weights_fingerprint(target.model),
@@ -289,15 +296,22 @@ def _info(pair: Pair, sources: Sequence[str], settings: TextSettings) -> dict[st
         "data": [{**source, "name": Path(source["name"]).name} for source in found],
         "settings": asdict(settings),
     }
-    return {**info, "settings_hash": hashlib.sha256(json.dumps(info, sort_keys=True).encode()).hexdigest()}
+    return info
 
 
 def _reader(settings: TextSettings) -> Callable[..., Iterator[Any]]:
     return partial(read_examples, chat=settings.chat, system=settings.system)
 
 
+def _key(info: dict[str, Any], first: int, prompts: Sequence[_Prompt]) -> str:
+    """What the texts of a shard depend on."""
+    own = {name: info[name] for name in _SAME} | {name: info["settings"][name] for name in _WRITING}
+    prompt_ids = [[*prompt.ids] for prompt in prompts]
+    return hashlib.sha256(json.dumps([own, first, prompt_ids], sort_keys=True).encode()).hexdigest()
+
+
 def _check(out: Path, info: dict[str, Any]) -> None:
-    """Refuse a directory with texts of another target, other data or other settings; write the info file."""
+    """Refuse a directory with texts of another target or other settings; write the info file."""
     path = out / INFO
     if out.exists() and not out.is_dir():
         raise UserError(f"'{out}' is a file: give a directory")
@@ -308,23 +322,22 @@ def _check(out: Path, info: dict[str, Any]) -> None:
         there = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"'{path}' cannot be read ({error}): give another directory") from error
-    if there.get("settings_hash") == info["settings_hash"]:
-        return
-    names = ("target_fingerprint", "weights", "data", "vocab_size", "format")
-    differs = next((name for name in names if there.get(name) != info[name]), "settings")
-    if differs == "settings":
-        own = there.get("settings", {})
-        name = next((key for key, value in info["settings"].items() if own.get(key) != value), "settings")
-        differs = f"{name}={own.get(name)} (now {info['settings'].get(name)})"
-    elif differs == "target_fingerprint":
+    differs = next((name for name in _SAME if there.get(name) != info[name]), None)
+    before, now = there.get("settings", {}), info["settings"]
+    if differs == "target_fingerprint":
         differs = f"another target ('{there.get('target')}')"
+    elif differs is not None:
+        differs = f"{differs}={there.get(differs)} (now {info[differs]})"
     else:
-        differs = f"other {differs}"
-    raise UserError(f"'{out}' holds texts made with {differs}: give another --out, or --restart to start over")
+        name = next((name for name in _WRITING if before.get(name) != now[name]), None)
+        differs = name and f"{name}={before.get(name)} (now {now[name]})"
+    if differs:
+        raise UserError(f"'{out}' holds texts made with {differs}: give another --out, or --restart to start over")
+    save_bytes(path, json.dumps(info, indent=1))
 
 
 def _hash(info: dict[str, Any], texts: Sequence[Text]) -> str:
-    digest = hashlib.sha256(info["settings_hash"].encode())
+    digest = hashlib.sha256(json.dumps(info, sort_keys=True).encode())
     for text in texts:
         digest.update(text.ids.numpy().tobytes() + text.top_probs.numpy().tobytes())
     return digest.hexdigest()

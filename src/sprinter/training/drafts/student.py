@@ -80,9 +80,8 @@ def frequent_tokens(texts: Iterable[Tensor], count: int, vocab: int, always: Ite
 
 
 def save_student(
-    student: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path, eos_ids: tuple[int, ...],
-    extra: dict[str, str],
-) -> None:  # fmt: skip
+    student: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path, eos_ids: tuple[int, ...]
+) -> None:
     """Write a transformers folder with weights in bfloat16; ``config.json`` comes last, so half a folder never loads.
 
     Args:
@@ -90,7 +89,6 @@ def save_student(
         tokenizer: the target's.
         out: the folder.
         eos_ids: tokens that end a text.
-        extra: further text files by name.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written.
@@ -107,8 +105,6 @@ def save_student(
         if not (tied and name == "lm_head.weight")
     }
     save_bytes(out / "model.safetensors", to_bytes(state, metadata={"format": "pt"}))
-    for name, text in extra.items():
-        save_bytes(out / name, text)
     generation = GenerationConfig(eos_token_id=list(eos_ids))  # type: ignore[no-untyped-call]
     save_bytes(out / "generation_config.json", generation.to_json_string())
     config: dict[str, Any] = student.config.to_dict()

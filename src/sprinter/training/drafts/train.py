@@ -26,7 +26,7 @@ from sprinter.training.drafts.data import Text, Texts, read_shard, save_bytes, s
 from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, parse_loss, tempered
 from sprinter.training.drafts.settings import TrainingSettings
 
-__all__ = ["CHECKPOINT", "OnPolicy", "Point", "Trained", "log_laws", "train", "validate"]
+__all__ = ["CHECKPOINT", "OnPolicy", "Point", "Trained", "log_laws", "loss_temperature", "train", "validate"]
 
 CHECKPOINT = "training.safetensors"
 _WARM = parse_loss("ce+kl")
@@ -131,14 +131,15 @@ def log_laws(student: LlamaForCausalLM, batch: Batch, temperature: float = 1.0) 
     Returns:
         ``[n, V]``, or ``[n, kept + 1]`` with laws whose ids are columns.
     """
+    batch = batch.to(student.device)
     states = student.model(input_ids=batch.ids, use_cache=False).last_hidden_state
     states = states.reshape(-1, states.shape[-1])[batch.places]
     laws, head = tempered(batch.laws, temperature), student.lm_head
     if not isinstance(head, CutHead):
         return torch.log_softmax(head(states) / temperature, -1), laws
     known = torch.log_softmax(head.words(states) / temperature, -1)
-    column = torch.full((head.out_features,), len(head.ids))
-    column[head.ids] = torch.arange(len(head.ids))
+    column = torch.full((head.out_features,), len(head.ids), device=known.device)
+    column[head.ids] = torch.arange(len(head.ids), device=known.device)
     outside = known.new_full((len(known), 1), -math.inf)
     return torch.cat([known, outside], -1), TopLaws(column[laws.ids], laws.probs, column[laws.tokens])
 
@@ -175,7 +176,7 @@ class _Run:
         self.texts, self._held = texts.part(False), texts.part(True)
         lengths = [len(text.ids) for text in self.texts]
         self.steps = settings.steps or steps_of(lengths, settings.tokens, settings.seed, settings.epochs)
-        self.temperature = _loss_temperature(settings, texts)
+        self.temperature = loss_temperature(settings, texts)
         self.done, self.tokens, self.seconds, self.resumed = 0, 0, 0.0, 0
         self.history: list[Point] = []
         self.own: Sequence[Text] = ()
@@ -260,9 +261,9 @@ class _Run:
         """Write the checkpoint, whole or not at all."""
         state: dict[str, Tensor] = {}
         for name, value in self._named.items():
-            state[f"weights.{name}"] = value.detach()
+            state[f"weights.{name}"] = value.detach().cpu()
             moments = self._optimizer.state[value]
-            state |= {f"{key}.{name}": moments[key] for key in ("exp_avg", "exp_avg_sq")}
+            state |= {f"{key}.{name}": moments[key].cpu() for key in ("exp_avg", "exp_avg_sq")}
         about = {
             "hash": self._hash, "done": self.done, "tokens": self.tokens, "seconds": self.seconds,
             "history": [point._asdict() for point in self.history],
@@ -293,14 +294,15 @@ class _Run:
         with torch.no_grad():
             for name, value in self._named.items():
                 value.copy_(state[f"weights.{name}"])
-                moments = {key: state[f"{key}.{name}"].clone() for key in ("exp_avg", "exp_avg_sq")}
+                moments = {key: state[f"{key}.{name}"].to(value.device, copy=True) for key in ("exp_avg", "exp_avg_sq")}
                 self._optimizer.state[value] = {"step": torch.tensor(float(about["done"])), **moments}
         self.done = self.resumed = about["done"]
         self.tokens, self.seconds = about["tokens"], about["seconds"]
         self.history = [Point(**point) for point in about["history"]]
 
 
-def _loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
+def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
+    """Temperature of both laws in the loss."""
     if settings.temperature is not None:
         return settings.temperature
     own = float(texts.info["settings"]["temperature"])
@@ -332,7 +334,7 @@ def _digest(student: LlamaForCausalLM) -> str:
     """Hash of all weights of a student before training."""
     digest = hashlib.sha256(json.dumps(student.config.to_dict(), sort_keys=True, default=str).encode())
     for name, value in sorted(student.state_dict().items()):
-        digest.update(name.encode() + value.numpy().tobytes())
+        digest.update(name.encode() + value.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
