@@ -25,7 +25,7 @@ from sprinter.training.drafts.settings import StudentSettings, TextSettings, Tra
 from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
 from sprinter.training.drafts.train import Point, Trained, loss_temperature, train
 
-__all__ = ["FACTS", "Judging", "distill"]
+__all__ = ["FACTS", "Judging", "distill", "fresh_student"]
 
 FACTS = "draft.json"
 
@@ -78,7 +78,7 @@ def distill(
     folder = Path(out)
     _check_folder(folder, restart)
     written = write_texts(pair, data, folder / "texts", texts, on_texts)
-    fresh = _student(pair, weights, written, student)
+    fresh = fresh_student(pair, weights, written, student)
     judge = None
     if training.on_policy:
         judge = OwnDrafts(
@@ -113,9 +113,14 @@ def _check_folder(folder: Path, restart: bool) -> None:
             shutil.rmtree(folder / part, ignore_errors=True)
 
 
-def _student(
+def fresh_student(
     pair: Pair, weights: PreTrainedModel, texts: Texts, settings: StudentSettings
 ) -> LlamaForCausalLM:
+    """A student for these texts; a cut vocabulary holds the most frequent tokens of the target's answers.
+
+    Raises:
+        UserError: a shape that the target does not allow, or a context that is too short for the texts.
+    """
     kept = None
     if settings.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))

@@ -39,7 +39,7 @@ class TextSettings:
     prompt_share: float = 0.3
     top: int = 64
     rows: int = 32
-    shard: int = 64
+    shard: int = 96
     held_out: float = 0.05
     limit: int | None = None
     field: str | None = None
