@@ -37,7 +37,9 @@ MoreOption = Annotated[
 ]
 FieldOption = Annotated[
     str | None,
-    typer.Option(help="Field of a record that holds its text.", show_default="text, prompt, question, turns, content"),
+    typer.Option(
+        help="Field of a record that holds its text.", show_default="text, prompt, question, turns, content"
+    ),
 ]
 SplitOption = Annotated[
     Literal["lines", "blank-lines", "file"],
@@ -72,7 +74,11 @@ def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
     else:
         pair = load_pair(source, **given)
     target = pair.models.target
-    if isinstance(target.model, torch.nn.Module) and target.weights == "float32" and target.model.device.type == "cpu":
+    if (
+        isinstance(target.model, torch.nn.Module)
+        and target.weights == "float32"
+        and target.model.device.type == "cpu"
+    ):
         return pair, target.module("distilling")
     options = {name: given[name] for name in ("tokenizer", "revision", "trust_remote_code") if name in given}
     floats = load_models(source, device="cpu", dtype="float32", dequantise=True, **options)
@@ -92,7 +98,11 @@ def on_training(point: Point, steps: int, label: str = "") -> None:
     """Report a checkpoint on standard error."""
     shown = point.held_out or point.train
     where = "held out" if point.held_out else "training"
-    left = f", about {point.seconds / point.step * (steps - point.step):.0f} s left" if point.step < steps else ""
+    left = (
+        f", about {point.seconds / point.step * (steps - point.step):.0f} s left"
+        if point.step < steps
+        else ""
+    )
     _say(
         f"{label}step {point.step}/{steps}: {where} β {1 - shown['tv']:.3f}, ce {shown['ce']:.3f}, "
         f"kl {shown['kl']:.3f}; {point.tokens:,} positions, {point.seconds:.0f} s{left}"

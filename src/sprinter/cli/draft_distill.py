@@ -47,7 +47,8 @@ def command(
     tokens: Annotated[int, typer.Option(help="Tokens per step, prompts included.")] = 2048,
     lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 1e-3,
     loss_temperature: Annotated[
-        float | None, typer.Option(help="Temperature of the laws in the loss.", show_default="that of the texts")
+        float | None,
+        typer.Option(help="Temperature of the laws in the loss.", show_default="that of the texts"),
     ] = None,
     freeze_embeddings: Annotated[
         bool, typer.Option("--freeze-embeddings", help="Keep the target's embeddings as they are.")
@@ -67,7 +68,9 @@ def command(
     system: SystemOption = None,
     checkpoint: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of texts, weights and batches.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for training.", show_default="torch's")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads for training.", show_default="torch's")
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete an earlier run in --out first.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:

@@ -34,7 +34,8 @@ def command(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            help="LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY; may be repeated.", show_default="1, 2 and 4 layers"
+            help="LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY; may be repeated.",
+            show_default="1, 2 and 4 layers",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each short training.")] = 200,
@@ -42,7 +43,8 @@ def command(
         float, typer.Option(help="Positions that the full training is to see, for the expected β.")
     ] = 1e6,
     draft_dtype: Annotated[
-        str | None, typer.Option(help="dtype of the draft when its steps are timed.", show_default="the target's")
+        str | None,
+        typer.Option(help="dtype of the draft when its steps are timed.", show_default="the target's"),
     ] = None,
     tokens: Annotated[int, typer.Option(help="Tokens per step, prompts included.")] = 2048,
     lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 1e-3,
@@ -56,7 +58,9 @@ def command(
     chat: ChatOption = False,
     system: SystemOption = None,
     seed: Annotated[int, typer.Option(help="Seed of texts, weights and batches.")] = 0,
-    threads: Annotated[int | None, typer.Option(help="CPU threads for training.", show_default="torch's")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads for training.", show_default="torch's")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell which size of draft pays: short trainings of several shapes, and the costs of their steps here.
@@ -130,4 +134,6 @@ def _show(result: dict[str, Any]) -> None:
         "speed is relative to plain decoding, for positions that are independent, without the loop's own time"
     )
     best = result["best"]
-    console().print(f"shape {best} pays most" if best else "no shape pays: plain decoding is faster on this machine")
+    console().print(
+        f"shape {best} pays most" if best else "no shape pays: plain decoding is faster on this machine"
+    )

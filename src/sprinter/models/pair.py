@@ -298,7 +298,7 @@ def _load(
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
     if isinstance(head := model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
-        check_map(head.ids, len(words))
+        check_map(head.ids, max(words.values(), default=-1) + 1)
     quantised = options.quantised if model is not origin.at else None
     if quantised and quantised != GGUF:
         quantise(model, quantised)

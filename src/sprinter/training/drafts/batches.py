@@ -32,7 +32,9 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> Batch:
         """The batch on a device."""
-        return Batch(self.ids.to(device), self.places.to(device), TopLaws(*(one.to(device) for one in self.laws)))
+        return Batch(
+            self.ids.to(device), self.places.to(device), TopLaws(*(one.to(device) for one in self.laws))
+        )
 
 
 def orders(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:

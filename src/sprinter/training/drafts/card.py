@@ -17,7 +17,9 @@ _COLOURS = {"ce": "#E69F00", "kl": "#009E73", "reverse-kl": "#CC79A7", "tv": "#0
 def model_card(facts: Mapping[str, Any]) -> str:
     """Text of README.md from the facts of draft.json."""
     texts, student, training = facts["texts"], facts["student"], facts["training"]
-    shape = f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step"
+    shape = (
+        f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step"
+    )
     cut = student["vocabulary"]
     lines = [
         "---", "tags: [speculative-decoding, draft, sprinter]", "library_name: transformers", "---", "",
@@ -68,7 +70,9 @@ def draw_losses(history: Sequence[Point]) -> bytes | None:
     steps = [point.step for point in history]
     for name, colour in _COLOURS.items():
         panel = right if name == "tv" else left
-        panel.plot(steps, [point.train[name] for point in history], "--", color=colour, label=f"{name}, training")
+        panel.plot(
+            steps, [point.train[name] for point in history], "--", color=colour, label=f"{name}, training"
+        )
         if all(point.held_out for point in history):
             held = [point.held_out[name] for point in history]
             panel.plot(steps, held, "-o", markersize=3, color=colour, label=f"{name}, held out")

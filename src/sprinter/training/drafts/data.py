@@ -332,7 +332,9 @@ def _check(out: Path, info: dict[str, Any]) -> None:
         name = next((name for name in _WRITING if before.get(name) != now[name]), None)
         differs = name and f"{name}={before.get(name)} (now {now[name]})"
     if differs:
-        raise UserError(f"'{out}' holds texts made with {differs}: give another --out, or --restart to start over")
+        raise UserError(
+            f"'{out}' holds texts made with {differs}: give another --out, or --restart to start over"
+        )
     save_bytes(path, json.dumps(info, indent=1))
 
 

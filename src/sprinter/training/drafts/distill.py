@@ -23,11 +23,12 @@ from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, writ
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
-from sprinter.training.drafts.train import Point, Trained, loss_temperature, train
+from sprinter.training.drafts.train import Point, Trained, loss_temperature, settle_scale, train
 
 __all__ = ["FACTS", "Judging", "distill", "fresh_student"]
 
 FACTS = "draft.json"
+_SCALED_ON = 2048  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +125,17 @@ def fresh_student(
     kept = None
     if settings.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))
-        kept = frequent_tokens(answers, settings.vocabulary, pair.models.vocab_size, pair.models.target.eos_ids)
+        assert pair.tokenizer is not None
+        words = max(pair.tokenizer.get_vocab().values()) + 1  # rows beyond these are padding
+        kept = frequent_tokens(answers, settings.vocabulary, words, pair.models.target.eos_ids)
     student = make_student(weights, settings, kept)
     room = int(student.config.max_position_embeddings)
     longest = max(len(text.ids) for text in texts.texts)
     if longest > room:
-        raise UserError(f"context={room} is less than the longest text, {longest} tokens: give {longest} or more")
+        raise UserError(
+            f"context={room} is less than the longest text, {longest} tokens: give {longest} or more"
+        )
+    settle_scale(student, texts.part(False), _SCALED_ON, loss_temperature(TrainingSettings(), texts))
     return student
 
 
@@ -165,9 +171,16 @@ def _judged(
     draft = load_models(folder, tokenizer=pair.tokenizer, device="cpu", dtype="float32").target
     model = draft.module("a distilled draft")
     beta = overlaps(weights, model, held, temperature)
-    first = {task: {"same_first_choice": row["beta"]} for task, row in overlaps(weights, model, held, 0.0).items()}
+    first = {
+        task: {"same_first_choice": row["beta"]} for task, row in overlaps(weights, model, held, 0.0).items()
+    }
     both = Pair(LoadedPair(pair.models.target, draft, pair.tokenizer, pair.models.tokens))
     calls = accepted(
-        both, held, gamma=judging.gamma, temperature=temperature, new_tokens=judging.new_tokens, most=judging.prompts
+        both,
+        held,
+        gamma=judging.gamma,
+        temperature=temperature,
+        new_tokens=judging.new_tokens,
+        most=judging.prompts,
     )
     return by_task(beta, first, calls)

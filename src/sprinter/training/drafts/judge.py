@@ -41,9 +41,7 @@ def overlaps(
     sums: dict[str, list[float]] = {}
     for text in texts:
         batch = collate([text])
-        p, q = (
-            process(_logits(model, batch), Sampling(temperature)) for model in (target, student)
-        )
+        p, q = (process(_logits(model, batch), Sampling(temperature)) for model in (target, student))
         beta = overlap(p, q)
         for task in (text.task, "all"):
             total = sums.setdefault(task, [0, 0, 0.0])
@@ -60,7 +58,14 @@ def _logits(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 def accepted(
-    pair: Pair, texts: Sequence[Text], *, gamma: int, temperature: float, new_tokens: int, most: int, seed: int = 0
+    pair: Pair,
+    texts: Sequence[Text],
+    *,
+    gamma: int,
+    temperature: float,
+    new_tokens: int,
+    most: int,
+    seed: int = 0,
 ) -> dict[str, dict[str, float]]:
     """Tokens a target call of ``speculative(gamma)``, and the share of drafted tokens that were accepted, by task.
 
@@ -145,7 +150,9 @@ class OwnDrafts:
                 visited = int(refused[i].int().argmax()) + 1 if bool(refused[i].any()) else self.gamma
                 ids = torch.tensor([*row.ids, *read.tokens[i, :visited].tolist()])
                 probs = raw.values[i, :visited].half().float()
-                found.append(Text(ids, len(row.ids), raw.indices[i, :visited].clone(), probs.clone(), task, False))
+                found.append(
+                    Text(ids, len(row.ids), raw.indices[i, :visited].clone(), probs.clone(), task, False)
+                )
         return found
 
 

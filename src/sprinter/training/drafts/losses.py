@@ -25,7 +25,9 @@ __all__ = ["LOSSES", "Loss", "TopLaws", "divergences", "parse_loss", "tempered"]
 
 LOSSES = ("ce", "kl", "reverse-kl", "tv")
 _TERM = re.compile(r"(?:(?P<weight>[0-9.]+(?:e-?[0-9]+)?)\s*\*\s*)?(?P<name>[a-z-]+)")
-_LEAST = -30.0  # replaces ln q of a token outside a cut vocabulary, which has no gradient: a loss stays finite
+_LEAST = (
+    -30.0
+)  # replaces ln q of a token outside a cut vocabulary, which has no gradient: a loss stays finite
 _FLOOR = 1e-9  # probability below which ln is not taken: the merged outcome may be empty
 
 

@@ -42,7 +42,9 @@ def parse_shape(text: str) -> StudentSettings:
     """
     match = _SHAPE.fullmatch(text.strip())
     if match is None:
-        raise UserError(f"shape '{text}' is none: give LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY, such as 2x256/8192")
+        raise UserError(
+            f"shape '{text}' is none: give LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY, such as 2x256/8192"
+        )
     layers, width, vocabulary = (None if one is None else int(one) for one in match.groups())
     return StudentSettings(layers=layers or 0, width=width, vocabulary=vocabulary)
 
@@ -97,7 +99,9 @@ def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Fit:
     """
     table = np.array(points, dtype=float)
     if len({size for size, _, _ in points}) < 2 or len({tokens for _, tokens, _ in points}) < 2:
-        raise UserError("a fit by size and tokens needs two shapes and two checkpoints of each: give more --shape")
+        raise UserError(
+            "a fit by size and tokens needs two shapes and two checkpoints of each: give more --shape"
+        )
     columns = np.stack([np.ones(len(table)), np.log(table[:, 0]), np.log(table[:, 1])], 1)
     level, size, tokens = np.linalg.lstsq(columns, np.log(np.clip(1 - table[:, 2], 1e-6, 1)), rcond=None)[0]
     fit = Fit(float(level), float(size), float(tokens), 0.0)
@@ -143,15 +147,23 @@ def try_shapes(
         UserError: no held-out texts, or a shape that cannot be built.
     """
     if not texts.part(True):
-        raise UserError("β is measured on held-out texts, and there is none: give more texts, or a larger --held-out")
+        raise UserError(
+            "β is measured on held-out texts, and there is none: give more texts, or a larger --held-out"
+        )
     students = {shape: fresh_student(pair, weights, texts, parse_shape(shape)) for shape in shapes}
     found = []
     for shape, student in students.items():
         place = out / shape.replace("/", "-")
-        trained = train(student, texts, training, place, progress=lambda *at, shape=shape: progress(shape, *at))  # type: ignore[misc]
+        trained = train(
+            student, texts, training, place, progress=lambda *at, shape=shape: progress(shape, *at)
+        )  # type: ignore[misc]
         found.append(
             Measured(
-                shape, size_of(student), tuple(trained.history), trained.seconds, measure(trained.student, shape)
+                shape,
+                size_of(student),
+                tuple(trained.history),
+                trained.seconds,
+                measure(trained.student, shape),
             )
         )
     return found

@@ -26,7 +26,17 @@ from sprinter.training.drafts.data import Text, Texts, read_shard, save_bytes, s
 from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, parse_loss, tempered
 from sprinter.training.drafts.settings import TrainingSettings
 
-__all__ = ["CHECKPOINT", "OnPolicy", "Point", "Trained", "log_laws", "loss_temperature", "train", "validate"]
+__all__ = [
+    "CHECKPOINT",
+    "OnPolicy",
+    "Point",
+    "Trained",
+    "log_laws",
+    "loss_temperature",
+    "settle_scale",
+    "train",
+    "validate",
+]
 
 CHECKPOINT = "training.safetensors"
 _WARM = parse_loss("ce+kl")
@@ -157,6 +167,25 @@ def validate(
     return {name: value / count for name, value in sums.items()} if count else {}
 
 
+@torch.no_grad()
+def settle_scale(student: LlamaForCausalLM, texts: Sequence[Text], tokens: int, temperature: float) -> float:
+    """Scale the last norm so that the laws of a fresh student are least wrong on one batch of texts.
+
+    Copied layers write states of another size than the last norm and the output layer expect; the laws are sure and
+    wrong then, and AdamW, whose steps do not grow with a parameter, takes long to undo it.
+
+    Returns:
+        The factor, a power of the square root of 2.
+    """
+    batch, norm = next(_in_order(texts, tokens)), student.model.norm.weight
+    before, best = norm.clone(), (math.inf, 1.0)
+    for factor in (2 ** (-half / 2) for half in range(13)):
+        norm.copy_(before * factor)
+        best = min(best, (float(divergences(*log_laws(student, batch, temperature))["kl"].mean()), factor))
+    norm.copy_(before * best[1])
+    return best[1]
+
+
 def _in_order(texts: Sequence[Text], tokens: int) -> Iterator[Batch]:
     part: list[Text] = []
     for text in sorted(texts, key=lambda text: len(text.ids)):
@@ -171,7 +200,9 @@ def _in_order(texts: Sequence[Text], tokens: int) -> Iterator[Batch]:
 class _Run:
     """State of one training run: what a checkpoint holds, and the optimizer."""
 
-    def __init__(self, student: LlamaForCausalLM, texts: Texts, settings: TrainingSettings, out: Path) -> None:
+    def __init__(
+        self, student: LlamaForCausalLM, texts: Texts, settings: TrainingSettings, out: Path
+    ) -> None:
         self.student, self.settings, self._out = student, settings, out
         self.texts, self._held = texts.part(False), texts.part(True)
         lengths = [len(text.ids) for text in self.texts]
@@ -183,11 +214,18 @@ class _Run:
         self._sums, self._count = dict.fromkeys(LOSSES, 0.0), 0
         self._named = _trainable(student, settings)
         groups = [
-            {"params": [p for name, p in self._named.items() if _decays(name, p)], "weight_decay": settings.decay},
+            {
+                "params": [p for name, p in self._named.items() if _decays(name, p)],
+                "weight_decay": settings.decay,
+            },
             {"params": [p for name, p in self._named.items() if not _decays(name, p)], "weight_decay": 0.0},
         ]
-        self._optimizer = torch.optim.AdamW([group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.95))
-        own = {name: value for name, value in asdict(settings).items() if name not in ("threads", "checkpoint")}
+        self._optimizer = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.95)
+        )
+        own = {
+            name: value for name, value in asdict(settings).items() if name not in ("threads", "checkpoint")
+        }
         key = [texts.info["hash"], own, _digest(student)]
         self._hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._began = time.perf_counter()
@@ -285,7 +323,9 @@ class _Run:
             header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
             about: dict[str, Any] = json.loads(header["__metadata__"]["sprinter"])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
-            raise UserError(f"the checkpoint '{path}' is damaged ({error}): delete it to train from the start") from None
+            raise UserError(
+                f"the checkpoint '{path}' is damaged ({error}): delete it to train from the start"
+            ) from None
         if about["hash"] != self._hash:
             raise UserError(
                 f"the checkpoint '{path}' is of other settings, texts or another student: "
@@ -294,7 +334,10 @@ class _Run:
         with torch.no_grad():
             for name, value in self._named.items():
                 value.copy_(state[f"weights.{name}"])
-                moments = {key: state[f"{key}.{name}"].to(value.device, copy=True) for key in ("exp_avg", "exp_avg_sq")}
+                moments = {
+                    key: state[f"{key}.{name}"].to(value.device, copy=True)
+                    for key in ("exp_avg", "exp_avg_sq")
+                }
                 self._optimizer.state[value] = {"step": torch.tensor(float(about["done"])), **moments}
         self.done = self.resumed = about["done"]
         self.tokens, self.seconds = about["tokens"], about["seconds"]
@@ -311,9 +354,9 @@ def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
 
 def _trainable(student: LlamaForCausalLM, settings: TrainingSettings) -> dict[str, Tensor]:
     """Parameters to train by name; others are frozen. An input embedding of its own stays the target's."""
-    frozen = student.get_input_embeddings().weight  # type: ignore[operator]
-    tied = student.config.tie_word_embeddings
-    frozen.requires_grad_(tied and not settings.freeze_embeddings)
+    student.lm_head.requires_grad_(not settings.freeze_embeddings)
+    if not student.config.tie_word_embeddings:
+        student.get_input_embeddings().requires_grad_(False)
     return {name: value for name, value in student.named_parameters() if value.requires_grad}
 
 
