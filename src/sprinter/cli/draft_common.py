@@ -69,10 +69,7 @@ def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
     given = {name: value for name, value in loading.given().items() if name != "target"}
     from sprinter import load_pair
 
-    if loading.target is not None:
-        pair = load(loading)
-    else:
-        pair = load_pair(source, **given)
+    pair = load(loading) if loading.target is not None else load_pair(source, **given)
     target = pair.models.target
     if (
         isinstance(target.model, torch.nn.Module)

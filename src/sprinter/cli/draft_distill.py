@@ -9,8 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from sprinter.cli.draft_common import (
-    ChatOption, DataOption, FieldOption, HeldOutOption, LimitOption, MoreOption, NewTokensOption, PromptTokensOption,
-    SplitOption, SystemOption, TemperatureOption, load_target, on_texts, on_training,
+    ChatOption,
+    DataOption,
+    FieldOption,
+    HeldOutOption,
+    LimitOption,
+    MoreOption,
+    NewTokensOption,
+    PromptTokensOption,
+    SplitOption,
+    SystemOption,
+    TemperatureOption,
+    load_target,
+    on_texts,
+    on_training,
 )  # fmt: skip
 from sprinter.cli.loading import Loading, loads
 from sprinter.cli.pages import console, print_json
@@ -82,14 +94,9 @@ def command(
     from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 
     given: dict[str, Any] = dict(locals())
-    texts, student, training = (
-        kind(**{one.name: given[one.name] for one in fields(kind) if one.name in given} | own)
-        for kind, own in (
-            (TextSettings, {}),
-            (StudentSettings, {}),
-            (TrainingSettings, {"temperature": loss_temperature}),
-        )
-    )
+    texts = TextSettings(**_fields_of(TextSettings, given))
+    student = StudentSettings(**_fields_of(StudentSettings, given))
+    training = TrainingSettings(**{**_fields_of(TrainingSettings, given), "temperature": loss_temperature})
     pair, weights = load_target(loading)
     facts = distill(
         pair, weights, [*data, *(more or ())], out, texts, student, training, restart=restart,
@@ -112,3 +119,8 @@ def command(
         f"{facts['student']['parameters']:,} parameters a step, trained in {facts['training']['seconds']:.0f} s; "
         f"saved in {out}"
     )
+
+
+def _fields_of(settings: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of these settings."""
+    return {one.name: given[one.name] for one in fields(settings) if one.name in given}

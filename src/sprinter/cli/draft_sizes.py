@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sprinter.cli.draft_common import (
-    ChatOption, DataOption, FieldOption, HeldOutOption, LimitOption, MoreOption, NewTokensOption, PromptTokensOption,
-    SplitOption, SystemOption, TemperatureOption, load_target, on_texts, on_training,
+    ChatOption,
+    DataOption,
+    FieldOption,
+    HeldOutOption,
+    LimitOption,
+    MoreOption,
+    NewTokensOption,
+    PromptTokensOption,
+    SplitOption,
+    SystemOption,
+    TemperatureOption,
+    load_target,
+    on_texts,
+    on_training,
 )  # fmt: skip
 from sprinter.cli.loading import Loading, loads
 from sprinter.cli.pages import console, print_json

@@ -10,7 +10,7 @@ refuses the folder instead of reading it wrongly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,23 +50,24 @@ class CutHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits ``[..., vocab]`` of hidden states ``[..., hidden]``."""
-        known = self.words(hidden)
+        known: Tensor = self.words(hidden)
         logits = known.new_full((*known.shape[:-1], self.out_features), _OUTSIDE)
-        return logits.index_copy(-1, self.ids, known)
+        logits[..., self.ids] = known
+        return logits
 
 
-class CutLlamaConfig(LlamaConfig):
+class CutLlamaConfig(LlamaConfig):  # type: ignore[no-untyped-call]
     """Configuration of a Llama model with a ``CutHead``; ``draft_vocabulary`` is the number of tokens that it knows."""
 
     model_type = CUT_TYPE
     draft_vocabulary: int = 0
 
 
-class CutLlamaForCausalLM(LlamaForCausalLM):
+class CutLlamaForCausalLM(LlamaForCausalLM):  # type: ignore[no-untyped-call]
     """A Llama model with a ``CutHead``."""
 
     config_class = CutLlamaConfig
-    _tied_weights_keys: Any = {}
+    _tied_weights_keys: ClassVar[Any] = {}
 
     def __init__(self, config: CutLlamaConfig) -> None:
         super().__init__(config)
@@ -75,8 +76,8 @@ class CutLlamaForCausalLM(LlamaForCausalLM):
             raise UserError(
                 f"draft_vocabulary={kept} in config.json is none of 1 to {config.vocab_size}: distil the draft again"
             )
-        self.lm_head = CutHead(config.hidden_size, config.vocab_size, kept)  # type: ignore[assignment]
-        self.post_init()
+        self.lm_head = CutHead(config.hidden_size, config.vocab_size, kept)
+        self.post_init()  # type: ignore[no-untyped-call]
 
 
 def check_map(ids: Tensor | Sequence[int], vocab: int) -> None:

@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 def orders(lengths: Sequence[int], tokens: int, seed: int, epoch: int) -> list[list[int]]:
-    """Indices of the texts of each batch of an epoch; a batch has at most ``tokens`` tokens with padding, or one text."""
+    """Indices of the texts of each batch of an epoch: at most ``tokens`` tokens with padding, or one text."""
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))
     span = max(1, _SORTED * tokens * len(lengths) // max(1, sum(lengths)))

@@ -265,9 +265,11 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
             reader([source], settings.field, settings.split),
             None if settings.limit is None else max(0, settings.limit - len(found)),
         )
-        for prompt in splitter(texts):
-            if len(prompt.ids) <= settings.prompt_tokens:
-                found.append(_Prompt(prompt.ids, tasks[prompt.index]))
+        found.extend(
+            _Prompt(prompt.ids, tasks[prompt.index])
+            for prompt in splitter(texts)
+            if len(prompt.ids) <= settings.prompt_tokens
+        )
     if len(found) < FEW:
         skipped = ", ".join(f"{n} {why.replace('_', ' ')}" for why, n in splitter.skipped.items() if n)
         raise UserError(

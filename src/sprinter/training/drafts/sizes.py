@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +155,7 @@ def try_shapes(
     found = []
     for shape, student in students.items():
         place = out / shape.replace("/", "-")
-        trained = train(
-            student, texts, training, place, progress=lambda *at, shape=shape: progress(shape, *at)
-        )  # type: ignore[misc]
+        trained = train(student, texts, training, place, progress=partial(progress, shape))
         found.append(
             Measured(
                 shape,

@@ -1,8 +1,8 @@
 """The student: a small Llama model with the target's tokenizer, which starts from the target's weights.
 
 Its embeddings are the target's, projected to a smaller width by a truncated singular value decomposition where one is
-asked for; at the target's own width it also starts from some of its layers, evenly spaced from the first. The last layer
-is of no use without those before it: on SmolLM2-135M the layers 0 and 15 start at β = 0.07, the layers 0 and 29 at 0.002.
+asked for; at the target's own width it also starts from some of its layers, evenly spaced from the first. The last one
+is of no use without those before it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,13 @@ def make_student(
     config = _config(target, settings, table)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        student = (LlamaForCausalLM if kept is None else CutLlamaForCausalLM)(config).float()
+        student = (
+            CutLlamaForCausalLM(config) if isinstance(config, CutLlamaConfig) else LlamaForCausalLM(config)
+        )
+        student.to(torch.float32)  # type: ignore[arg-type]
     with torch.no_grad():
         rows, turn = _projected(table, config.hidden_size)
-        student.get_input_embeddings().weight.copy_(rows)  # type: ignore[operator]
+        student.get_input_embeddings().weight.copy_(rows)
         if turn is None:
             _copy_layers(student, target)
         if kept is not None:
@@ -62,8 +65,9 @@ def make_student(
             student.lm_head.words.weight.copy_(_outputs(target, turn)[kept])
         elif not config.tie_word_embeddings:
             student.lm_head.weight.copy_(_outputs(target, turn))
-    student.get_input_embeddings().padding_idx = None  # type: ignore[operator]
-    return student.train()
+    student.get_input_embeddings().padding_idx = None
+    student.train()
+    return student
 
 
 def frequent_tokens(texts: Iterable[Tensor], count: int, vocab: int, always: Iterable[int] = ()) -> Tensor:
@@ -125,7 +129,7 @@ def save_student(
 def size_of(student: PreTrainedModel) -> int:
     """Parameters that a step multiplies with: all but an input embedding of its own, which is a lookup."""
     tied = student.config.tie_word_embeddings
-    lookup = 0 if tied else student.get_input_embeddings().weight.numel()  # type: ignore[operator]
+    lookup = 0 if tied else student.get_input_embeddings().weight.numel()
     return sum(value.numel() for value in student.parameters()) - int(lookup)
 
 
@@ -188,7 +192,8 @@ def _config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -
     common: dict[str, Any] = {
         "vocab_size": vocab, "hidden_size": width, "num_hidden_layers": settings.layers,
         "max_position_embeddings": context, "rms_norm_eps": getattr(own, "rms_norm_eps", 1e-5),
-        "tie_word_embeddings": settings.vocabulary is None and bool(own.tie_word_embeddings), "rope_parameters": rope or None,
+        "tie_word_embeddings": settings.vocabulary is None and bool(own.tie_word_embeddings),
+        "rope_parameters": rope or None,
         "bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id, "pad_token_id": None, **shape,
     }  # fmt: skip
     if settings.vocabulary is None:

@@ -129,7 +129,7 @@ def train(
                 run.save()
                 if progress is not None:
                     progress(point, run.steps)
-    student.eval()
+    student.train(False)
     return Trained(student, run.history, run.steps, run.tokens, run.seconds, run.resumed)
 
 
@@ -253,7 +253,7 @@ class _Run:
 
     def note(self) -> Point:
         """The point of a checkpoint, added to the history."""
-        self.student.eval()
+        self.student.train(False)
         held = validate(self.student, self._held, self.settings.tokens, self.temperature)
         self.student.train()
         means = {name: value / self._count for name, value in self._sums.items()}
@@ -278,7 +278,7 @@ class _Run:
         if path.is_file() and (found := read_shard(path, self._hash)) is not None:
             return found
         assert judge is not None
-        self.student.eval()
+        self.student.train(False)
         found = [*judge(self.student, number)]
         self.student.train()
         save_bytes(path, shard_bytes(found, self._hash))
