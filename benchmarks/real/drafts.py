@@ -125,12 +125,16 @@ def table(results: dict[str, Any]) -> str:
     head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | as plain"
     rows = [
         f"{row['temperature']:g} | {row['task']} | `{row['arm']}` | {cells(row['tokens_per_call'])} | "
-        f"{'–' if row['acceptance'] is None else format(row['acceptance'], '.2f')} | {cells(row['speed_over_plain'])} | "
+        f"{_share(row['acceptance'])} | {cells(row['speed_over_plain'])} | "
         f"{row['tokens_per_s']:.1f} | "
         + ("–" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}")
         for row in results["rows"]
     ]
     return "\n".join([*lines, *grid(head, rows)])
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
