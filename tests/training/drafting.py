@@ -8,7 +8,7 @@ import torch
 from tests.models.gguf_files import saved_llama, tiny_llama
 from transformers import LlamaForCausalLM
 
-from sprinter.training.drafts.data import Text, Texts
+from sprinter.training.drafts.data import TargetText, Texts
 
 VOCAB = 64
 
@@ -24,12 +24,12 @@ def saved_target(folder: Path) -> Path:
 
 
 @torch.no_grad()
-def text(target: LlamaForCausalLM, seed: int, *, held_out: bool = False, top: int = 16) -> Text:
+def text(target: LlamaForCausalLM, seed: int, *, held_out: bool = False, top: int = 16) -> TargetText:
     """A random text with the target's laws for all tokens after its first five."""
     chance = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, VOCAB, (12 + seed % 5,), generator=chance)
     laws = target(ids[None]).logits[0, 4:-1].softmax(-1).topk(top)
-    return Text(ids, 5, laws.indices, laws.values, "even" if seed % 2 == 0 else "odd", held_out)
+    return TargetText(ids, 5, laws.indices, laws.values, "even" if seed % 2 == 0 else "odd", held_out)
 
 
 def texts(target: LlamaForCausalLM, count: int = 40, temperature: float = 1.0) -> Texts:

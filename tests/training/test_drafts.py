@@ -22,7 +22,7 @@ from sprinter.training.drafts.batches import collate, orders, steps_of
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, tempered
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
-from sprinter.training.drafts.sizes import Costs, best_speed, fit_overlap, parse_shape
+from sprinter.training.drafts.sizes import DraftCosts, best_speed, fit_overlap, parse_shape
 from sprinter.training.drafts.student import frequent_tokens, make_student, size_of
 from sprinter.training.drafts.train import CHECKPOINT, log_laws, train, validate
 
@@ -332,11 +332,11 @@ def test_the_fit_finds_a_power_law() -> None:
 
 
 def test_the_best_speed_is_the_largest_of_all_lengths() -> None:
-    costs = Costs(0.1, {n: 1 + 0.05 * (n - 1) for n in range(1, 10)})
+    costs = DraftCosts(0.1, {n: 1 + 0.05 * (n - 1) for n in range(1, 10)})
     speeds = {
         gamma: sum(0.8**i for i in range(gamma + 1)) / (0.1 * gamma + costs.target_s[gamma + 1])
         for gamma in range(1, 9)
     }
     gamma, speed = best_speed(0.8, costs)
     assert (gamma, speed) == (max(speeds, key=lambda g: speeds[g]), pytest.approx(max(speeds.values())))
-    assert best_speed(0.3, Costs(0.9, costs.target_s)) == (0, 1.0), "too dear to draft"
+    assert best_speed(0.3, DraftCosts(0.9, costs.target_s)) == (0, 1.0), "too dear to draft"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from sprinter.engine.pair import Pair
     from sprinter.training.drafts.data import TextsProgress
-    from sprinter.training.drafts.train import Point
+    from sprinter.training.drafts.train import LossPoint
 
 __all__ = [
     "ChatOption", "DataOption", "FieldOption", "HeldOutOption", "LimitOption", "MoreOption", "NewTokensOption",
@@ -91,7 +91,7 @@ def on_texts(progress: TextsProgress) -> None:
     _say(f"texts {progress.done}/{progress.wanted}, {speed:.0f} tokens/s{left}")
 
 
-def on_training(point: Point, steps: int, label: str = "") -> None:
+def on_training(point: LossPoint, steps: int, label: str = "") -> None:
     """Report a checkpoint on standard error."""
     shown = point.held_out or point.train
     where = "held out" if point.held_out else "training"

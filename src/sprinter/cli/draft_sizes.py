@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from sprinter.engine.pair import Pair
-    from sprinter.training.drafts.sizes import Costs
+    from sprinter.training.drafts.sizes import DraftCosts
 
 __all__ = ["command"]
 
@@ -108,12 +108,12 @@ def command(
     _show(result)
 
 
-def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> Costs:
+def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> DraftCosts:
     """Time the student's steps and the target's passes, as the engine runs them."""
     from sprinter.engine.pair import Pair as EnginePair
     from sprinter.models.pair import load_models
     from sprinter.theory.passes import measure_passes
-    from sprinter.training.drafts.sizes import Costs
+    from sprinter.training.drafts.sizes import DraftCosts
     from sprinter.training.drafts.student import save_student
 
     models = pair.models
@@ -122,7 +122,7 @@ def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> Costs:
         save_student(student, models.tokenizer, Path(folder), models.target.eos_ids)  # type: ignore[arg-type]
         draft = load_models(folder, tokenizer=models.tokenizer, dtype=dtype).target
     times = measure_passes(EnginePair(replace(models, draft=draft)))
-    return Costs(times.draft_s, times.target_s)
+    return DraftCosts(times.draft_s, times.target_s)
 
 
 def _show(result: dict[str, Any]) -> None:

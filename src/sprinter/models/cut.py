@@ -67,7 +67,7 @@ class CutLlamaForCausalLM(LlamaForCausalLM):  # type: ignore[no-untyped-call]
     """A Llama model with a ``CutHead``."""
 
     config_class = CutLlamaConfig
-    _tied_weights_keys: ClassVar[Any] = {}
+    _tied_weights_keys: ClassVar[Any] = {}  # type: ignore[misc]
 
     def __init__(self, config: CutLlamaConfig) -> None:
         super().__init__(config)

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sprinter.training.drafts.data import Text
+from sprinter.training.drafts.data import TargetText
 from sprinter.training.drafts.losses import TopLaws
 
-__all__ = ["Batch", "collate", "orders", "steps_of", "stream"]
+__all__ = ["TextBatch", "collate", "orders", "steps_of", "stream"]
 
 _SORTED = 8  # batches whose texts are sorted by length together, so that little of a batch is padding
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Texts of one step.
 
     Attributes:
@@ -30,9 +30,9 @@ class Batch(NamedTuple):
     places: Tensor
     laws: TopLaws
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> TextBatch:
         """The batch on a device."""
-        return Batch(
+        return TextBatch(
             self.ids.to(device), self.places.to(device), TopLaws(*(one.to(device) for one in self.laws))
         )
 
@@ -62,7 +62,7 @@ def steps_of(lengths: Sequence[int], tokens: int, seed: int, epochs: float) -> i
     return max(1, whole + last)
 
 
-def stream(texts: Sequence[Text], tokens: int, seed: int, skip: int = 0) -> Iterator[Batch]:
+def stream(texts: Sequence[TargetText], tokens: int, seed: int, skip: int = 0) -> Iterator[TextBatch]:
     """Yield batches without end, epoch after epoch, the first ``skip`` left out."""
     lengths, epoch = [len(text.ids) for text in texts], 0
     while True:
@@ -72,7 +72,7 @@ def stream(texts: Sequence[Text], tokens: int, seed: int, skip: int = 0) -> Iter
         skip, epoch = max(0, skip - len(found)), epoch + 1
 
 
-def collate(texts: Sequence[Text]) -> Batch:
+def collate(texts: Sequence[TargetText]) -> TextBatch:
     """One batch of texts."""
     width = max(len(text.ids) for text in texts)
     ids = torch.zeros(len(texts), width, dtype=torch.int64)
@@ -81,4 +81,4 @@ def collate(texts: Sequence[Text]) -> Batch:
         ids[row, : len(text.ids)] = text.ids
         places.append(row * width + torch.arange(text.prompt - 1, len(text.ids) - 1))
     laws = TopLaws(*(torch.cat(parts) for parts in zip(*(text.laws for text in texts), strict=True)))
-    return Batch(ids, torch.cat(places), laws)
+    return TextBatch(ids, torch.cat(places), laws)

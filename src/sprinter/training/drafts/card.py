@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from sprinter.training.drafts.train import Point
+from sprinter.training.drafts.train import LossPoint
 
 __all__ = ["draw_losses", "model_card"]
 
@@ -59,7 +59,7 @@ def _cell(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def draw_losses(history: Sequence[Point]) -> bytes | None:
+def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
     """The losses by step as a PNG picture; None without matplotlib (extra ``plots``)."""
     if find_spec("matplotlib") is None:
         return None

@@ -35,7 +35,16 @@ from sprinter.training.examples import ExampleEncoder, read_examples
 from sprinter.training.prompts import PromptRule, PromptSplitter, is_record, survey
 from sprinter.training.sources import read_records
 
-__all__ = ["INFO", "Text", "Texts", "TextsProgress", "read_shard", "save_bytes", "shard_bytes", "write_texts"]
+__all__ = [
+    "INFO",
+    "TargetText",
+    "Texts",
+    "TextsProgress",
+    "read_shard",
+    "save_bytes",
+    "shard_bytes",
+    "write_texts",
+]
 
 INFO = "texts.json"
 FEW = 8
@@ -48,7 +57,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TargetText:
     """One text of the target.
 
     Attributes:
@@ -83,10 +92,10 @@ class Texts:
             the texts themselves.
     """
 
-    texts: tuple[Text, ...]
+    texts: tuple[TargetText, ...]
     info: dict[str, Any]
 
-    def part(self, held_out: bool) -> tuple[Text, ...]:
+    def part(self, held_out: bool) -> tuple[TargetText, ...]:
         """The texts for evaluation, or those for training."""
         return tuple(text for text in self.texts if text.held_out == held_out)
 
@@ -102,7 +111,7 @@ class TextsProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _DraftPrompt:
     ids: tuple[int, ...]
     task: str
 
@@ -134,7 +143,7 @@ def write_texts(
     prompts = _prompts(pair, sources, settings)
     info = _info(pair, sources, settings)
     _check(out, info)
-    began, tokens, texts = time.perf_counter(), 0, list[Text]()
+    began, tokens, texts = time.perf_counter(), 0, list[TargetText]()
     for number, at in enumerate(range(0, len(prompts), settings.shard)):
         part, path = prompts[at : at + settings.shard], out / f"texts-{number:05d}.safetensors"
         key = _key(info, at, part)
@@ -172,7 +181,7 @@ def save_bytes(path: Path, content: bytes | str) -> None:
         ) from None
 
 
-def read_shard(path: Path, key: str) -> list[Text] | None:
+def read_shard(path: Path, key: str) -> list[TargetText] | None:
     """The texts of a shard; None if it is damaged or has another key, so that it is made again."""
     try:
         parts = load(path.read_bytes())
@@ -185,7 +194,7 @@ def read_shard(path: Path, key: str) -> list[Text] | None:
     for length, prompt, task in own["texts"]:
         answer = length - prompt
         texts.append(
-            Text(
+            TargetText(
                 parts["ids"][tokens : tokens + length].long(), prompt,
                 parts["top_ids"][laws : laws + answer].long(), parts["top_probs"][laws : laws + answer].float(),
                 task, False,
@@ -195,7 +204,7 @@ def read_shard(path: Path, key: str) -> list[Text] | None:
     return texts
 
 
-def shard_bytes(texts: Sequence[Text], key: str) -> bytes:
+def shard_bytes(texts: Sequence[TargetText], key: str) -> bytes:
     """Bytes of a shard; laws in float16.
 
     Args:
@@ -216,7 +225,9 @@ def shard_bytes(texts: Sequence[Text], key: str) -> bytes:
     )
 
 
-def _written(pair: Pair, prompts: Sequence[_Prompt], first: int, settings: TextSettings) -> list[Text]:
+def _written(
+    pair: Pair, prompts: Sequence[_DraftPrompt], first: int, settings: TextSettings
+) -> list[TargetText]:
     top = min(settings.top, pair.models.vocab_size)
     done = pair.generate_batch(
         [list(prompt.ids) for prompt in prompts], method="autoregressive", max_new_tokens=settings.new_tokens,
@@ -227,7 +238,7 @@ def _written(pair: Pair, prompts: Sequence[_Prompt], first: int, settings: TextS
     for prompt, answer in zip(prompts, done, strict=True):
         tops = [token.top_logprobs or [] for token in answer.tokens]
         texts.append(
-            Text(
+            TargetText(
                 torch.tensor([*prompt.ids, *(token.id for token in answer.tokens)]),
                 len(prompt.ids),
                 torch.tensor([[one.id for one in each] for each in tops]).reshape(-1, top),
@@ -240,7 +251,7 @@ def _written(pair: Pair, prompts: Sequence[_Prompt], first: int, settings: TextS
     return texts
 
 
-def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list[_Prompt]:
+def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list[_DraftPrompt]:
     """All usable prompts, in the order of the data."""
     if not sources:
         raise UserError("there is no data: give at least one file")
@@ -253,7 +264,7 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
             f"of {models.context} tokens: give smaller ones"
         )
     reader = partial(read_examples, chat=settings.chat, system=settings.system)
-    found: list[_Prompt] = []
+    found: list[_DraftPrompt] = []
     room = settings.prompt_tokens + settings.new_tokens
     splitter = PromptSplitter(
         PromptRule(settings.prompt_share, settings.prompt_tokens, 0, room), models.tokenizer, models.vocab_size,
@@ -266,7 +277,7 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
             None if settings.limit is None else max(0, settings.limit - len(found)),
         )
         found.extend(
-            _Prompt(prompt.ids, tasks[prompt.index])
+            _DraftPrompt(prompt.ids, tasks[prompt.index])
             for prompt in splitter(texts)
             if len(prompt.ids) <= settings.prompt_tokens
         )
@@ -305,7 +316,7 @@ def _reader(settings: TextSettings) -> Callable[..., Iterator[Any]]:
     return partial(read_examples, chat=settings.chat, system=settings.system)
 
 
-def _key(info: dict[str, Any], first: int, prompts: Sequence[_Prompt]) -> str:
+def _key(info: dict[str, Any], first: int, prompts: Sequence[_DraftPrompt]) -> str:
     """What the texts of a shard depend on."""
     own = {name: info[name] for name in _SAME} | {name: info["settings"][name] for name in _WRITING}
     prompt_ids = [[*prompt.ids] for prompt in prompts]
@@ -340,7 +351,7 @@ def _check(out: Path, info: dict[str, Any]) -> None:
     save_bytes(path, json.dumps(info, indent=1))
 
 
-def _hash(info: dict[str, Any], texts: Sequence[Text]) -> str:
+def _hash(info: dict[str, Any], texts: Sequence[TargetText]) -> str:
     digest = hashlib.sha256(json.dumps(info, sort_keys=True).encode())
     for text in texts:
         digest.update(text.ids.numpy().tobytes() + text.top_probs.numpy().tobytes())

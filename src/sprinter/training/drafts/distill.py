@@ -23,7 +23,7 @@ from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, writ
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
-from sprinter.training.drafts.train import Point, Trained, loss_temperature, settle_scale, train
+from sprinter.training.drafts.train import LossPoint, TrainedStudent, loss_temperature, settle_scale, train
 
 __all__ = ["FACTS", "Judging", "distill", "fresh_student"]
 
@@ -57,7 +57,7 @@ def distill(
     *,
     restart: bool = False,
     on_texts: Callable[[TextsProgress], None] | None = None,
-    on_training: Callable[[Point, int], None] | None = None,
+    on_training: Callable[[LossPoint, int], None] | None = None,
 ) -> dict[str, Any]:
     """Make a draft model for a target.
 
@@ -140,7 +140,7 @@ def fresh_student(
 
 
 def _facts(
-    texts: Texts, student: StudentSettings, training: TrainingSettings, trained: Trained
+    texts: Texts, student: StudentSettings, training: TrainingSettings, trained: TrainedStudent
 ) -> dict[str, Any]:
     parts = texts.part(False), texts.part(True)
     config = trained.student.config

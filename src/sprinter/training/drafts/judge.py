@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 from sprinter.engine.pair import Pair
 from sprinter.laws import Sampling, overlap, process
 from sprinter.models.pair import LoadedModel, LoadedPair
-from sprinter.training.drafts.batches import Batch, collate
-from sprinter.training.drafts.data import Text
+from sprinter.training.drafts.batches import TextBatch, collate
+from sprinter.training.drafts.data import TargetText
 from sprinter.training.prefixes import PrefixRow, PrefixWriter
 from sprinter.training.records import KINDS
 
@@ -26,7 +26,7 @@ _ROWS = 16
 
 @torch.inference_mode()
 def overlaps(
-    target: PreTrainedModel, student: PreTrainedModel, texts: Sequence[Text], temperature: float
+    target: PreTrainedModel, student: PreTrainedModel, texts: Sequence[TargetText], temperature: float
 ) -> dict[str, dict[str, float]]:
     """Mean β = Σ min(p, q) over the answers' positions, by task and for "all", from whole laws.
 
@@ -52,14 +52,14 @@ def overlaps(
     }
 
 
-def _logits(model: PreTrainedModel, batch: Batch) -> Tensor:
+def _logits(model: PreTrainedModel, batch: TextBatch) -> Tensor:
     logits: Tensor = model(input_ids=batch.ids.to(model.device), use_cache=False).logits[0]
     return logits[batch.places.to(model.device)].float().cpu()
 
 
 def accepted(
     pair: Pair,
-    texts: Sequence[Text],
+    texts: Sequence[TargetText],
     *,
     gamma: int,
     temperature: float,
@@ -78,7 +78,7 @@ def accepted(
     Returns:
         task → {"prompts", "tokens_per_call", "acceptance"}.
     """
-    by_task: dict[str, list[Text]] = {}
+    by_task: dict[str, list[TargetText]] = {}
     for text in texts:
         by_task.setdefault(text.task, []).append(text)
     chosen = [text for own in by_task.values() for text in own[:most]]
@@ -119,14 +119,14 @@ class OwnDrafts:
     """
 
     models: LoadedPair
-    texts: Sequence[Text]
+    texts: Sequence[TargetText]
     gamma: int
     temperature: float
     seed: int
     count: int = 256
     top: int = 64
 
-    def __call__(self, student: LlamaForCausalLM, round: int) -> list[Text]:
+    def __call__(self, student: LlamaForCausalLM, round: int) -> list[TargetText]:
         """The judged drafts of a round; see ``train.OnPolicy``."""
         seed = self.seed * 1000 + round
         chance = torch.Generator().manual_seed(seed)
@@ -138,7 +138,7 @@ class OwnDrafts:
             rows.append((text.task, PrefixRow(number, _DRAFT, prefix, (0,) * self.gamma)))
         rows.sort(key=lambda row: len(row[1].ids))  # little of a batch is padding
         pair = LoadedPair(self.models.target, _loaded(student, self.models), None, self.models.tokens)
-        writer, found = PrefixWriter(pair, seed, self.temperature), list[Text]()
+        writer, found = PrefixWriter(pair, seed, self.temperature), list[TargetText]()
         for at in range(0, len(rows), _ROWS):
             part = rows[at : at + _ROWS]
             read = writer([row for _, row in part])
@@ -151,7 +151,9 @@ class OwnDrafts:
                 ids = torch.tensor([*row.ids, *read.tokens[i, :visited].tolist()])
                 probs = raw.values[i, :visited].half().float()
                 found.append(
-                    Text(ids, len(row.ids), raw.indices[i, :visited].clone(), probs.clone(), task, False)
+                    TargetText(
+                        ids, len(row.ids), raw.indices[i, :visited].clone(), probs.clone(), task, False
+                    )
                 )
         return found
 

@@ -25,9 +25,18 @@ from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.distill import fresh_student
 from sprinter.training.drafts.settings import StudentSettings, TrainingSettings
 from sprinter.training.drafts.student import size_of
-from sprinter.training.drafts.train import Point, train
+from sprinter.training.drafts.train import LossPoint, train
 
-__all__ = ["Costs", "Fit", "Measured", "best_speed", "fit_overlap", "parse_shape", "table_of", "try_shapes"]
+__all__ = [
+    "DraftCosts",
+    "Measured",
+    "OverlapFit",
+    "best_speed",
+    "fit_overlap",
+    "parse_shape",
+    "table_of",
+    "try_shapes",
+]
 
 _SHAPE = re.compile(r"(\d+)(?:x(\d+))?(?:/(\d+))?")
 _SETTLED = 0.3
@@ -51,7 +60,7 @@ def parse_shape(text: str) -> StudentSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class DraftCosts:
     """Seconds on this machine: of a draft step, and of a target pass over n tokens, by n from 1."""
 
     draft_s: float
@@ -64,9 +73,9 @@ class Measured:
 
     shape: str
     parameters: int
-    history: tuple[Point, ...]
+    history: tuple[LossPoint, ...]
     seconds: float
-    costs: Costs
+    costs: DraftCosts
 
     @property
     def beta(self) -> float:
@@ -75,7 +84,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class OverlapFit:
     """ln(1 − β) = ``level`` + ``size`` · ln N + ``tokens`` · ln D; ``error``: root mean square of β's residuals."""
 
     level: float
@@ -89,8 +98,8 @@ class Fit:
         return 1 - min(1.0, rest)
 
 
-def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Fit:
-    """Fit the power law by least squares.
+def fit_overlap(points: Sequence[tuple[float, float, float]]) -> OverlapFit:
+    """OverlapFit the power law by least squares.
 
     Args:
         points: (parameters, positions trained on, β).
@@ -105,12 +114,12 @@ def fit_overlap(points: Sequence[tuple[float, float, float]]) -> Fit:
         )
     columns = np.stack([np.ones(len(table)), np.log(table[:, 0]), np.log(table[:, 1])], 1)
     level, size, tokens = np.linalg.lstsq(columns, np.log(np.clip(1 - table[:, 2], 1e-6, 1)), rcond=None)[0]
-    fit = Fit(float(level), float(size), float(tokens), 0.0)
+    fit = OverlapFit(float(level), float(size), float(tokens), 0.0)
     residuals = [fit.beta(size, tokens) - beta for size, tokens, beta in points]
     return replace(fit, error=float(np.sqrt(np.mean(np.square(residuals)))))
 
 
-def best_speed(beta: float, costs: Costs) -> tuple[int, float]:
+def best_speed(beta: float, costs: DraftCosts) -> tuple[int, float]:
     """The draft length with the highest expected speed, and that speed relative to plain decoding.
 
     Lengths go as far as target passes were measured. (0, 1.0): no length pays.
@@ -130,8 +139,8 @@ def try_shapes(
     shapes: Sequence[str],
     training: TrainingSettings,
     out: Path,
-    measure: Callable[[PreTrainedModel, str], Costs],
-    progress: Callable[[str, Point, int], None] = lambda shape, point, steps: None,
+    measure: Callable[[PreTrainedModel, str], DraftCosts],
+    progress: Callable[[str, LossPoint, int], None] = lambda shape, point, steps: None,
 ) -> list[Measured]:
     """Train each shape for a short while and measure its costs; an interrupted run continues.
 

@@ -54,9 +54,10 @@ def make_student(
             CutLlamaForCausalLM(config) if isinstance(config, CutLlamaConfig) else LlamaForCausalLM(config)
         )
         student.to(torch.float32)  # type: ignore[arg-type]
+    embedding = student.model.embed_tokens
     with torch.no_grad():
         rows, turn = _projected(table, config.hidden_size)
-        student.get_input_embeddings().weight.copy_(rows)
+        embedding.weight.copy_(rows)
         if turn is None:
             _copy_layers(student, target)
         if kept is not None:
@@ -65,7 +66,7 @@ def make_student(
             student.lm_head.words.weight.copy_(_outputs(target, turn)[kept])
         elif not config.tie_word_embeddings:
             student.lm_head.weight.copy_(_outputs(target, turn))
-    student.get_input_embeddings().padding_idx = None
+    embedding.padding_idx = None
     student.train()
     return student
 
@@ -126,10 +127,10 @@ def save_student(
     save_bytes(out / "config.json", json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
 
 
-def size_of(student: PreTrainedModel) -> int:
+def size_of(student: LlamaForCausalLM) -> int:
     """Parameters that a step multiplies with: all but an input embedding of its own, which is a lookup."""
     tied = student.config.tie_word_embeddings
-    lookup = 0 if tied else student.get_input_embeddings().weight.numel()
+    lookup = 0 if tied else student.model.embed_tokens.weight.numel()
     return sum(value.numel() for value in student.parameters()) - int(lookup)
 
 

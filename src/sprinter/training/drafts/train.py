@@ -21,16 +21,16 @@ from transformers import LlamaForCausalLM
 
 from sprinter.errors import SprinterError, UserError
 from sprinter.models.cut import CutHead
-from sprinter.training.drafts.batches import Batch, collate, steps_of, stream
-from sprinter.training.drafts.data import Text, Texts, read_shard, save_bytes, shard_bytes
+from sprinter.training.drafts.batches import TextBatch, collate, steps_of, stream
+from sprinter.training.drafts.data import TargetText, Texts, read_shard, save_bytes, shard_bytes
 from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, parse_loss, tempered
 from sprinter.training.drafts.settings import TrainingSettings
 
 __all__ = [
     "CHECKPOINT",
+    "LossPoint",
     "OnPolicy",
-    "Point",
-    "Trained",
+    "TrainedStudent",
     "log_laws",
     "loss_temperature",
     "settle_scale",
@@ -47,7 +47,7 @@ _REFRESHES = 4
 """Number of times that the student's own drafts are judged again during the on-policy steps."""
 
 
-class Point(NamedTuple):
+class LossPoint(NamedTuple):
     """Losses at a step: means since the last point, and those of the held-out texts.
 
     Attributes:
@@ -67,13 +67,13 @@ class Point(NamedTuple):
 class OnPolicy(Protocol):
     """Judges drafts of the student: texts whose positions the student's drafts visit."""
 
-    def __call__(self, student: LlamaForCausalLM, round: int) -> Sequence[Text]:
+    def __call__(self, student: LlamaForCausalLM, round: int) -> Sequence[TargetText]:
         """The texts of a round, a pure function of the student's weights and the round's number."""
         ...
 
 
 @dataclass(slots=True)
-class Trained:
+class TrainedStudent:
     """A trained student.
 
     Attributes:
@@ -84,7 +84,7 @@ class Trained:
     """
 
     student: LlamaForCausalLM
-    history: list[Point] = field(default_factory=list)
+    history: list[LossPoint] = field(default_factory=list)
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -98,8 +98,8 @@ def train(
     out: Path,
     *,
     on_policy: OnPolicy | None = None,
-    progress: Callable[[Point, int], None] | None = None,
-) -> Trained:
+    progress: Callable[[LossPoint, int], None] | None = None,
+) -> TrainedStudent:
     """Train a student on texts of the target, or continue a run that was interrupted.
 
     Args:
@@ -130,10 +130,10 @@ def train(
                 if progress is not None:
                     progress(point, run.steps)
     student.train(False)
-    return Trained(student, run.history, run.steps, run.tokens, run.seconds, run.resumed)
+    return TrainedStudent(student, run.history, run.steps, run.tokens, run.seconds, run.resumed)
 
 
-def log_laws(student: LlamaForCausalLM, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, TopLaws]:
+def log_laws(student: LlamaForCausalLM, batch: TextBatch, temperature: float = 1.0) -> tuple[Tensor, TopLaws]:
     """ln q at the places of a batch, and the target's laws there, both at a temperature.
 
     A cut vocabulary has one further column, which stands for all tokens outside: their ln q is −inf.
@@ -156,7 +156,7 @@ def log_laws(student: LlamaForCausalLM, batch: Batch, temperature: float = 1.0) 
 
 @torch.no_grad()
 def validate(
-    student: LlamaForCausalLM, texts: Sequence[Text], tokens: int, temperature: float
+    student: LlamaForCausalLM, texts: Sequence[TargetText], tokens: int, temperature: float
 ) -> dict[str, float]:
     """Mean losses over all positions of texts; empty without texts."""
     sums, count = dict.fromkeys(LOSSES, 0.0), 0
@@ -168,7 +168,9 @@ def validate(
 
 
 @torch.no_grad()
-def settle_scale(student: LlamaForCausalLM, texts: Sequence[Text], tokens: int, temperature: float) -> float:
+def settle_scale(
+    student: LlamaForCausalLM, texts: Sequence[TargetText], tokens: int, temperature: float
+) -> float:
     """Scale the last norm so that the laws of a fresh student are least wrong on one batch of texts.
 
     Copied layers write states of another size than the last norm and the output layer expect; the laws are sure and
@@ -186,8 +188,8 @@ def settle_scale(student: LlamaForCausalLM, texts: Sequence[Text], tokens: int, 
     return best[1]
 
 
-def _in_order(texts: Sequence[Text], tokens: int) -> Iterator[Batch]:
-    part: list[Text] = []
+def _in_order(texts: Sequence[TargetText], tokens: int) -> Iterator[TextBatch]:
+    part: list[TargetText] = []
     for text in sorted(texts, key=lambda text: len(text.ids)):
         if part and len(text.ids) * (len(part) + 1) > tokens:
             yield collate(part)
@@ -209,8 +211,8 @@ class _Run:
         self.steps = settings.steps or steps_of(lengths, settings.tokens, settings.seed, settings.epochs)
         self.temperature = loss_temperature(settings, texts)
         self.done, self.tokens, self.seconds, self.resumed = 0, 0, 0.0, 0
-        self.history: list[Point] = []
-        self.own: Sequence[Text] = ()
+        self.history: list[LossPoint] = []
+        self.own: Sequence[TargetText] = ()
         self._sums, self._count = dict.fromkeys(LOSSES, 0.0), 0
         self._named = _trainable(student, settings)
         groups = [
@@ -230,7 +232,7 @@ class _Run:
         self._hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._began = time.perf_counter()
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: TextBatch) -> None:
         """One optimizer step."""
         loss = _WARM if self.done < self.settings.warm_up * self.steps else parse_loss(self.settings.loss)
         parts = divergences(*log_laws(self.student, batch, self.temperature))
@@ -251,7 +253,7 @@ class _Run:
         self._count += len(batch.places)
         self._sums = {name: self._sums[name] + float(parts[name].detach().sum()) for name in self._sums}
 
-    def note(self) -> Point:
+    def note(self) -> LossPoint:
         """The point of a checkpoint, added to the history."""
         self.student.train(False)
         held = validate(self.student, self._held, self.settings.tokens, self.temperature)
@@ -260,7 +262,7 @@ class _Run:
         self.tokens += self._count
         self.seconds += time.perf_counter() - self._began
         self._began, self._sums, self._count = time.perf_counter(), dict.fromkeys(LOSSES, 0.0), 0
-        self.history.append(Point(self.done, self.tokens, round(self.seconds, 2), means, held))
+        self.history.append(LossPoint(self.done, self.tokens, round(self.seconds, 2), means, held))
         return self.history[-1]
 
     def refresh(self) -> int | None:
@@ -272,7 +274,7 @@ class _Run:
         number, past = divmod(self.done - first, each)
         return number if past == 0 or not self.own else None
 
-    def drafts(self, number: int, judge: OnPolicy | None) -> Sequence[Text]:
+    def drafts(self, number: int, judge: OnPolicy | None) -> Sequence[TargetText]:
         """The judged drafts of a round. They are kept on disk: the weights that drafted them are soon gone."""
         path = self._out / f"drafts-{number:02d}.safetensors"
         if path.is_file() and (found := read_shard(path, self._hash)) is not None:
@@ -284,10 +286,10 @@ class _Run:
         save_bytes(path, shard_bytes(found, self._hash))
         return found
 
-    def _own_batch(self) -> Batch:
+    def _own_batch(self) -> TextBatch:
         """The drafts of a step, by its number."""
         order = torch.randperm(len(self.own), generator=torch.Generator().manual_seed(self.done))
-        picked, tokens = list[Text](), 0
+        picked, tokens = list[TargetText](), 0
         for index in order.tolist():
             tokens += len(self.own[index].ids)
             if picked and tokens > self.settings.tokens // 4:
@@ -341,7 +343,7 @@ class _Run:
                 self._optimizer.state[value] = {"step": torch.tensor(float(about["done"])), **moments}
         self.done = self.resumed = about["done"]
         self.tokens, self.seconds = about["tokens"], about["seconds"]
-        self.history = [Point(**point) for point in about["history"]]
+        self.history = [LossPoint(**point) for point in about["history"]]
 
 
 def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
