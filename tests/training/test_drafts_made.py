@@ -17,13 +17,14 @@ import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.training.drafts.data import INFO, write_texts
-from sprinter.training.drafts.distill import FACTS, distill
+from sprinter.training.drafts.distill import FACTS, Judging, distill
 from sprinter.training.drafts.judge import OwnDrafts, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import make_student
 
 TEXTS = TextSettings(new_tokens=10, prompt_tokens=16, shard=10, held_out=0.2, top=24)
 STUDENT = StudentSettings(layers=1)
+JUDGING = Judging(gamma=3, prompts=2, new_tokens=12)
 TRAINING = TrainingSettings(steps=6, tokens=128, checkpoint=3, lr=3e-3, threads=1)
 
 
@@ -48,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(pair: sprinter.Pair, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("drafts") / "draft"
-    distill(pair, pair.models.target.module("a test"), [data], out, TEXTS, STUDENT, TRAINING)
+    distill(pair, pair.models.target.module("a test"), [data], out, TEXTS, STUDENT, TRAINING, JUDGING)
     return out
 
 
@@ -179,7 +180,7 @@ def test_a_finished_run_is_not_trained_again(made: Path, pair: sprinter.Pair, da
     before = json.loads((made / FACTS).read_text())
     seen: list[int] = []
     again = distill(
-        pair, pair.models.target.module("a test"), [data], made, TEXTS, STUDENT, TRAINING,
+        pair, pair.models.target.module("a test"), [data], made, TEXTS, STUDENT, TRAINING, JUDGING,
         on_training=lambda point, steps: seen.append(point.step),
     )  # fmt: skip
     assert seen == [] and again["tasks"] == before["tasks"]
@@ -202,7 +203,7 @@ def test_a_cut_vocabulary_is_read_with_its_map(
     out = tmp_path / "cut"
     shutil.copytree(made / "texts", out / "texts")
     weights = pair.models.target.module("a test")
-    distill(pair, weights, [data], out, TEXTS, StudentSettings(layers=2, vocabulary=200), TRAINING)
+    distill(pair, weights, [data], out, TEXTS, StudentSettings(layers=2, vocabulary=200), TRAINING, JUDGING)
     config = json.loads((out / "config.json").read_text())
     assert (config["model_type"], config["draft_vocabulary"]) == ("sprinter_cut_llama", 200)
     both = sprinter.load_pair(target, draft=out, device="cpu", dtype="float32")
@@ -246,15 +247,16 @@ COMMON = [
 ]
 
 
-def test_the_commands(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_distill(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--target", str(target), "--data", str(data), "--out", str(tmp_path / "out"), *COMMON]
-    status, out, err = run(
-        capsys, "distill", *given, "--steps", "4", "--layers", "1", "--checkpoint", "2", "--json"
-    )
-    assert status == 0 and json.loads(out)["training"]["steps"] == 4
-    assert "texts 30/30" in err and "step 4/4: held out β" in err
-    status, out, _ = run(capsys, "distill", *given, "--steps", "4", "--layers", "1", "--checkpoint", "2")
+    status, out, err = run(capsys, "distill", *given, "--steps", "4", "--layers", "1", "--checkpoint", "2")
     assert status == 0 and "tokens per call" in out and "saved in" in out
+    assert "texts 30/30" in err and "step 4/4: held out β" in err
+
+
+@pytest.mark.slow  # trains two shapes and times passes
+def test_sizes(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--target", str(target), "--data", str(data), "--out", str(tmp_path / "out"), *COMMON]
     shapes = ["--shape", "1", "--shape", "2", "--steps", "8", "--positions", "1e5"]
     status, out, _ = run(capsys, "sizes", *given, *shapes, "--json")
     found = json.loads(out)

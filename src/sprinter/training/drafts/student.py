@@ -136,7 +136,7 @@ def size_of(student: LlamaForCausalLM) -> int:
 
 def _table(target: PreTrainedModel) -> Tensor:
     """The target's input embeddings ``[V, d]`` in float32."""
-    weight = getattr(target.get_input_embeddings(), "weight", None)  # type: ignore[no-untyped-call]
+    weight = getattr(target.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
         raise UserError(
             "a student takes the target's embeddings, and these are quantised: load it in float32"
