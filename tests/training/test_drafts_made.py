@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
+from sprinter.models.convert import convert_gguf
 from sprinter.training.drafts.data import INFO, write_texts
 from sprinter.training.drafts.distill import FACTS, Judging, distill
 from sprinter.training.drafts.judge import OwnDrafts, overlaps
@@ -151,8 +152,6 @@ def test_the_folder_loads_anywhere(made: Path, target: Path, tmp_path: Path) -> 
     )
     assert [token.id for token in plain.tokens] == [token.id for token in fast.tokens]
     pytest.importorskip("gguf", reason=NO_GGUF)
-    from sprinter.models.convert import convert_gguf
-
     assert convert_gguf(made, tmp_path / "draft.gguf").stat().st_size > 0
 
 
@@ -213,6 +212,8 @@ def test_a_cut_vocabulary_is_read_with_its_map(
     )
     assert [token.id for token in plain.tokens] == [token.id for token in fast.tokens]
     assert fast.stats.accepted > 0
+    with pytest.raises(UserError, match="its vocabulary is cut, which GGUF has no map for"):
+        convert_gguf(out, tmp_path / "draft.gguf")
     weights_file = out / "model.safetensors"
     state = load_file(weights_file)
     state["lm_head.ids"] = state["lm_head.ids"] + 100

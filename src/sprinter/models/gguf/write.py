@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.cut import CUT_TYPE
 from sprinter.models.gguf.config import llama3_factors
 from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
@@ -88,6 +89,8 @@ def write_gguf(
 
 
 def _why_not(config: Any) -> str | None:
+    if config.model_type == CUT_TYPE:
+        return "its vocabulary is cut, which GGUF has no map for; distil it without --vocabulary"
     if config.model_type != "llama":
         return f"its architecture is {config.model_type}, and only llama can be converted; use llama.cpp's converter"
     if (kind := config.rope_parameters.get("rope_type", "default")) not in ("default", "linear", "llama3"):
