@@ -6,7 +6,6 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import typer
 
 from sprinter.cli.loading import Loading, load
@@ -63,16 +62,18 @@ HeldOutOption = Annotated[float, typer.Option(help="Share of the prompts that th
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
     """The target as it was asked for, and its weights in float32 on the CPU."""
+    from torch import nn
+
+    from sprinter import load_pair
     from sprinter.models.pair import builtin_paths, load_models
 
     source = loading.target or builtin_paths()["target"]
     given = {name: value for name, value in loading.given().items() if name != "target"}
-    from sprinter import load_pair
 
     pair = load(loading) if loading.target is not None else load_pair(source, **given)
     target = pair.models.target
     if (
-        isinstance(target.model, torch.nn.Module)
+        isinstance(target.model, nn.Module)
         and target.weights == "float32"
         and target.model.device.type == "cpu"
     ):

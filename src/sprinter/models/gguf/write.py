@@ -62,10 +62,10 @@ def write_gguf(
     Raises:
         UserError: an unsupported architecture or tokenizer, or a full disk.
     """
-    gguf = gguf_package()
     config: Any = model.config
     if why := _why_not(config):
         raise UserError(f"{name} cannot be written as GGUF: {why}")
+    gguf = gguf_package()
     if dtype not in DTYPES:
         raise UserError(f"there is no dtype {dtype!r} for a GGUF file: use {', '.join(DTYPES)}")
     words = vocabulary(tokenizer, name, vocab_size)
