@@ -1,6 +1,6 @@
 """A distilled draft of a real target: accepted tokens a call by task, and speed next to lookup and plain decoding.
 
-    python benchmarks/real/drafts.py --data DIR --draft FOLDER [--prompts 4] [--new-tokens 96] [--temperatures 0 0.6]
+    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER [--prompts 4] [--new-tokens 96] [--temperatures 0 0.6]
 
 FOLDER comes from ``sprinter draft distill`` on the prompts of ``gate_prompts.py``; the prompts here are others: GSM8K's
 test set, HumanEval, the second half of Spec-Bench and Wikinews' second file. All arms answer the same prompts in turn.
@@ -155,7 +155,7 @@ def main() -> None:
     """Load, measure, write."""
     parser = option_parser(__doc__)
     parser.add_argument("--target", default=TARGET)
-    parser.add_argument("--draft", type=Path, required=not SMOKE)
+    parser.add_argument("--draft-folder", type=Path, required=not SMOKE)
     parser.add_argument("--dtype", default="gguf", help="of the target")
     parser.add_argument("--draft-dtype", default="int8")
     parser.add_argument("--prompts", type=int, default=sized(4, 1), help="of each task")
@@ -168,9 +168,9 @@ def main() -> None:
     if SMOKE:
         pair, draft = sprinter.load_pair(), _made_up()
     else:
-        draft = facts_of(chosen.draft)
+        draft = facts_of(chosen.draft_folder)
         target = load_models(chosen.target, device="cpu", dtype=chosen.dtype)
-        student = load_models(chosen.draft, device="cpu", dtype=chosen.draft_dtype)
+        student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
         pair = sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer))
     rows = [
         row
