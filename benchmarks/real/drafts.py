@@ -1,6 +1,6 @@
 """A distilled draft of a real target: accepted tokens a call by task, and speed next to lookup and plain decoding.
 
-    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER [--prompts 4] [--new-tokens 96] [--temperatures 0 0.6]
+    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER [--prompts 4] [--new-tokens 96]
 
 FOLDER comes from ``sprinter draft distill`` on the prompts of ``gate_prompts.py``; the prompts here are others: GSM8K's
 test set, HumanEval, the second half of Spec-Bench and Wikinews' second file. All arms answer the same prompts in turn.
@@ -96,7 +96,7 @@ def measure(
         parts = [Arm(one.name, one.run, [one.outs[i] for i in places]) for one in arms]
         rows += [
             {
-                "task": task, "arm": part.name, "temperature": temperature, "prompts": len(places),
+                "task": task, "method": part.name, "temperature": temperature, "prompts": len(places),
                 "tokens_per_call": interval(part.tokens, part.calls),
                 "acceptance": part.total("accepted") / part.total("drafted") if part.total("drafted") else None,
                 "speed_over_plain": speed_ratio(part, parts[0]),
@@ -124,7 +124,7 @@ def table(results: dict[str, Any]) -> str:
     ]
     head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | as plain"
     rows = [
-        f"{row['temperature']:g} | {row['task']} | `{row['arm']}` | {cells(row['tokens_per_call'])} | "
+        f"{row['temperature']:g} | {row['task']} | `{row['method']}` | {cells(row['tokens_per_call'])} | "
         f"{_share(row['acceptance'])} | {cells(row['speed_over_plain'])} | "
         f"{row['tokens_per_s']:.1f} | "
         + ("–" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}")
