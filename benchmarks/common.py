@@ -253,7 +253,16 @@ def save(name: str, table: str, began: float, prompts: int, **facts: Any) -> Non
 def command(name: str) -> str:
     """The command line, without the folders and files that lie elsewhere on another machine."""
     words = sys.argv[1:]
-    folders = ("--data", "--out", "--before", "--after", "--labels", "--prompts-file", "--gate")
+    folders = (
+        "--data",
+        "--out",
+        "--before",
+        "--after",
+        "--labels",
+        "--prompts-file",
+        "--gate",
+        "--draft-folder",
+    )
     named = tuple(f"{folder}=" for folder in folders)
     kept = [
         word

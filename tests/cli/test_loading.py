@@ -33,6 +33,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "bench": ("bench", "--suite", "{file}", "--arm", "speculative", "--out", "{folder}"),
     "gate label": ("gate", "label", "--data", "{file}", "--out", "{folder}"),
     "gate mine": ("gate", "mine", "--data", "{file}", "--out", "{folder}"),
+    "draft distill": ("draft", "distill", "--data", "{file}", "--out", "{folder}"),
+    "draft sizes": ("draft", "sizes", "--data", "{file}", "--out", "{folder}"),
     "theory predict": ("theory", "predict"),
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
@@ -40,9 +42,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
 _HEADS, _PROFILE = {"--gate", "--head", "--compile", "--profile"}, {"--profile"}
+_DRAFTS = {*_HEADS, "--draft", "--draft-revision"}
 UNUSED = {  # what a command has no use for
     "gate label": _HEADS, "gate mine": _HEADS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
-    "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE,
+    "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "draft distill": _DRAFTS,
+    "draft sizes": _DRAFTS,
 }  # fmt: skip
 
 
@@ -82,16 +86,19 @@ def test_every_option_reaches_the_loader(
         words += [] if option in unused else [option] if value is None else [option, value]
     status, out, err = run(*words)
     assert "that is all" in out + err and status in (1, 2)
-    left_out = {option.removeprefix("--") for option in unused}
+    left_out = {option.removeprefix("--").replace("-", "_") for option in unused}
     expected = {key: value for key, value in GIVEN.items() if key.rstrip("s") not in left_out}
     if "gate" in left_out:
         expected |= {"gate": None, "heads": ()}
+    if "draft" in left_out:
+        expected |= {"draft": None}
     expected |= OWN.get(name, {})
     assert asked == [("t", expected)]
     at_defaults = [word.format(file=file, folder=tmp_path / "out") for word in COMMANDS[name]]
-    run(*at_defaults, "--target", "t", "--draft", "d", "--device-map", "auto")
+    drafted = () if "draft" in left_out else ("--draft", "d")
+    run(*at_defaults, "--target", "t", *drafted, "--device-map", "auto")
     extra = {"dtype": "float32"} if name == "doctor" else OWN.get(name, {})
-    plain = {"draft": "d", "gate": None, "heads": (), "device_map": "auto"}
+    plain = {"draft": drafted[1] if drafted else None, "gate": None, "heads": (), "device_map": "auto"}
     assert asked[1:] in ([], [("t", plain | extra)])
     assert len(asked) == 2 or name == "generate"
 

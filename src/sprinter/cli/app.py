@@ -12,6 +12,7 @@ from sprinter.cli.chat import chat
 from sprinter.cli.convert import convert
 from sprinter.cli.demo_command import demo
 from sprinter.cli.doctor import doctor
+from sprinter.cli.draft import draft
 from sprinter.cli.gate import gate
 from sprinter.cli.generate import generate
 from sprinter.cli.methods import methods
@@ -31,6 +32,7 @@ app = typer.Typer(
 for command in (generate, chat, serve, methods, doctor, demo, tune):
     app.command()(command)
 app.add_typer(gate, name="gate")
+app.add_typer(draft, name="draft")
 app.add_typer(theory, name="theory")
 app.add_typer(bench, name="bench")
 app.add_typer(convert, name="convert")

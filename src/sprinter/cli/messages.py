@@ -18,7 +18,7 @@ _SWITCHES = {
 _OTHERS = (
     "prompt_share", "prompt_tokens", "new_tokens", "classes_per_prompt", "batch_size", "limit", "field", "split",
     "engine", "workers", "ray_address", "width", "layers", "mix", "repeats", "warmup", "judge_price", "host",
-    "port", "api_keys",
+    "port", "api_keys", "vocabulary", "held_out", "on_policy", "warm_up",
 )  # fmt: skip
 """Options of single commands that appear in messages of the library."""
 _FLAGS = {

@@ -18,6 +18,7 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
+from sprinter.models.cut import CutHead, check_map
 from sprinter.models.devices import device_of, dtype_name, dtype_of
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
@@ -298,6 +299,8 @@ def _load(
     if model.config.is_encoder_decoder:
         raise UserError(f"the {which} {origin.name} is an encoder-decoder model: give a decoder-only model")
     model.train(False)
+    if isinstance(head := model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
+        check_map(head.ids, max(words.values(), default=-1) + 1)
     quantised = options.quantised if model is not origin.at else None
     if quantised and quantised != GGUF:
         quantise(model, quantised)

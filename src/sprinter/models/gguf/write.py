@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
+from sprinter.models.cut import CUT_TYPE
 from sprinter.models.gguf.config import llama3_factors
 from sprinter.models.gguf.library import gguf_package
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
@@ -61,10 +62,10 @@ def write_gguf(
     Raises:
         UserError: an unsupported architecture or tokenizer, or a full disk.
     """
-    gguf = gguf_package()
     config: Any = model.config
     if why := _why_not(config):
         raise UserError(f"{name} cannot be written as GGUF: {why}")
+    gguf = gguf_package()
     if dtype not in DTYPES:
         raise UserError(f"there is no dtype {dtype!r} for a GGUF file: use {', '.join(DTYPES)}")
     words = vocabulary(tokenizer, name, vocab_size)
@@ -88,6 +89,8 @@ def write_gguf(
 
 
 def _why_not(config: Any) -> str | None:
+    if config.model_type == CUT_TYPE:
+        return "its vocabulary is cut, which GGUF has no map for; distil it without --vocabulary"
     if config.model_type != "llama":
         return f"its architecture is {config.model_type}, and only llama can be converted; use llama.cpp's converter"
     if (kind := config.rope_parameters.get("rope_type", "default")) not in ("default", "linear", "llama3"):

@@ -1,0 +1,202 @@
+"""A distilled draft of a real target: accepted tokens a call by task, and speed next to lookup and plain decoding.
+
+    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER [--prompts 4] [--new-tokens 96]
+
+FOLDER comes from ``sprinter draft distill`` on the prompts of ``gate_prompts.py``; the prompts here are others: GSM8K's
+test set, HumanEval, the second half of Spec-Bench and Wikinews' second file. All arms answer the same prompts in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import torch
+
+import sprinter
+from benchmarks.common import (
+    Arm,
+    cells,
+    command,
+    environment,
+    grid,
+    interleave,
+    interval,
+    option_parser,
+    speed_ratio,
+    write_results,
+)
+from benchmarks.real.gate_prompts import LONGEST, records
+from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.suites.chat import ask_for_code, ask_for_number
+from sprinter.models.pair import LoadedPair, load_models
+
+NAME = "real/drafts"
+TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/smollm2-135m-instruct-q4_1.gguf"
+ARMS = sized(
+    ("autoregressive", "speculative(gamma=2)", "speculative(gamma=4)", "svip", "lookup"),
+    ("autoregressive", "speculative(gamma=2)"),
+)
+
+
+def prompts_of(data: Path) -> dict[str, Iterator[str]]:
+    """Prompts by task, none of which a draft was trained on."""
+    return {
+        "gsm8k": (ask_for_number(one["question"]) for one in records(data / "gsm8k_test.jsonl")),
+        "code": (ask_for_code(one["prompt"]) for one in records(data / "humaneval.jsonl")),
+        "spec-bench": (
+            one["turns"][0] for one in islice(records(data / "specbench_question.jsonl"), 1, None, 2)
+        ),
+        "wikinews": (
+            f"Summarise this article in three sentences.\n\n{one['title']}\n\n{one['text']}"
+            for one in records(data / "wikinews_en_2022_01.jsonl.gz")
+            if len(one["text"]) > 400
+        ),
+    }
+
+
+def arm(pair: sprinter.Pair, method: str, temperature: float, new_tokens: int) -> Arm:
+    """A method in chat form, metered as it runs."""
+
+    def run(prompt: str, seed: int) -> Any:
+        messages = [{"role": "user", "content": prompt}]
+        return pair.generate(
+            prompt if SMOKE else messages,
+            method=method,
+            max_new_tokens=new_tokens,
+            temperature=temperature,
+            seed=seed,
+        )
+
+    return Arm(method, run)
+
+
+def measure(
+    pair: sprinter.Pair, data: Path, count: int, new_tokens: int, temperature: float
+) -> list[dict[str, Any]]:
+    """One row an arm and task, and of all tasks."""
+    chosen = [
+        (task, text)
+        for task, texts in prompts_of(data).items()
+        for text in islice((text for text in texts if len(text) <= LONGEST), count)
+    ]
+    arms = [arm(pair, method, temperature, new_tokens) for method in ARMS]
+    interleave(arms, [text for _, text in chosen], note=f"T={temperature:g}")
+    rows = []
+    for task in [*dict.fromkeys(task for task, _ in chosen), "all"]:
+        places = [i for i, (own, _) in enumerate(chosen) if task in (own, "all")]
+        parts = [Arm(one.name, one.run, [one.outs[i] for i in places]) for one in arms]
+        rows += [
+            {
+                "task": task, "method": part.name, "temperature": temperature, "prompts": len(places),
+                "tokens_per_call": interval(part.tokens, part.calls),
+                "acceptance": part.total("accepted") / part.total("drafted") if part.total("drafted") else None,
+                "speed_over_plain": speed_ratio(part, parts[0]),
+                "tokens_per_s": float(part.tokens.sum() / part.busy_s.sum()),
+                "same_as_plain": sum(
+                    [token.id for token in own.tokens] == [token.id for token in plain.tokens]
+                    for own, plain in zip(part.outs, parts[0].outs, strict=True)
+                ) if temperature == 0 else None,
+            }
+            for part in parts
+        ]  # fmt: skip
+    return rows
+
+
+def table(results: dict[str, Any]) -> str:
+    """What was measured, in Markdown."""
+    draft = results["draft"]
+    lines = [
+        f"Draft: {draft['layers']} layers, width {draft['width']}, vocabulary {draft['vocabulary'] or 'whole'}, "
+        f"{draft['parameters']:,} parameters a step; trained on {draft['train_tokens']:,} tokens of the target in "
+        f"{draft['training_s']:.0f} s. Held-out β at temperature {draft['temperature']:g}: "
+        + ", ".join(f"{task} {beta:.3f}" for task, beta in draft["beta"].items())
+        + ".",
+        "",
+    ]
+    head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | as plain"
+    rows = [
+        f"{row['temperature']:g} | {row['task']} | `{row['method']}` | {cells(row['tokens_per_call'])} | "
+        f"{_share(row['acceptance'])} | {cells(row['speed_over_plain'])} | "
+        f"{row['tokens_per_s']:.1f} | "
+        + ("–" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}")
+        for row in results["rows"]
+    ]
+    return "\n".join([*lines, *grid(head, rows)])
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What draft.json says about the draft and its training."""
+    facts = json.loads((folder / "draft.json").read_text(encoding="utf-8"))
+    return {
+        **{name: facts["student"][name] for name in ("layers", "width", "vocabulary", "parameters")},
+        "train_tokens": facts["texts"]["train_tokens"],
+        "temperature": facts["texts"]["settings"]["temperature"],
+        "loss": facts["training"]["loss"],
+        "training_s": facts["training"]["seconds"],
+        "positions": facts["training"]["tokens"],
+        "beta": {task: row["beta"] for task, row in facts["tasks"].items() if "beta" in row},
+    }
+
+
+def main() -> None:
+    """Load, measure, write."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--draft-folder", type=Path, required=not SMOKE)
+    parser.add_argument("--dtype", default="gguf", help="of the target")
+    parser.add_argument("--draft-dtype", default="int8")
+    parser.add_argument("--prompts", type=int, default=sized(4, 1), help="of each task")
+    parser.add_argument("--new-tokens", type=int, default=sized(96, 8))
+    parser.add_argument("--temperatures", type=float, nargs="+", default=sized([0.0, 0.6], [0.0]))
+    parser.add_argument("--threads", type=int, default=1)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    began = time.time()
+    if SMOKE:
+        pair, draft = sprinter.load_pair(), _made_up()
+    else:
+        draft = facts_of(chosen.draft_folder)
+        target = load_models(chosen.target, device="cpu", dtype=chosen.dtype)
+        student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
+        pair = sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer))
+    rows = [
+        row
+        for temperature in chosen.temperatures
+        for row in measure(pair, chosen.data, chosen.prompts, chosen.new_tokens, temperature)
+    ]
+    results = {
+        "benchmark": NAME,
+        "command": command(NAME),
+        "environment": environment(),
+        "new_tokens": chosen.new_tokens,
+        "dtypes": [chosen.dtype, chosen.draft_dtype],
+        "draft": draft,
+        "rows": rows,
+        "seconds": round(time.time() - began, 1),
+    }
+    write_results(NAME, results, table(results))
+
+
+def _made_up() -> dict[str, Any]:
+    """Facts of no draft, for a smoke run with the built-in pair."""
+    return {
+        "layers": 1, "width": 192, "vocabulary": None, "parameters": 1, "train_tokens": 1, "temperature": 1.0,
+        "training_s": 0.0, "beta": {"all": 0.5},
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""``sprinter draft``: make a draft model for a target. One module per command, ``draft_NAME.py``."""
+
+from __future__ import annotations
+
+import typer
+
+from sprinter.cli import draft_distill, draft_sizes
+
+__all__ = ["draft"]
+
+draft = typer.Typer(help="Make a draft model for your target: distil it, find the size that pays.")
+draft.command("distill")(draft_distill.command)
+draft.command("sizes")(draft_sizes.command)
+
+
+@draft.callback(invoke_without_command=True)
+def _before(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

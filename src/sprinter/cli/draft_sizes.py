@@ -1,0 +1,151 @@
+"""``sprinter draft sizes``: which size of draft pays on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sprinter.cli.draft_common import (
+    ChatOption,
+    DataOption,
+    FieldOption,
+    HeldOutOption,
+    LimitOption,
+    MoreOption,
+    NewTokensOption,
+    PromptTokensOption,
+    SplitOption,
+    SystemOption,
+    TemperatureOption,
+    load_target,
+    on_texts,
+    on_training,
+)  # fmt: skip
+from sprinter.cli.loading import Loading, loads
+from sprinter.cli.pages import console, print_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from sprinter.engine.pair import Pair
+    from sprinter.training.drafts.sizes import DraftCosts
+
+__all__ = ["command"]
+
+
+@loads(without=("draft", "draft_revision", "gate", "head", "compile"))
+def command(
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="Folder for texts and checkpoints.", show_default=False)],
+    more: MoreOption = None,
+    loading: Loading = Loading(),
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="LAYERS, LAYERSxWIDTH or LAYERS/VOCABULARY; may be repeated.",
+            show_default="1, 2 and 4 layers",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each short training.")] = 200,
+    positions: Annotated[
+        float, typer.Option(help="Positions that the full training is to see, for the expected β.")
+    ] = 1e6,
+    draft_dtype: Annotated[
+        str | None,
+        typer.Option(help="dtype of the draft when its steps are timed.", show_default="the target's"),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens per step, prompts included.")] = 2048,
+    lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 1e-3,
+    new_tokens: NewTokensOption = 256,
+    prompt_tokens: PromptTokensOption = 512,
+    temperature: TemperatureOption = 1.0,
+    held_out: HeldOutOption = 0.05,
+    limit: LimitOption = None,
+    field: FieldOption = None,
+    split: SplitOption = "lines",
+    chat: ChatOption = False,
+    system: SystemOption = None,
+    seed: Annotated[int, typer.Option(help="Seed of texts, weights and batches.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads for training.", show_default="torch's")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell which size of draft pays: short trainings of several shapes, and the costs of their steps here.
+
+    Give --out of a distillation to use its texts. An interrupted run continues.
+    """
+    from sprinter.training.drafts.data import write_texts
+    from sprinter.training.drafts.settings import TextSettings, TrainingSettings
+    from sprinter.training.drafts.sizes import parse_shape, table_of, try_shapes
+
+    settings = TextSettings(
+        seed=seed, temperature=temperature, new_tokens=new_tokens, prompt_tokens=prompt_tokens, held_out=held_out,
+        limit=limit, field=field, split=split, chat=chat, system=system,
+    )  # fmt: skip
+    training = TrainingSettings(
+        steps=steps, tokens=tokens, lr=lr, checkpoint=max(1, steps // 8), seed=seed, threads=threads
+    )
+    shapes = shape or ["1", "2", "4"]
+    for one in shapes:
+        parse_shape(one)
+    pair, weights = load_target(loading)
+    texts = write_texts(pair, [*data, *(more or ())], out / "texts", settings, on_texts)
+    dtype = draft_dtype or (loading.dtype if loading.dtype != "gguf" else "int8") or "auto"
+    found = try_shapes(
+        pair, weights, texts, shapes, training, out / "shapes",
+        lambda student, shape: _costs(pair, student, dtype),
+        lambda shape, point, wanted: on_training(point, wanted, f"{shape}: "),
+    )  # fmt: skip
+    result = table_of(found, positions)
+    if json:
+        print_json(result)
+        return
+    _show(result)
+
+
+def _costs(pair: Pair, student: PreTrainedModel, dtype: str) -> DraftCosts:
+    """Time the student's steps and the target's passes, as the engine runs them."""
+    from sprinter.engine.pair import Pair as EnginePair
+    from sprinter.models.pair import load_models
+    from sprinter.theory.passes import measure_passes
+    from sprinter.training.drafts.sizes import DraftCosts
+    from sprinter.training.drafts.student import save_student
+
+    models = pair.models
+    assert models.tokenizer is not None
+    with tempfile.TemporaryDirectory() as folder:
+        save_student(student, models.tokenizer, Path(folder), models.target.eos_ids)  # type: ignore[arg-type]
+        draft = load_models(folder, tokenizer=models.tokenizer, dtype=dtype).target
+    times = measure_passes(EnginePair(replace(models, draft=draft)))
+    return DraftCosts(times.draft_s, times.target_s)
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    title = f"expected after {result['tokens']:,.0f} positions, exact decoding"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    for name in ("shape", "parameters", "step ms", "β now", "β expected", "γ", "speed", "training s"):
+        table.add_column(name, justify="left" if name == "shape" else "right")
+    for row in result["shapes"]:
+        table.add_row(
+            row["shape"], f"{row['parameters']:,}", f"{row['draft_step_s'] * 1e3:.2f}", f"{row['beta']:.3f}",
+            f"{row['expected_beta']:.3f}", str(row["gamma"] or "–"), f"{row['expected_speed']:.2f}",
+            f"{row['training_s']:.0f}",
+        )  # fmt: skip
+    console().print(table)
+    fit = result["fit"]
+    console().print(
+        f"1 − β ∝ parameters^{fit['size']:.2f} · positions^{fit['tokens']:.2f}, fitted within {fit['error']:.3f} of β; "
+        "speed is relative to plain decoding, for positions that are independent, without the loop's own time"
+    )
+    best = result["best"]
+    console().print(
+        f"shape {best} pays most" if best else "no shape pays: plain decoding is faster on this machine"
+    )

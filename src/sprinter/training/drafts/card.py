@@ -1,0 +1,85 @@
+"""The card of a distilled draft: README.md, draft.json and the loss curve."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from sprinter.training.drafts.train import LossPoint
+
+__all__ = ["draw_losses", "model_card"]
+
+_COLOURS = {"ce": "#E69F00", "kl": "#009E73", "reverse-kl": "#CC79A7", "tv": "#0072B2"}
+
+
+def model_card(facts: Mapping[str, Any]) -> str:
+    """Text of README.md from the facts of draft.json."""
+    texts, student, training = facts["texts"], facts["student"], facts["training"]
+    shape = (
+        f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step"
+    )
+    cut = student["vocabulary"]
+    lines = [
+        "---", "tags: [speculative-decoding, draft, sprinter]", "library_name: transformers", "---", "",
+        f"# Draft model for {texts['target']}", "",
+        "A Llama model that drafts for speculative decoding, distilled from texts that the target wrote. Made with "
+        "`sprinter draft distill`.", "",
+        "| | |", "| --- | --- |",
+        f"| target | {texts['target']}, {texts['weights']}, weights {texts['target_fingerprint'][:12]} |",
+        f"| draft | {shape} |",
+        f"| vocabulary | {'whole' if cut is None else f'{cut:,} tokens; for Sprinter alone'} |",
+        f"| data | {', '.join(source['name'] for source in texts['data'])} "
+        f"(sha256 {', '.join(source['sha256'][:12] for source in texts['data'])}) |",
+        f"| texts | {texts['train_texts']:,} answers of the target, {texts['train_tokens']:,} tokens, "
+        f"{texts['held_out_texts']:,} more held out; temperature {texts['settings']['temperature']:g} "
+        f"(hash {texts['hash'][:12]}) |",
+        f"| loss | {training['loss']} at temperature {training['temperature']:g}, after {training['warm_up']:.0%} "
+        "of the steps with ce+kl |",
+        f"| training | {training['steps']:,} steps, {training['tokens']:,} positions, {training['seconds']:.0f} s; "
+        f"seed {training['seed']} |",
+        "", f"Held-out prompts; β = Σ min(p, q), tokens a target call with `{facts['method']}`:", "",
+        *_table(facts["tasks"]), "",
+        *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _table(tasks: Mapping[str, Mapping[str, float]]) -> list[str]:
+    names = [*dict.fromkeys(name for row in tasks.values() for name in row)]
+    lines = [f"| task | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
+    for task, row in tasks.items():
+        cells = ["–" if name not in row else _cell(row[name]) for name in names]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
+    """The losses by step as a PNG picture; None without matplotlib (extra ``plots``)."""
+    if find_spec("matplotlib") is None:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps = [point.step for point in history]
+    for name, colour in _COLOURS.items():
+        panel = right if name == "tv" else left
+        panel.plot(
+            steps, [point.train[name] for point in history], "--", color=colour, label=f"{name}, training"
+        )
+        if all(point.held_out for point in history):
+            held = [point.held_out[name] for point in history]
+            panel.plot(steps, held, "-o", markersize=3, color=colour, label=f"{name}, held out")
+    for panel, title in ((left, "nats"), (right, "1 − acceptance")):
+        panel.set(xlabel="step", title=title)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.legend(frameon=False, fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()

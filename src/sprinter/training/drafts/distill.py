@@ -1,0 +1,186 @@
+"""Distils a draft from a target: texts, student, training, evaluation, card. Every stage resumes.
+
+A folder ``out`` holds the draft, as transformers loads it, and what the run needs to continue: ``texts/`` and
+``training/``. ``draft.json`` is written last: a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaForCausalLM, PreTrainedModel
+
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+from sprinter.models.pair import LoadedPair, load_models
+from sprinter.training.drafts.card import draw_losses, model_card
+from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
+from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
+from sprinter.training.drafts.train import LossPoint, TrainedStudent, loss_temperature, settle_scale, train
+
+__all__ = ["FACTS", "Judging", "distill", "fresh_student"]
+
+FACTS = "draft.json"
+_SCALED_ON = 2048  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How the finished draft is measured.
+
+    Args:
+        gamma: length of its drafts. prompts: maximum number of held-out prompts of a task that are answered.
+        new_tokens: maximum length of these answers.
+    """
+
+    gamma: int = 4
+    prompts: int = 6
+    new_tokens: int = 96
+
+
+def distill(
+    pair: Pair,
+    weights: PreTrainedModel,
+    data: Sequence[str | Path],
+    out: str | Path,
+    texts: TextSettings = TextSettings(),
+    student: StudentSettings = StudentSettings(),
+    training: TrainingSettings = TrainingSettings(),
+    judging: Judging = Judging(),
+    *,
+    restart: bool = False,
+    on_texts: Callable[[TextsProgress], None] | None = None,
+    on_training: Callable[[LossPoint, int], None] | None = None,
+) -> dict[str, Any]:
+    """Make a draft model for a target.
+
+    Args:
+        pair: the target, which writes the texts and judges the draft; any weights that Sprinter runs.
+        weights: the target in a floating-point dtype on the CPU, for its embeddings and whole laws.
+        data: prompts, see ``training.sources``.
+        out: the draft's folder; an interrupted run in it is continued.
+        texts, student, training, judging: settings of the stages.
+        restart: delete an earlier run first.
+        on_texts, on_training: progress callbacks.
+
+    Returns:
+        The facts of draft.json.
+
+    Raises:
+        UserError: what is wrong with data, settings or folder, and how to fix it.
+    """
+    folder = Path(out)
+    _check_folder(folder, restart)
+    written = write_texts(pair, data, folder / "texts", texts, on_texts)
+    fresh = fresh_student(pair, weights, written, student)
+    judge = None
+    if training.on_policy:
+        judge = OwnDrafts(
+            pair.models, written.part(False), training.gamma, texts.temperature, training.seed, top=texts.top
+        )
+    trained = train(fresh, written, training, folder / "training", on_policy=judge, progress=on_training)
+    picture = draw_losses(trained.history)
+    if picture is not None:
+        save_bytes(folder / "losses.png", picture)
+    assert pair.tokenizer is not None
+    save_student(trained.student, pair.tokenizer, folder, pair.models.target.eos_ids)
+    facts = {
+        **_facts(written, student, training, trained),
+        "method": f"speculative(gamma={judging.gamma})",
+        "tasks": _judged(pair, weights, written, folder, judging),
+        "picture": picture is not None,
+    }
+    save_bytes(folder / "README.md", model_card(facts))
+    save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+    return facts
+
+
+def _check_folder(folder: Path, restart: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"'{folder}' is a file: give a directory for the draft")
+    ours = (folder / FACTS).is_file() or (folder / "texts").is_dir()
+    if (folder / "config.json").is_file() and not ours:
+        raise UserError(f"'{folder}' holds another model: give another directory for the draft")
+    if restart and ours:
+        (folder / FACTS).unlink(missing_ok=True)
+        for part in ("training", "texts"):
+            shutil.rmtree(folder / part, ignore_errors=True)
+
+
+def fresh_student(
+    pair: Pair, weights: PreTrainedModel, texts: Texts, settings: StudentSettings
+) -> LlamaForCausalLM:
+    """A student for these texts; a cut vocabulary holds the most frequent tokens of the target's answers.
+
+    Raises:
+        UserError: a shape that the target does not allow, or a context that is too short for the texts.
+    """
+    kept = None
+    if settings.vocabulary is not None:
+        answers = (text.ids[text.prompt :] for text in texts.part(False))
+        assert pair.tokenizer is not None
+        words = max(pair.tokenizer.get_vocab().values()) + 1  # rows beyond these are padding
+        kept = frequent_tokens(answers, settings.vocabulary, words, pair.models.target.eos_ids)
+    student = make_student(weights, settings, kept)
+    room = int(student.config.max_position_embeddings)
+    longest = max(len(text.ids) for text in texts.texts)
+    if longest > room:
+        raise UserError(
+            f"context={room} is less than the longest text, {longest} tokens: give {longest} or more"
+        )
+    settle_scale(student, texts.part(False), _SCALED_ON, loss_temperature(TrainingSettings(), texts))
+    return student
+
+
+def _facts(
+    texts: Texts, student: StudentSettings, training: TrainingSettings, trained: TrainedStudent
+) -> dict[str, Any]:
+    parts = texts.part(False), texts.part(True)
+    config = trained.student.config
+    return {
+        "texts": {
+            **texts.info,
+            "train_texts": len(parts[0]),
+            "held_out_texts": len(parts[1]),
+            "train_tokens": sum(len(text.ids) - text.prompt for text in parts[0]),
+        },
+        "student": {
+            **asdict(student), "width": config.hidden_size, "parameters": size_of(trained.student),
+        },
+        "training": {
+            **asdict(training), "temperature": loss_temperature(training, texts), "steps": trained.steps,
+            "tokens": trained.tokens, "seconds": round(trained.seconds, 1),
+            "history": [point._asdict() for point in trained.history],
+        },
+    }  # fmt: skip
+
+
+def _judged(
+    pair: Pair, weights: PreTrainedModel, texts: Texts, folder: Path, judging: Judging
+) -> dict[str, dict[str, float]]:
+    """β at the texts' temperature and of first choices, and accepted tokens a call, by task: of the saved weights."""
+    held, temperature = texts.part(True), float(texts.info["settings"]["temperature"])
+    assert pair.tokenizer is not None
+    draft = load_models(folder, tokenizer=pair.tokenizer, device="cpu", dtype="float32").target
+    model = draft.module("a distilled draft")
+    beta = overlaps(weights, model, held, temperature)
+    first = {
+        task: {"same_first_choice": row["beta"]} for task, row in overlaps(weights, model, held, 0.0).items()
+    }
+    both = Pair(LoadedPair(pair.models.target, draft, pair.tokenizer, pair.models.tokens))
+    calls = accepted(
+        both,
+        held,
+        gamma=judging.gamma,
+        temperature=temperature,
+        new_tokens=judging.new_tokens,
+        most=judging.prompts,
+    )
+    return by_task(beta, first, calls)

@@ -1,0 +1,153 @@
+"""Settings of distilling a draft: the texts, the student, training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sprinter.decode.checks import at_least, between, whole
+from sprinter.decode.registry import did_you_mean
+from sprinter.errors import UserError
+from sprinter.laws import Sampling
+from sprinter.training.drafts.losses import parse_loss
+from sprinter.training.prompts import SPLITS
+
+__all__ = ["StudentSettings", "TextSettings", "TrainingSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSettings:
+    """What the texts depend on, besides target and data.
+
+    Args:
+        seed: seed of the texts that the target writes; text i has seed ``seed + i``.
+        temperature: temperature that the target writes at. Its laws are stored raw (temperature 1).
+        new_tokens: maximum number of tokens of an answer.
+        prompt_tokens: maximum prompt length; running texts are truncated, examples beyond it are skipped.
+        prompt_share: share of a running text's words that is its prompt.
+        top: number of most probable tokens that are stored of each law; the others are one further outcome.
+        rows: texts that are written at the same time.
+        shard: texts per shard, the unit of resuming.
+        held_out: share of the prompts, chosen by a hash of their tokens, that the draft is evaluated on.
+        limit: maximum number of texts to read; None: all.
+        field, split, chat, system: how the data are read, as in ``sprinter gate label``.
+    """
+
+    seed: int = 0
+    temperature: float = 1.0
+    new_tokens: int = 256
+    prompt_tokens: int = 512
+    prompt_share: float = 0.3
+    top: int = 64
+    rows: int = 32
+    shard: int = 96
+    held_out: float = 0.05
+    limit: int | None = None
+    field: str | None = None
+    split: str = "lines"
+    chat: bool = False
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        whole("seed", self.seed)
+        Sampling(temperature=self.temperature)
+        for name in ("new_tokens", "prompt_tokens", "top", "rows", "shard"):
+            at_least(name, getattr(self, name), 1)
+        between("prompt_share", self.prompt_share, 0.0, 1.0)
+        between("held_out", self.held_out, 0.0, 0.5)
+        if self.limit is not None:
+            at_least("limit", self.limit, 1)
+        if self.split not in SPLITS:
+            raise did_you_mean("split", str(self.split), list(SPLITS))
+        if self.system is not None and not self.chat:
+            raise UserError("system goes with chat: give chat=True too, or leave system out")
+
+
+@dataclass(frozen=True, slots=True)
+class StudentSettings:
+    """Shape of the student, a Llama model with the target's tokenizer.
+
+    Args:
+        layers: number of decoder layers.
+        width: hidden size, a multiple of ``2 * heads``; None: the target's. A smaller one projects the target's
+            embeddings by a truncated singular value decomposition.
+        heads: attention heads; None: one per 64 hidden units, at least one.
+        feed_forward: width of the feed-forward layers; None: 8/3 of the hidden size, rounded up to a multiple of 32.
+        vocabulary: number of tokens that the output layer knows, the most frequent ones of the target's texts; q is 0
+            for all others. None: all tokens, and a folder that other engines load too.
+        context: maximum text length; None: the target's, at most 8192.
+        seed: seed of the initial weights.
+    """
+
+    layers: int = 2
+    width: int | None = None
+    heads: int | None = None
+    feed_forward: int | None = None
+    vocabulary: int | None = None
+    context: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("seed", self.seed)
+        for name in ("layers", "width", "heads", "feed_forward", "vocabulary", "context"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
+        if self.width is not None and self.width % (2 * (self.heads or 1)):
+            raise UserError(
+                f"width={self.width} cannot be split into {self.heads or 1} heads of an even size: "
+                f"give a multiple of {2 * (self.heads or 1)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How the student is trained.
+
+    Args:
+        loss: what is minimised: ``ce``, ``kl``, ``reverse-kl``, ``tv``, or a mix such as ``0.1*ce+0.9*tv``.
+        warm_up: share of the steps that minimise ``ce+kl`` instead: the gradient of total variation is small where
+            the laws hardly overlap.
+        steps: number of optimizer steps; None: as many as ``epochs`` passes over the texts take.
+        epochs: passes over the texts, if ``steps`` is None.
+        tokens: tokens per step, prompts included.
+        lr: peak learning rate of AdamW; it rises over the first 2 % of the steps and falls with a cosine to a tenth.
+        decay: weight decay of matrices other than embeddings.
+        temperature: temperature of both laws in the loss, above 0 and up to 1; None: that of the texts, or 1 where that
+            is out of range.
+        freeze_embeddings: keep the embeddings, which come from the target, as they are.
+        on_policy: share of the steps, the last ones, that also see positions of the student's own drafts.
+        gamma: length of those drafts.
+        checkpoint: number of steps between checkpoints.
+        seed: seed of the order of texts and of the drafts.
+        threads: number of CPU threads; None: torch's own choice. Equal weights after a resumed run need equal numbers.
+    """
+
+    loss: str = "0.1*ce+0.9*tv"
+    warm_up: float = 0.5
+    steps: int | None = None
+    epochs: float = 4.0
+    tokens: int = 2048
+    lr: float = 1e-3
+    decay: float = 0.01
+    temperature: float | None = None
+    freeze_embeddings: bool = False
+    on_policy: float = 0.0
+    gamma: int = 5
+    checkpoint: int = 100
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", str(parse_loss(self.loss)))
+        whole("seed", self.seed)
+        between("warm_up", self.warm_up, 0.0, 1.0)
+        between("on_policy", self.on_policy, 0.0, 1.0)
+        between("epochs", self.epochs, 1e-3, 1e6)
+        between("lr", self.lr, 1e-8, 1.0)
+        between("decay", self.decay, 0.0, 1.0)
+        if self.temperature is not None:
+            between("temperature", self.temperature, 0.05, 1.0)
+        for name in ("tokens", "gamma", "checkpoint"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("steps", "threads"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)

@@ -1,0 +1,232 @@
+"""The student: a small Llama model with the target's tokenizer, which starts from the target's weights.
+
+Its embeddings are the target's, projected to a smaller width by a truncated singular value decomposition where one is
+asked for; at the target's own width it also starts from some of its layers, evenly spaced from the first. The last one
+is of no use without those before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from sprinter.errors import UserError
+from sprinter.models.cut import CutLlamaConfig, CutLlamaForCausalLM, check_map
+from sprinter.training.drafts.data import save_bytes
+from sprinter.training.drafts.settings import StudentSettings
+
+__all__ = ["frequent_tokens", "make_student", "save_student", "size_of"]
+
+_LONGEST = 8192
+
+
+def make_student(
+    target: PreTrainedModel, settings: StudentSettings = StudentSettings(), kept: Tensor | None = None
+) -> LlamaForCausalLM:
+    """A student in float32 on the CPU.
+
+    Args:
+        target: model in a floating-point dtype; its weights are copied.
+        settings: the student's shape.
+        kept: ``[vocabulary]`` token ids of a cut vocabulary, ascending; required if ``settings.vocabulary`` is set.
+
+    Raises:
+        UserError: a width that the target's embeddings do not reach, a map of another vocabulary.
+    """
+    table = _table(target)
+    config = _config(target, settings, table)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        student = (
+            CutLlamaForCausalLM(config) if isinstance(config, CutLlamaConfig) else LlamaForCausalLM(config)
+        )
+        student.to(torch.float32)  # type: ignore[arg-type]
+    embedding = student.model.embed_tokens
+    with torch.no_grad():
+        rows, turn = _projected(table, config.hidden_size)
+        embedding.weight.copy_(rows)
+        if turn is None:
+            _copy_layers(student, target)
+        if kept is not None:
+            check_map(kept, config.vocab_size)
+            student.lm_head.ids.copy_(kept)
+            student.lm_head.words.weight.copy_(_outputs(target, turn)[kept])
+        elif not config.tie_word_embeddings:
+            student.lm_head.weight.copy_(_outputs(target, turn))
+    embedding.padding_idx = None
+    student.train()
+    return student
+
+
+def frequent_tokens(texts: Iterable[Tensor], count: int, vocab: int, always: Iterable[int] = ()) -> Tensor:
+    """The most frequent tokens of texts, ascending; tokens that do not occur follow by id, as common words come first.
+
+    Args:
+        texts: token ids of each text.
+        count: number of tokens.
+        vocab: size of the vocabulary.
+        always: tokens that are kept in any case, such as those that end a text.
+
+    Raises:
+        UserError: more tokens than the vocabulary has.
+    """
+    if count > vocab:
+        raise UserError(f"vocabulary={count} exceeds the target's {vocab} tokens: give less, or leave it out")
+    counts = torch.zeros(vocab, dtype=torch.int64)
+    for text in texts:
+        counts += torch.bincount(text, minlength=vocab)[:vocab]
+    counts[list(always)] = 1 << 60
+    return counts.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def save_student(
+    student: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path, eos_ids: tuple[int, ...]
+) -> None:
+    """Write a transformers folder with weights in bfloat16; ``config.json`` comes last, so half a folder never loads.
+
+    Args:
+        student: the model.
+        tokenizer: the target's.
+        out: the folder.
+        eos_ids: tokens that end a text.
+
+    Raises:
+        UserError: the disk is full, or the folder cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tokenizer.save_pretrained(out)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to '{out}' ({error.strerror}): fix that and run the command again"
+        ) from None
+    tied = student.config.tie_word_embeddings
+    state = {
+        name: value.detach().bfloat16().contiguous() if value.is_floating_point() else value
+        for name, value in student.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+    save_bytes(out / "model.safetensors", to_bytes(state, metadata={"format": "pt"}))
+    generation = GenerationConfig(eos_token_id=list(eos_ids))  # type: ignore[no-untyped-call]
+    save_bytes(out / "generation_config.json", generation.to_json_string())
+    config: dict[str, Any] = student.config.to_dict()
+    config |= {"architectures": [type(student).__name__], "eos_token_id": list(eos_ids), "dtype": "bfloat16"}
+    save_bytes(out / "config.json", json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def size_of(student: LlamaForCausalLM) -> int:
+    """Parameters that a step multiplies with: all but an input embedding of its own, which is a lookup."""
+    tied = student.config.tie_word_embeddings
+    lookup = 0 if tied else student.model.embed_tokens.weight.numel()
+    return sum(value.numel() for value in student.parameters()) - int(lookup)
+
+
+def _table(target: PreTrainedModel) -> Tensor:
+    """The target's input embeddings ``[V, d]`` in float32."""
+    weight = getattr(target.get_input_embeddings(), "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        raise UserError(
+            "a student takes the target's embeddings, and these are quantised: load it in float32"
+        )
+    return weight.detach().float().cpu()
+
+
+def _outputs(target: PreTrainedModel, turn: Tensor | None) -> Tensor:
+    """The target's output layer ``[V, width]``, in the student's basis."""
+    weight: Tensor = target.get_output_embeddings().weight.detach().float().cpu()  # type: ignore[no-untyped-call]
+    return weight if turn is None else weight @ turn
+
+
+def _projected(table: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
+    """The table in ``width`` dimensions, and the projection ``[d, width]``: the principal directions of its rows."""
+    if width == table.shape[1]:
+        return table, None
+    _, turn = torch.linalg.eigh(table.T.double() @ table.double())
+    turn = turn[:, -width:].flip(-1).float()
+    turn *= turn.gather(
+        0, turn.abs().argmax(0, keepdim=True)
+    ).sign()  # eigenvectors have no sign of their own
+    return table @ turn, turn
+
+
+def _config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -> LlamaConfig:
+    own: Any = target.config.get_text_config(decoder=True)
+    vocab, hidden = table.shape
+    width = settings.width or hidden
+    if width > hidden:
+        raise UserError(
+            f"width={width} exceeds the target's {hidden}, whose embeddings it takes: give {hidden} or less"
+        )
+    heads = settings.heads or max(1, width // 64)
+    if width % (2 * heads):
+        raise UserError(f"width={width} cannot be split into {heads} heads of an even size: give heads=")
+    shape: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "intermediate_size": settings.feed_forward or -(-8 * width // 96) * 32,
+    }
+    rope = dict(getattr(own, "rope_parameters", None) or {})
+    if (width, settings.heads, settings.feed_forward) == (hidden, None, None) and _is_llama_like(target):
+        shape = {
+            "num_attention_heads": own.num_attention_heads,
+            "num_key_value_heads": own.num_key_value_heads,
+            "head_dim": getattr(own, "head_dim", None) or hidden // own.num_attention_heads,
+            "intermediate_size": own.intermediate_size,
+            "attention_bias": any(name.endswith("q_proj.bias") for name, _ in target.named_parameters()),
+        }
+    else:
+        rope = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)}
+    context = min(settings.context or _LONGEST, getattr(own, "max_position_embeddings", None) or _LONGEST)
+    common: dict[str, Any] = {
+        "vocab_size": vocab, "hidden_size": width, "num_hidden_layers": settings.layers,
+        "max_position_embeddings": context, "rms_norm_eps": getattr(own, "rms_norm_eps", 1e-5),
+        "tie_word_embeddings": settings.vocabulary is None and bool(own.tie_word_embeddings),
+        "rope_parameters": rope or None,
+        "bos_token_id": own.bos_token_id, "eos_token_id": own.eos_token_id, "pad_token_id": None, **shape,
+    }  # fmt: skip
+    if settings.vocabulary is None:
+        return LlamaConfig(**common)
+    return CutLlamaConfig(**common, draft_vocabulary=settings.vocabulary)
+
+
+def _is_llama_like(target: PreTrainedModel) -> bool:
+    """Whether a Llama layer can hold one of the target's: same names, pre-normalised, SiLU."""
+    own: Any = target.config.get_text_config(decoder=True)
+    return own.model_type in ("llama", "mistral", "qwen2") and getattr(own, "hidden_act", "silu") == "silu"
+
+
+def _copy_layers(student: LlamaForCausalLM, target: PreTrainedModel) -> None:
+    """Start from evenly spaced layers of the target, and its last norm, where the shapes agree."""
+    if not _is_llama_like(target):
+        return
+    there = dict(target.named_parameters())
+    most, count = (
+        int(target.config.get_text_config(decoder=True).num_hidden_layers),
+        student.config.num_hidden_layers,
+    )
+    taken = [i * most // count for i in range(count)]
+    for name, own in student.named_parameters():
+        source = name
+        if ".layers." in name:
+            before, _, rest = name.partition(".layers.")
+            number, _, rest = rest.partition(".")
+            source = f"{before}.layers.{taken[int(number)]}.{rest}"
+        if name.endswith(("embed_tokens.weight", "words.weight")):
+            continue
+        if source in there and there[source].shape == own.shape:
+            own.copy_(there[source].detach().float())
+        elif name.endswith(".bias"):
+            own.zero_()
