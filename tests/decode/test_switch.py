@@ -135,7 +135,7 @@ class Rows:
         """A round of all rows with one draft step each; returns how many drafted."""
         on = [row.drafts(number) for row in self.rows]
         for row, drafts in zip(self.rows, on, strict=True):
-            row.count(RoundCount(int(drafts), 0, 1, added if drafts else 1))
+            row.count(RoundCount(int(drafts), 1, 1, added if drafts else 1))
         return sum(on)
 
 
@@ -161,7 +161,7 @@ def test_a_row_that_ends_while_it_tries_makes_room_for_another() -> None:
         if trying:
             break
         for row in group.rows:
-            row.count(RoundCount(0, 0, 1, 1))
+            row.count(RoundCount(0, 1, 1, 1))
     assert len(trying) == 1
     (other,) = [row for row in group.rows if row is not trying[0]]
     assert not other.drafts(number)
@@ -170,14 +170,45 @@ def test_a_row_that_ends_while_it_tries_makes_room_for_another() -> None:
     assert other.drafts(number + 1)
 
 
-def test_reading_what_the_draft_has_missed_is_counted() -> None:
-    group = Rows.of(1)
-    slow = Tracker(PassCosts(((1, 1.0), (2, 1.0)), ((1, 0.1), (2, 0.2))))
-    row = Paced(slow)
-    assert row.drafts(1)
-    row.count(RoundCount(steps=1, behind=63, read=2, added=2))  # 6.4 + 1 against 2
-    assert not row.drafts(2) and row.changes == [2]
-    assert group.tracker.drafts(group.rows[0])
+@pytest.mark.parametrize("count", [1, 8, 32])
+def test_a_draft_that_becomes_good_is_used_again(count: int) -> None:
+    group, number = Rows.of(count), 0
+    while number < 300:  # at first it loses
+        number += 1
+        group.round(number, 1)
+    found = 0
+    while found < count and number < 1500:
+        number += 1
+        found = group.round(number, 4)
+    assert found == count and number < 800
+    assert all(group.round(n, 4) == count for n in range(number + 1, number + 50))
+
+
+def test_a_trial_that_says_nothing_is_given_up() -> None:
+    group, tried = Rows.of(3), []
+    for number in range(1, 200):
+        tried = [row for row in group.rows if row.drafts(number)]
+        if len(tried) == 1:
+            break
+        for row in group.rows:
+            row.count(RoundCount(int(row in tried), 1, 1, 1))
+    (lost,), first = tried, number  # it holds on, and never counts
+    others = [row for row in group.rows if row is not lost]
+    for _ in range(500):
+        for row in others:
+            row.count(RoundCount(0, 1, 1, 1))
+    assert any(row.drafts(first) for row in others)
+
+
+def test_levels_of_trees_cost_what_they_read() -> None:
+    costs = PassCosts(((1, 1.0), (64, 1.0)), ((1, 0.1), (8, 0.8)))
+    wide, slim = Tracker(costs), Tracker(costs)
+    for tracker, width in ((wide, 8.0), (slim, 1.0)):
+        row = Paced(tracker)
+        for number in range(1, 8):
+            if row.drafts(number):
+                row.count(RoundCount(steps=4, width=width, read=30, added=2))  # 4.2 or 1.4 against 2
+        assert bool(row.changes) is (tracker is wide)
 
 
 @pytest.mark.parametrize(

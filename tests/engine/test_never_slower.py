@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sprinter
-from sprinter.decode import parse_method
+from sprinter.decode import Fixed, Method, parse_method
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin
 from sprinter.decode.spec import full_spec
@@ -97,6 +97,36 @@ def test_auto_is_a_preset_like_others() -> None:
     assert parse_method("auto").lossless() and parse_method("auto(budget=0)").budget is None
 
 
+def test_a_method_that_never_calls_the_target_is_left_alone(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    pair = with_costs(DEAR)
+    options: dict[str, Any] = {"method": "draft-only", "max_new_tokens": 12, "seed": 1}
+    wanted = ids(pair.generate(PROMPT, **options))
+    assert ids(pair.generate(PROMPT, switches=[1], **options)) == wanted
+    made = pair.generate_batch([PROMPT] * 3, never_slower=True, **options)
+    assert all(ids(one) == wanted for one in made)
+
+
+def test_lossless_auto_has_no_budget(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    one = with_costs(CHEAP).generate(
+        PROMPT, method="auto(budget=0.1)", require_lossless=True, max_new_tokens=4
+    )
+    assert one.stats.lossless and one.stats.budget is None
+
+
+def test_methods_without_a_name_do_not_decide_for_each_other(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    pair = with_costs(PassCosts(((1, 1.0), (40, 1.0)), ((1, 0.4), (40, 0.4))))
+    options: dict[str, Any] = {"max_new_tokens": 40, "never_slower": True, "seed": 3}
+    methods = [Method(stop=Fixed(12), cap=40), Method(stop=Fixed(1), cap=40)]
+    alone = [pair.generate_batch([PROMPT] * 2, rows=2, method=one, **options)[0] for one in methods]
+    mixed = pair.generate_batch([PROMPT] * 4, rows=4, method=[*methods, *methods], **options)
+    assert bool(mixed[1].stats.switches) is bool(alone[1].stats.switches)
+    assert mixed[0].stats.switches and not mixed[1].stats.switches
+
+
 def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:
     alone = sprinter.Pair(LoadedPair(tiny_pair.models.target, None, None))  # type: ignore[arg-type]
     one = alone.generate(PROMPT * 4, method="auto", max_new_tokens=30, temperature=0.0)
@@ -121,10 +151,27 @@ def test_costs_are_measured_once_and_kept(
     with monkeypatch.context() as patched:
         patched.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
         assert pass_costs(builtin_pair.models, described) == found
+    assert kept.stat().st_mode & 0o077 == 0
     kept.write_text('{"target": [[1, 1.0]], "draft": []}')  # cut short
     monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
     assert pass_costs(builtin_pair.models, described) == CHEAP
     assert pass_costs(builtin_pair.models, described) == CHEAP
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: DEAR)
+    kept.chmod(0o666)  # others could have written it
+    assert pass_costs(builtin_pair.models, described) == DEAR
+
+
+def test_a_cache_that_cannot_be_used_only_costs_time(
+    builtin_pair: sprinter.Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    assert pass_costs(builtin_pair.models, builtin_pair._parts.described) == CHEAP
+    assert "cannot be kept" in caplog.text
 
 
 def test_costs_of_models_without_a_name_are_not_kept(

@@ -251,6 +251,8 @@ def test_drafting_may_stop_where_neither_method_nor_seed_is_named(
 ) -> None:
     body = CompletionRequest.model_validate({"prompt": PROMPT, **more})
     assert bool(asked_of(body, ServeSettings()).options.never_slower) is expected
+    auto = asked_of(body, ServeSettings(method="auto")).options.never_slower
+    assert auto == more.get("sprinter", {}).get("never_slower")  # None: auto's own default
     never = asked_of(body, ServeSettings(never_slower=False)).options.never_slower
     assert bool(never) is bool(more.get("sprinter", {}).get("never_slower"))
 

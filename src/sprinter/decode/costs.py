@@ -59,4 +59,5 @@ def _along(points: Sequence[tuple[int, float]], tokens: float) -> float:
     """Between the points on a line, and beyond the last one on that of the last two."""
     right = min(len(points) - 1, max(1, bisect_right([n for n, _ in points], tokens)))
     (low, low_s), (high, high_s) = points[right - 1], points[right]
-    return max(0.0, low_s + (high_s - low_s) * (tokens - low) / (high - low))
+    value = low_s + (high_s - low_s) * (tokens - low) / (high - low)
+    return max(high_s, value) if tokens > high else value

@@ -72,7 +72,6 @@ class Row:
         proposes: whether to draft in this text.
         switch: says whether a round drafts; None: all do.
         drafts: whether this round does.
-        behind: tokens of the text that the drafter had not read before this round, but for the last one.
         target_read: tokens that the target read in this round.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
         read: for each node of a grown ``tree``, the number that ``AskTips`` gave it, or -1.
@@ -113,7 +112,6 @@ class Row:
     budget: Budget | None = None
     switch: DraftSwitch | None = None
     drafts: bool = True
-    behind: int = 0
     target_read: int = 0
 
     @classmethod
@@ -189,7 +187,8 @@ class Row:
         """Tell the switch what the round did that added so many tokens."""
         if self.switch is not None:
             steps = self.drafted if self.method.drafter.proposer is None else 0
-            self.switch.count(RoundCount(steps, self.behind, self.target_read, added))
+            width = 1.0 if self.tree.parents is None else len(self.tree.tokens) / max(1, steps)
+            self.switch.count(RoundCount(steps, max(1.0, width), self.target_read, added))
 
     def stay(self, path: Sequence[int]) -> None:
         """Nodes of the tree stay in the text: tell the models, of which the draft model may not have read them all."""
@@ -230,7 +229,7 @@ class Row:
         self.record.stats.rounds += 1
         self.drafted, self.tree, self.gate_scores, self.on_trial = 0, Tree(), [], []
         self.drafts = self.proposes and (self.switch is None or self.switch.drafts(self.record.stats.rounds))
-        self.behind, self.target_read = max(0, len(self.text) - self.known - 1), 0
+        self.target_read = 0
         self.stop_state = self.method.stop.begin_round(self.stop_state)
         self.guarded = self.exact_next()
 

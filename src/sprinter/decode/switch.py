@@ -3,6 +3,7 @@
 A method that drafts loses time where few drafts are kept, or where many rows share each pass. Each round is charged
 with what its passes cost on this machine, in units of plain decoding's time for a token, against the tokens that it
 added. A method that has lost more than some tokens' time writes plainly from then on, and is tried again at times.
+What the draft model must then read of the text is spent once, and not counted.
 
 The decision reads costs that were measured before and rounds that are over, no clock and no token to come: exact
 methods stay exact across switches. The rounds at which it changes are recorded, and a record replays them.
@@ -35,12 +36,12 @@ class RoundCount:
     """What a round did.
 
     Attributes:
-        steps: draft steps. behind: tokens that the first of them read beyond the last one of the text.
+        steps: draft steps. width: tokens that each of them reads, in the mean; more than one in trees.
         read: tokens that the target read. added: tokens of the text.
     """
 
     steps: int
-    behind: int
+    width: float
     read: int
     added: int
 
@@ -124,9 +125,11 @@ class Tracker:
                 self._balance = max(self._balance + self._lost(done, rows) / rows, -_CREDIT)
             if self._balance > _LOSS / math.sqrt(rows):
                 self._leave()
-        elif self._trying is None:
+        elif self._trying is None or self._trying() is not row:
             self._rest -= done.added / rows
-        elif self._trying() is row:
+            if self._rest < -_REST:  # the row that tries it has said nothing for long: it failed, or waits
+                self._trying = None
+        else:
             self._balance += self._lost(done, rows)
             if self._balance >= _FAILS:
                 self._leave()
@@ -140,9 +143,7 @@ class Tracker:
     def _lost(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens, less the tokens; passes shared by so many rows that all do the same."""
         costs = self.costs
-        spent = costs.target_s(rows * max(1, done.read))
-        if done.steps:
-            spent += costs.draft_s(rows * (1 + done.behind)) + (done.steps - 1) * costs.draft_s(rows)
+        spent = costs.target_s(rows * max(1, done.read)) + done.steps * costs.draft_s(rows * done.width)
         return spent / costs.target_s(rows) - done.added
 
 
@@ -151,18 +152,21 @@ class Paced(DraftSwitch):
 
     Args:
         tracker: counts rounds; of this text alone, or common to the rows of an engine.
-        before: of a text that was interrupted and is written again: ``changes`` and the number of rounds so far, which
-            are replayed.
+        before: with a common tracker, of a text that was interrupted and is written again: ``changes`` and number of
+            rounds so far, which are replayed. A tracker of its own comes to the same decisions again.
     """
 
     def __init__(self, tracker: Tracker, before: tuple[Sequence[int], int] = ((), 0)) -> None:
         super().__init__()
         self._tracker, self._written = tracker, before[1]
         self._before = Replayed(before[0])
+        self._replays = False
 
     def _decide(self, round: int) -> bool:
-        return self._before.drafts(round) if round <= self._written else self._tracker.drafts(self)
+        self._replays = round <= self._written
+        return self._before.drafts(round) if self._replays else self._tracker.drafts(self)
 
     def count(self, done: RoundCount) -> None:
         """Count the round's time against its tokens."""
-        self._tracker.count(self, self._on, done)
+        if not self._replays:
+            self._tracker.count(self, self._on, done)

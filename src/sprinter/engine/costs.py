@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.driver import DraftJob, Job, Models, TargetJob
 from sprinter.engine.pool import RunnerPool
+from sprinter.engine.record import cpu_name
 from sprinter.engine.rows import Feed
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
 from sprinter.files import write_atomic
 from sprinter.laws import Sampling
-from sprinter.models.cachedir import check_own, make_cache_dir
+from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.flops import forward_flops
 from sprinter.models.pair import LoadedPair
 from sprinter.random import AddressedDraws
@@ -30,6 +31,7 @@ from sprinter.random import AddressedDraws
 __all__ = ["borrow", "draft_job", "pass_costs", "read_prompts", "run_interleaved", "target_job"]
 
 _LOG = logging.getLogger(__name__)
+_MEASURING = Lock()  # two measurements at a time would disturb each other
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
 _REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
@@ -42,21 +44,32 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
         described: the record of the models; those that were given as objects are measured each time.
 
     Raises:
-        UserError: the cache directory cannot be used. SprinterError: a model fails.
+        SprinterError: a model fails.
     """
     models = {name: described[name] for name in ("target", "draft")}
     named = all(
         one is None or one["revision"] or Path(one["id"]).expanduser().exists() for one in models.values()
     )
-    place = make_cache_dir() / "costs" / f"{_key(pair, models)}.json" if named else None
-    if place is not None and (known := _read(place)) is not None:
-        return known
-    _LOG.info("measuring what forward passes of this pair cost here (once)")
-    costs = _measure(pair)
-    if place is not None:
+    place = cache_dir() / "costs" / f"{_key(pair, models)}.json" if named else None
+    with _MEASURING:
+        if place is not None and (known := _read(place)) is not None:
+            return known
+        _LOG.info("measuring what forward passes of this pair cost here (once)")
+        costs = _measure(pair)
+        if place is not None:
+            _keep(place, costs)
+    return costs
+
+
+def _keep(place: Path, costs: PassCosts) -> None:
+    """Write costs for later; where that fails they are measured again next time."""
+    try:
+        make_cache_dir()
         place.parent.mkdir(mode=0o700, exist_ok=True)
         write_atomic(place, json.dumps({"target": costs.target, "draft": costs.draft}))
-    return costs
+        place.chmod(0o600)
+    except (OSError, UserError) as error:
+        _LOG.warning("the costs of forward passes cannot be kept, and are measured each time: %s", error)
 
 
 def borrow(pair: LoadedPair, tokens: int) -> Models:
@@ -73,28 +86,19 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "models": models,
         "flops": [forward_flops(one.model.config) for one in (pair.target, pair.draft) if one is not None],
         "threads": torch.get_num_threads(),
-        "processor": _processor(),
+        "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "torch": torch.__version__,
         "passes": (_TARGET, _DRAFT, _CONTEXT),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _processor() -> str:
-    """The processor's name as far as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
 def _read(place: Path) -> PassCosts | None:
-    """Costs that were kept; None: there are none, or they cannot be read."""
-    if not place.exists():
-        return None
-    check_own(place)
+    """Costs that were kept; None: there are none, or they cannot be read or trusted."""
     try:
+        if not place.exists():
+            return None
+        check_own(place)
         kept: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
         target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
         return PassCosts(target, draft)
@@ -122,6 +126,9 @@ def _measure(pair: LoadedPair) -> PassCosts:
             least for _, least in found[which]
         ]  # a pass over fewer tokens costs no more than one over many
         found[which].insert(0, (n, min([*times, *longer])))
+    for points in found.values():
+        if len(points) == 1:  # a context of a few tokens
+            points.append((2, points[0][1]))
     return PassCosts(tuple(found["target"]), tuple(found["draft"]))
 
 

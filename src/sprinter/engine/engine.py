@@ -27,7 +27,8 @@ _SPARE = 64
 class Engine:
     """Serves many requests at once; a finished one's rows are taken by the next in the queue (continuous batching).
 
-    A text does not depend on the other requests: with the same seed it is that of ``Pair.generate``. (Floating-point
+    A text does not depend on the other requests, but with ``never_slower`` (which ``auto`` has), where rows decide
+    together whether to draft: with the same seed it is that of ``Pair.generate``. (Floating-point
     sums are taken in a different order, so texts may differ in float32 and bfloat16 where two tokens are nearly tied.)
 
     Times in a request's stats: the time of a forward pass is divided equally among its rows. ``wall_s`` counts the

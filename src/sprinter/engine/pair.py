@@ -271,8 +271,9 @@ class Pair:
     ) -> list[Generation]:
         """Generate many texts at once, in the order of the prompts.
 
-        Each text is that of ``generate`` with the same options, independent of the other prompts; for the times in the
-        stats, see ``Engine``.
+        Each text is that of ``generate`` with the same options, independent of the other prompts (but with
+        ``never_slower``, which ``auto`` has: the rows decide together whether to draft, and ``request`` of a result
+        replays it); for the times in the stats, see ``Engine``.
 
         Args:
             prompts: texts, lists of token ids, or conversations.

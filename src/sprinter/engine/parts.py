@@ -77,6 +77,8 @@ class Parts:
         """The method of a request: the given one or, from the profile, the fastest within the budget; with the pair's
         numbers in place of "recorded" and "measured"."""
         tuned, budget = self.tuned_for(options), options.budget
+        if options.require_lossless and options.method is not None and is_auto(options.method):
+            budget = 0.0
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
         asked = parse_method(self.default_method) if options.method is None else options.method

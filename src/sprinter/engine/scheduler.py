@@ -3,7 +3,7 @@
 Each request is a generator of jobs (``Task.jobs``). A step runs at most one forward pass of each kind, for all requests
 whose next job is of that kind: a prefill chunk in each model (grouped by length), a draft step, and the target's
 forward pass, which a policy may delay until enough rows wait. Rows differ in length and phase, and each has its own
-method, sampling and seed; the text of a row does not depend on other rows.
+method, sampling and seed; the text of a row does not depend on other rows, but with ``never_slower``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
-from sprinter.decode.method import Method
 from sprinter.decode.switch import Tracker
 from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.generation import Generation
@@ -114,7 +114,7 @@ class Scheduler:
         self.events: list[Event] = []
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
-        self._trackers: dict[str, Tracker] = {}
+        self._trackers: dict[Any, Tracker] = {}
         self._order = list(range(rows))  # rows in the order in which they were last freed
 
     @property
@@ -136,8 +136,8 @@ class Scheduler:
         if self._closed:
             raise UserError("the engine is closed: make another")
         self.check(run)
-        if run.request.never_slower and self._rows > 1:
-            run.tracker = self._tracker(run.method)
+        if self._rows > 1:
+            run.share(self._trackers, lambda: len(self._live))
         id, self._next_id = self._next_id, self._next_id + 1
         self._waiting[id] = run
         return id
@@ -158,12 +158,6 @@ class Scheduler:
                 f"prompt and new tokens are {run.length} tokens, and a row of the engine holds {self._max_len}: "
                 f"give max_len={run.length} or more, or a smaller max_new_tokens"
             )
-
-    def _tracker(self, method: Method) -> Tracker:
-        """What says whether drafting by this method pays with the rows that are under way."""
-        if method.name not in self._trackers:
-            self._trackers[method.name] = Tracker(self._parts.pass_costs, lambda: len(self._live))
-        return self._trackers[method.name]
 
     def step(self) -> list[Event]:
         """Run ``advance`` and return the events."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from sprinter.decode.adjust import Adjustments
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
@@ -91,7 +93,16 @@ class Task:
         if method.only is not None and self._spelling is None and not method.lossless():
             raise UserError(f"only={method.only} needs a tokenizer, and this pair has none: leave it out")
         self._adjustments = _adjustments(self.request, parts, ends)
+        self._costs: PassCosts | None = None  # measured here, in the thread of the caller
+        if self.request.never_slower and self.request.switches is None and self._may_switch:
+            self._costs = parts.pass_costs
+        self._switched: tuple[tuple[int, ...], int] = ((), 0)
         self.record = self._new_record()
+
+    @property
+    def _may_switch(self) -> bool:
+        """Whether the method drafts, and calls the target where it does not."""
+        return self.method.drafter.proposes and self.method.needs_target
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -157,15 +168,24 @@ class Task:
 
     def _switch(self) -> DraftSwitch | None:
         """What says whether a round drafts; None: each does."""
-        request, drafter = self.request, self.method.drafter
-        if not drafter.proposes:
+        if not self._may_switch:
             return None
-        if request.switches is not None:
-            return Replayed(request.switches)
-        if not request.never_slower:
+        if self.request.switches is not None:
+            return Replayed(self.request.switches)
+        if self._costs is None:
             return None
-        done = self.record.stats  # of a text that was interrupted
-        return Paced(self.tracker or Tracker(self._parts.pass_costs), (tuple(done.switches), done.rounds))
+        if self.tracker is None:
+            return Paced(Tracker(self._costs))
+        done = self.record.stats  # of a text that was interrupted, perhaps while it was written again
+        if done.rounds > self._switched[1]:
+            self._switched = tuple(done.switches), done.rounds
+        return Paced(self.tracker, self._switched)
+
+    def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
+        """Decide together with the other rows of an engine that decode by the same method."""
+        if self._costs is not None:
+            key = self.method, self.request.sampling
+            self.tracker = trackers.setdefault(key, Tracker(self._costs, rows))
 
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""
@@ -182,7 +202,7 @@ class Task:
 
     def _reproducing(self) -> GenerationOptions:
         """The request with the switches that were made."""
-        if not self.request.never_slower or not self.method.drafter.proposes:
+        if self._costs is None:
             return self.request
         return self.request.replace(switches=tuple(self.record.stats.switches))
 

@@ -122,7 +122,6 @@ def _options(
         given |= {"logprobs": logprobs, "meter": "complete"}
     elif ours.tokens:
         given["logprobs"] = 0
-    unnamed = settings.never_slower and ours.method is None and settings.method is None
     return {
         **given,  # type: ignore[typeddict-item]
         "method": (ours.method or settings.method) if ours.speculation else "autoregressive",
@@ -130,8 +129,16 @@ def _options(
         "max_new_tokens": most or (None if most is None else 1),
         "require_lossless": settings.require_lossless or ours.require_lossless,
         "budget": settings.budget if ours.budget is None else ours.budget,
-        "never_slower": unnamed and body.seed is None if ours.never_slower is None else ours.never_slower,
+        "never_slower": _never_slower(ours, settings, body.seed),
     }
+
+
+def _never_slower(ours: SprinterOptions, settings: ServeSettings, seed: int | None) -> bool | None:
+    """Whether drafting may stop; None: as the method has it."""
+    if ours.never_slower is not None or not settings.never_slower:
+        return bool(ours.never_slower)
+    unnamed = ours.method is None and settings.method is None
+    return True if unnamed and seed is None else None
 
 
 def _prompts(body: CompletionRequest) -> list[PromptInput]:

@@ -64,7 +64,7 @@ class Service:
                 pair.stream(
                     [0], method=own.method, budget=own.budget, require_lossless=own.require_lossless
                 ).close()
-            elif own.never_slower:
+            if own.never_slower:  # before the first request, and while nothing else runs
                 _log.info("costs of forward passes", extra={"fields": asdict(pair.pass_costs)})
             self._pair = pair
             self._engine = AsyncEngine(
