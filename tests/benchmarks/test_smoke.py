@@ -62,6 +62,8 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/every_method": {"rows", "tuned"},
     "methods/main_job": {"rows", "tuned"},
     "methods/trees": {"rows", "against"},
+    "methods/budgets": {"pairs"},
+    "methods/never_slower": {"runs"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "draft"},
     "real/equality": {"rows"},

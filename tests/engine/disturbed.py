@@ -47,7 +47,8 @@ TRACED = frozenset(
     str(_SRC / path)
     for path in (
         "engine/scheduler.py", "engine/captured.py", "engine/driver.py", "engine/engine.py", "engine/rows.py",
-        "engine/prefix.py", "engine/task.py", "engine/steps.py", "engine/stream.py", "engine/work.py",
+        "engine/prefix.py", "engine/task.py", "engine/parts.py", "engine/steps.py", "engine/stream.py",
+        "engine/work.py",
         "decode/loop.py", "decode/row.py", "decode/accept/base.py", "models/capture/runner.py",
         "models/runners/crop.py", "models/runners/row.py",
     )

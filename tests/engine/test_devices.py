@@ -14,7 +14,7 @@ from torch import Tensor
 import sprinter
 from sprinter.decode.draft import AskDraft, Draft, Stats
 from sprinter.decode.spec import parse_method
-from sprinter.engine import task
+from sprinter.engine import parts
 from sprinter.engine.captured import CapturedDraftSteps
 from sprinter.engine.driver import Models, RowDriver
 from sprinter.engine.steps import Drafted, DraftRow
@@ -70,7 +70,7 @@ def test_a_draft_on_another_device_writes_the_same_text(
         return [(token.id, token.origin, token.drift) for token in out.tokens]
 
     here = outcome()
-    monkeypatch.setattr(task, "CapturedDraftSteps", ElsewhereDraftSteps)
+    monkeypatch.setattr(parts, "CapturedDraftSteps", ElsewhereDraftSteps)
     assert outcome() == here
 
 

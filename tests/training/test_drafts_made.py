@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from sprinter.training.drafts.data import INFO, write_texts
 from sprinter.training.drafts.distill import FACTS, Judging, distill
 from sprinter.training.drafts.judge import OwnDrafts, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.sizes import check_plan
 from sprinter.training.drafts.student import make_student
 
 TEXTS = TextSettings(new_tokens=10, prompt_tokens=16, shard=10, held_out=0.2, top=24)
@@ -183,6 +185,74 @@ def test_a_finished_run_is_not_trained_again(made: Path, pair: sprinter.Pair, da
         on_training=lambda point, steps: seen.append(point.step),
     )  # fmt: skip
     assert seen == [] and again["tasks"] == before["tasks"]
+
+
+def test_another_training_uses_the_texts_that_are_there(
+    made: Path, pair: sprinter.Pair, data: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(made, tmp_path / "draft")
+    written = list[int]()
+    longer = replace(TRAINING, steps=8)
+    facts = distill(
+        pair, pair.models.target.module("a test"), [data], out, TEXTS, STUDENT, longer, JUDGING,
+        on_texts=lambda progress: written.append(progress.tokens),
+    )  # fmt: skip
+    assert facts["training"]["steps"] == 8 and set(written) == {0}
+    assert len(list(out.glob("training/*/*.safetensors"))) == 2
+
+
+def test_a_restart_deletes_what_is_ours_alone(
+    made: Path, pair: sprinter.Pair, data: Path, tmp_path: Path
+) -> None:
+    model, given = pair.models.target.module("a test"), (TEXTS, STUDENT, TRAINING, JUDGING)
+    out = shutil.copytree(made, tmp_path / "draft")
+    for place in ("texts", "training"):
+        (out / place / "mine.txt").write_text("mine")
+    distill(pair, model, [data], out, *given, restart=True)
+    assert all((out / place / "mine.txt").read_text() == "mine" for place in ("texts", "training"))
+    other = tmp_path / "other"
+    (other / "texts").mkdir(parents=True)
+    (other / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds another model"):
+        distill(pair, model, [data], other, *given, restart=True)
+
+
+def test_prompts_of_records_are_whole_and_one_is_held_out(pair: sprinter.Pair, tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    asked = [f"tell me the number {i} please and why" for i in range(10)]
+    file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in asked))
+    settings = replace(TEXTS, prompt_tokens=60, held_out=1e-9)
+    written = write_texts(pair, [file], tmp_path / "out", settings)
+    assert pair.tokenizer is not None
+    found = [pair.tokenizer.decode(one.ids[: one.prompt], skip_special_tokens=True) for one in written.texts]
+    assert found == asked and len(written.part(True)) == 1
+
+
+def test_drafts_of_its_own_end_within_the_context(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    written = write_texts(pair, [data], tmp_path, TEXTS)
+    longest = max(len(one.ids) for one in written.texts)
+    student = make_student(pair.models.target.module("a test"), StudentSettings(layers=1, context=longest))
+    judge = OwnDrafts(pair.models, written.part(False), 8, 1.0, 0, count=24)
+    assert all(len(one.ids) <= longest for one in judge(student, 0))
+    with pytest.raises(UserError, match="leaves room for a draft of 200 tokens"):
+        OwnDrafts(pair.models, written.part(False), 200, 1.0, 0)(student, 0)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "steps", "positions", "message"),
+    [
+        (["1"], 4, 1e6, "here is one shape"),
+        (["1", "1"], 4, 1e6, "here is one shape"),
+        (["1", "2"], 1, 1e6, "one checkpoint"),
+        (["1", "2"], 4, 0.0, "no number of positions"),
+        (["1", "2"], 4, float("nan"), "no number of positions"),
+    ],
+)
+def test_comparisons_of_sizes_that_end_in_nothing(
+    shapes: list[str], steps: int, positions: float, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_plan(shapes, steps, positions)
 
 
 def test_folders_of_something_else_are_refused(

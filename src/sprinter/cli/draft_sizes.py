@@ -81,7 +81,7 @@ def command(
     """
     from sprinter.training.drafts.data import write_texts
     from sprinter.training.drafts.settings import TextSettings, TrainingSettings
-    from sprinter.training.drafts.sizes import parse_shape, table_of, try_shapes
+    from sprinter.training.drafts.sizes import check_plan, table_of, try_shapes
 
     settings = TextSettings(
         seed=seed, temperature=temperature, new_tokens=new_tokens, prompt_tokens=prompt_tokens, held_out=held_out,
@@ -91,8 +91,7 @@ def command(
         steps=steps, tokens=tokens, lr=lr, checkpoint=max(1, steps // 8), seed=seed, threads=threads
     )
     shapes = shape or ["1", "2", "4"]
-    for one in shapes:
-        parse_shape(one)
+    check_plan(shapes, steps, positions)
     pair, weights = load_target(loading)
     texts = write_texts(pair, [*data, *(more or ())], out / "texts", settings, on_texts)
     dtype = draft_dtype or (loading.dtype if loading.dtype != "gguf" else "int8") or "auto"

@@ -116,7 +116,7 @@ class Method:
         drafter, accept = self.drafter, self.accept
         if drafter.drafts > max(1, accept.max_drafts):
             raise UserError(
-                f"accept rule {accept!r} judges one draft: give batch, specinfer or spectr, or drafts=1"
+                f"accept rule {accept!r} judges one draft: give batch, specinfer, spectr or traversal, or drafts=1"
             )
         if drafter.proposer is not None:
             raise UserError(

@@ -46,6 +46,7 @@ def read_examples(
     *,
     chat: bool = False,
     system: str | None = None,
+    whole: bool = False,
 ) -> Iterator[str | Example]:
     """Yield the examples of all sources, and the other texts, in order.
 
@@ -53,6 +54,7 @@ def read_examples(
         sources, field, split: as in ``read_texts``. A field that is named holds running text, or messages.
         chat: every text is what a user says; otherwise running text stays text.
         system: system message before all of them, in chat form.
+        whole: a field "prompt", "question" or "turns" is a whole prompt without an answer too, not running text.
 
     Raises:
         UserError: as ``read_texts``; a second system message.
@@ -63,11 +65,11 @@ def read_examples(
             if not is_record(source):
                 found: str | Example = record["text"]
             else:
-                found = _of_record(record, field, where, chat)
+                found = _of_record(record, field, where, chat, whole)
             yield _in_chat(found, system, where) if chat else found
 
 
-def _of_record(record: Any, field: str | None, where: str, chat: bool) -> str | Example:
+def _of_record(record: Any, field: str | None, where: str, chat: bool, whole: bool = False) -> str | Example:
     prompt = prompt_of(record, field, where)
     if not isinstance(prompt, str):
         last = prompt[-1]
@@ -78,7 +80,8 @@ def _of_record(record: Any, field: str | None, where: str, chat: bool) -> str | 
     answers = (record[name] for name in ANSWERS if isinstance(record.get(name), str))
     answer = next(answers, None) if field is None and named in ("prompt", "question") else None
     if answer is None:
-        return prompt
+        asked = whole and field is None and named in ("prompt", "question", "turns")
+        return Example(prompt, None, where) if asked else prompt
     if named == "question" and not chat:
         return Example(f"Question: {prompt.strip()}\nAnswer:", f" {answer.strip()}", where)
     return Example(prompt, answer, where)

@@ -10,6 +10,7 @@ import torch
 
 from sprinter.bench.arm import ArmAnswer, Ask
 from sprinter.decode.method import Method
+from sprinter.decode.spec import parse_method
 from sprinter.engine.ahead import AUTO
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pair import Pair
@@ -102,8 +103,7 @@ class AutoArm(EngineArm):
     """``auto(budget=b)`` as a user asks for it: the pair's profile, if it has one, names the method."""
 
     def __init__(self, budget: float | None = None) -> None:
-        super().__init__(Method())
-        self.name = self.spec = AUTO if budget is None else f"{AUTO}(budget={budget})"
+        super().__init__(parse_method(AUTO if budget is None else f"{AUTO}(budget={budget})"))
         self._options = GenerationOptions(method=AUTO, budget=budget)
 
     @property

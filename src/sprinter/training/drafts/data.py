@@ -160,6 +160,8 @@ def write_texts(
             done = min(at + settings.shard, len(prompts))
             progress(TextsProgress(done, len(prompts), tokens, time.perf_counter() - began))
     kept = tuple(text for text in texts if len(text.ids) > text.prompt)
+    if settings.held_out > 0 and len(kept) > 1 and not any(text.held_out for text in kept):
+        kept = (*kept[:-1], replace(kept[-1], held_out=True))  # by chance there was none
     if not any(not text.held_out for text in kept):
         raise UserError("no text is left to train on: give more prompts, or a smaller held_out")
     return Texts(kept, {**info, "texts": len(kept), "hash": _hash(info, kept)})
@@ -263,7 +265,7 @@ def _prompts(pair: Pair, sources: Sequence[str], settings: TextSettings) -> list
             f"prompt_tokens={settings.prompt_tokens} and new_tokens={settings.new_tokens} exceed the target's context "
             f"of {models.context} tokens: give smaller ones"
         )
-    reader = partial(read_examples, chat=settings.chat, system=settings.system)
+    reader = partial(read_examples, chat=settings.chat, system=settings.system, whole=True)
     found: list[_DraftPrompt] = []
     room = settings.prompt_tokens + settings.new_tokens
     splitter = PromptSplitter(

@@ -6,8 +6,8 @@ A folder ``out`` holds the draft, as transformers loads it, and what the run nee
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,15 +19,15 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair, load_models
 from sprinter.training.drafts.card import draw_losses, model_card
-from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.data import INFO, Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
 from sprinter.training.drafts.train import LossPoint, TrainedStudent, loss_temperature, settle_scale, train
 
-__all__ = ["FACTS", "Judging", "distill", "fresh_student"]
+__all__ = ["FACTS", "Judging", "distill", "fresh_student", "training_key"]
 
-FACTS = "draft.json"
+FACTS, TRAINING = "draft.json", "training"
 _SCALED_ON = 2048  # tokens
 
 
@@ -85,11 +85,13 @@ def distill(
         judge = OwnDrafts(
             pair.models, written.part(False), training.gamma, texts.temperature, training.seed, top=texts.top
         )
-    trained = train(fresh, written, training, folder / "training", on_policy=judge, progress=on_training)
+    place = folder / TRAINING / training_key(written, student, training)
+    trained = train(fresh, written, training, place, on_policy=judge, progress=on_training)
     picture = draw_losses(trained.history)
     if picture is not None:
         save_bytes(folder / "losses.png", picture)
     assert pair.tokenizer is not None
+    (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
     save_student(trained.student, pair.tokenizer, folder, pair.models.target.eos_ids)
     facts = {
         **_facts(written, student, training, trained),
@@ -105,13 +107,20 @@ def distill(
 def _check_folder(folder: Path, restart: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"'{folder}' is a file: give a directory for the draft")
-    ours = (folder / FACTS).is_file() or (folder / "texts").is_dir()
+    ours = (folder / FACTS).is_file() or (folder / "texts" / INFO).is_file()
     if (folder / "config.json").is_file() and not ours:
         raise UserError(f"'{folder}' holds another model: give another directory for the draft")
     if restart and ours:
         (folder / FACTS).unlink(missing_ok=True)
-        for part in ("training", "texts"):
-            shutil.rmtree(folder / part, ignore_errors=True)
+        for file in (*folder.glob(f"{TRAINING}/*/*.safetensors"), *folder.glob("texts/texts-*.safetensors")):
+            file.unlink()
+        (folder / "texts" / INFO).unlink(missing_ok=True)
+
+
+def training_key(texts: Texts, student: StudentSettings, training: TrainingSettings) -> str:
+    """The name of a training's folder: others on the same texts do not touch it."""
+    facts = [texts.info["hash"], asdict(student), asdict(training)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def fresh_student(
@@ -133,7 +142,8 @@ def fresh_student(
     longest = max(len(text.ids) for text in texts.texts)
     if longest > room:
         raise UserError(
-            f"context={room} is less than the longest text, {longest} tokens: give {longest} or more"
+            f"the draft's context of {room} tokens is less than the longest text, {longest}: give a smaller "
+            f"prompt_tokens or new_tokens, or context={longest}"
         )
     settle_scale(student, texts.part(False), _SCALED_ON, loss_temperature(TrainingSettings(), texts))
     return student

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
 from sprinter.laws import Sampling, overlap, process
 from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.training.drafts.batches import TextBatch, collate
@@ -130,10 +131,17 @@ class OwnDrafts:
         """The judged drafts of a round; see ``train.OnPolicy``."""
         seed = self.seed * 1000 + round
         chance = torch.Generator().manual_seed(seed)
+        room = min(self.models.target.context, int(student.config.max_position_embeddings)) - self.gamma
+        texts = [text for text in self.texts if text.prompt <= room]
+        if not texts:
+            raise UserError(
+                f"no text leaves room for a draft of {self.gamma} tokens: give a smaller gamma, or on_policy=0"
+            )
         rows = []
         for number in range(self.count):
-            text = self.texts[int(torch.randint(len(self.texts), (1,), generator=chance))]
-            end = text.prompt + int(torch.randint(len(text.ids) - text.prompt, (1,), generator=chance))
+            text = texts[int(torch.randint(len(texts), (1,), generator=chance))]
+            last = min(len(text.ids), room + 1)
+            end = text.prompt + int(torch.randint(last - text.prompt, (1,), generator=chance))
             prefix = tuple(text.ids[:end].tolist())
             rows.append((text.task, PrefixRow(number, _DRAFT, prefix, (0,) * self.gamma)))
         rows.sort(key=lambda row: len(row[1].ids))  # little of a batch is padding

@@ -11,6 +11,7 @@ left. The divergences are those of the laws on these k + 1 outcomes. They are lo
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -63,7 +64,7 @@ def parse_loss(text: str) -> Loss:
             weight = float(match["weight"] or 1.0)
         except ValueError:
             weight = 0.0
-        if weight <= 0 or name in found:
+        if not 0 < weight < math.inf or name in found:
             wrong = f"{name} twice" if name in found else f"a weight of {match['weight']}"
             raise UserError(f"loss {text!r} has {wrong}: give each loss once, with a weight above 0")
         found[name] = weight

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.training.drafts.data import Texts
-from sprinter.training.drafts.distill import fresh_student
+from sprinter.training.drafts.distill import fresh_student, training_key
 from sprinter.training.drafts.settings import StudentSettings, TrainingSettings
 from sprinter.training.drafts.student import size_of
 from sprinter.training.drafts.train import LossPoint, train
@@ -119,6 +119,20 @@ def fit_overlap(points: Sequence[tuple[float, float, float]]) -> OverlapFit:
     return replace(fit, error=float(np.sqrt(np.mean(np.square(residuals)))))
 
 
+def check_plan(shapes: Sequence[str], steps: int, positions: float) -> None:
+    """Refuse a comparison that could not be fitted or read off at the end.
+
+    Raises:
+        UserError: one shape alone, too few steps, or a number of positions that is none.
+    """
+    if len({parse_shape(shape) for shape in shapes}) < 2:
+        raise UserError("sizes are compared, and here is one shape: give --shape twice or more")
+    if steps < 2:
+        raise UserError(f"steps={steps} leaves one checkpoint of each shape: give 2 or more")
+    if not 0 < positions < math.inf:
+        raise UserError(f"positions={positions} is no number of positions: give one above 0")
+
+
 def best_speed(beta: float, costs: DraftCosts) -> tuple[int, float]:
     """The draft length with the highest expected speed, and that speed relative to plain decoding.
 
@@ -163,7 +177,7 @@ def try_shapes(
     students = {shape: fresh_student(pair, weights, texts, parse_shape(shape)) for shape in shapes}
     found = []
     for shape, student in students.items():
-        place = out / shape.replace("/", "-")
+        place = out / training_key(texts, parse_shape(shape), training)
         trained = train(student, texts, training, place, progress=partial(progress, shape))
         found.append(
             Measured(

@@ -172,7 +172,9 @@ def _config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -
         )
     heads = settings.heads or max(1, width // 64)
     if width % (2 * heads):
-        raise UserError(f"width={width} cannot be split into {heads} heads of an even size: give heads=")
+        raise UserError(
+            f"width={width} cannot be split into {heads} heads of an even size: give a multiple of {2 * heads}"
+        )
     shape: dict[str, Any] = {
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
