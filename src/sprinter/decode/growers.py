@@ -38,9 +38,28 @@ def _widths(value: object) -> tuple[int, ...]:
     return widths
 
 
+class _OfWidths(Drafter):
+    """A tree of fixed shape; subclasses are dataclasses with the field ``widths``."""
+
+    widths: str
+
+    def __post_init__(self) -> None:
+        _widths(self.widths)
+        object.__setattr__(self, "widths", str(self.widths))
+
+    @property
+    def levels(self) -> int:
+        """Number of levels."""
+        return len(_widths(self.widths))
+
+    def slots(self, depth: int) -> int:
+        """Largest number of nodes."""
+        return sum(accumulate(_widths(self.widths)[:depth], mul))
+
+
 @DRAFTER.rule("static")
 @dataclass(frozen=True)
-class Static(Drafter):
+class Static(_OfWidths):
     """A tree of fixed shape over the most probable tokens of each node, as Medusa's (Cai et al. 2024, section 2.1).
 
     Args:
@@ -49,23 +68,10 @@ class Static(Drafter):
 
     widths: str = "4x2x2"
 
-    def __post_init__(self) -> None:
-        _widths(self.widths)
-        object.__setattr__(self, "widths", str(self.widths))
-
     @property
     def siblings(self) -> Siblings:
         """The most probable tokens: no chance is in them."""
         return Siblings.CHOSEN
-
-    @property
-    def levels(self) -> int:
-        """Number of levels."""
-        return len(_widths(self.widths))
-
-    def slots(self, depth: int) -> int:
-        """Number of nodes."""
-        return sum(accumulate(_widths(self.widths)[:depth], mul))
 
     def growth(self, root: Root) -> Growth:
         """A new tree."""
@@ -172,7 +178,7 @@ class _DynamicGrowth(Growth):
 
 @DRAFTER.rule("drawn")
 @dataclass(frozen=True)
-class Drawn(Drafter):
+class Drawn(_OfWidths):
     """A tree of fixed shape whose siblings are drawn from the law at their parent.
 
     Args:
@@ -185,8 +191,7 @@ class Drawn(Drafter):
     replacement: bool = False
 
     def __post_init__(self) -> None:
-        _widths(self.widths)
-        object.__setattr__(self, "widths", str(self.widths))
+        _OfWidths.__post_init__(self)
         if not isinstance(self.replacement, bool):
             raise UserError(f"replacement={self.replacement} is out of range: give true or false")
 
@@ -194,15 +199,6 @@ class Drawn(Drafter):
     def siblings(self) -> Siblings:
         """One after the other, from the law at their parent."""
         return Siblings.DRAWN
-
-    @property
-    def levels(self) -> int:
-        """Number of levels."""
-        return len(_widths(self.widths))
-
-    def slots(self, depth: int) -> int:
-        """Largest number of nodes."""
-        return sum(accumulate(_widths(self.widths)[:depth], mul))
 
     def growth(self, root: Root) -> Growth:
         """A new tree."""

@@ -24,10 +24,8 @@ __all__ = ["DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
 
 _LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
 _CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before
-_REST, _LONGEST_REST = (
-    64,
-    1024,
-)  # tokens that are written plainly before the next trial; doubled by a trial that fails
+# Tokens that are written plainly before the next trial; a trial that fails doubles them.
+_REST, _LONGEST_REST = 64, 1024
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 
 
@@ -105,9 +103,8 @@ class Tracker:
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
     _on: bool = True
-    _trying: weakref.ref[DraftSwitch] | None = (
-        None  # the row that tries it while it is off; dead where its text has ended
-    )
+    # The row that tries it while it is off; dead where its text has ended.
+    _trying: weakref.ref[DraftSwitch] | None = None
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""

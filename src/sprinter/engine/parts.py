@@ -76,12 +76,11 @@ class Parts:
     def method_for(self, options: GenerationOptions) -> Method:
         """The method of a request: the given one or, from the profile, the fastest within the budget; with the pair's
         numbers in place of "recorded" and "measured"."""
-        tuned, budget = self.tuned_for(options), options.budget
-        if options.require_lossless and options.method is not None and is_auto(options.method):
-            budget = 0.0
+        tuned = self.tuned_for(options)
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
         asked = parse_method(self.default_method) if options.method is None else options.method
+        budget = _budget_of(options) if is_auto(asked) else options.budget
         if is_auto(asked) and self.models.draft is None:
             asked = parse_method("lookup")  # drafts without a model
         elif budget is not None and budget != asked.budget:
@@ -183,7 +182,7 @@ def _is_open(method: Method) -> bool:
 
 
 def _budget_of(options: GenerationOptions) -> float | None:
-    """The budget of a request whose method a profile names."""
+    """The budget of a request whose method is chosen here: an exact one is found where that is required."""
     if options.require_lossless:
         return 0.0
     asked = options.method

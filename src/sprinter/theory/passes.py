@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
+from sprinter.decode.costs import PassCosts
 from sprinter.engine.costs import borrow, draft_job, read_prompts, run_interleaved, target_job
 from sprinter.engine.driver import Job
 from sprinter.engine.pair import Pair
@@ -35,10 +35,7 @@ class PassTimes:
 
     def pass_s(self, tokens: float) -> float:
         """Seconds of a target pass over a mean number of tokens, >= 1; beyond the longest, along the last slope."""
-        points = sorted(self.target_s.items())
-        spans = list(pairwise(points))
-        (low, low_s), (high, high_s) = next((span for span in spans if tokens <= span[1][0]), spans[-1])
-        return low_s + (high_s - low_s) * (tokens - low) / (high - low)
+        return PassCosts(tuple(sorted(self.target_s.items()))).target_s(tokens)
 
     def token_s(self, run: Replay) -> float:
         """Seconds of both models per new token of a replay."""

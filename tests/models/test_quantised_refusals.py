@@ -1,0 +1,105 @@
+"""Weights of 4 to 8 bits: what is refused, and libraries that are missing, damaged or wrong."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.models.gguf_families import written
+from tests.models.gguf_files import NO_GGUF
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+import sprinter
+from sprinter.errors import UserError
+from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.quantised import library
+from sprinter.models.quantised.layout import Codes, four_bits
+from sprinter.models.quantised.library import Kernel, check_products, kernel
+from sprinter.models.quantised.quantise import quantise
+
+
+def test_models_without_linear_layers_are_refused() -> None:
+    """GPT-2's are of a class of transformers' own."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=32)).eval()
+    with pytest.raises(UserError, match=r"of those of GPT2LMHeadModel are: use bfloat16"):
+        quantise(model, "int8")
+
+
+def test_a_model_that_reads_its_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
+                                         num_attention_heads=2)).eval()  # fmt: skip
+    forward = type(model).forward
+    monkeypatch.setattr(
+        type(model),
+        "forward",
+        lambda self, *given, **more: (self.lm_head.weight.dtype, forward(self, *given, **more))[1],
+    )
+    with pytest.raises(UserError, match=r"does not run with quantised layers .*weight.*: use bfloat16"):
+        quantise(model, "int4")
+
+
+def test_refusals_say_what_to_do(tmp_path: Path) -> None:
+    for dtype in ("int8", "int4", "gguf"):
+        with pytest.raises(UserError, match=f"dtype {dtype} is for models on a CPU"):
+            load_models(builtin_paths()["target"], dtype=dtype, device_map="cpu")
+        with pytest.raises(UserError, match=f"dtype {dtype} comes with attention of its own"):
+            load_models(builtin_paths()["target"], dtype=dtype, attn_implementation="eager")
+    with pytest.raises(UserError, match="cannot be compiled: its weights are quantised"):
+        sprinter.load_pair(dtype="int4", compile=True)
+    with pytest.raises(UserError, match=r"dtype gguf is for GGUF files, and .*target is none: use int4"):
+        load_models(builtin_paths()["target"], dtype="gguf")
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written("qwen2", tmp_path / "m.gguf", "F16")
+    with pytest.raises(UserError, match=r"is stored as F16, not in 4 to 8 bits: use dtype=int8"):
+        load_models(tmp_path / "m.gguf", dtype="gguf")
+
+
+def test_llamacpp_has_its_own_types() -> None:
+    pytest.importorskip("llama_cpp")
+    with pytest.raises(UserError, match="runner llamacpp has no dtype 'int8'"):
+        sprinter.load_pair(builtin_paths()["target"], runner="llamacpp", dtype="int8")
+
+
+def test_a_processor_that_multiplies_wrongly_is_refused() -> None:
+    class Wrong(Kernel):
+        def product(self, *given: object) -> torch.Tensor:
+            return super().product(*given) * 1.001  # type: ignore[arg-type]
+
+    check_products(kernel())
+    with pytest.raises(UserError, match=r"products of Q4_0 weights are wrong on this processor: use dtype"):
+        check_products(Wrong(library._library(library._NATIVE)))
+
+
+def test_the_library_is_compiled_once_and_again_if_damaged(caplog: pytest.LogCaptureFixture) -> None:
+    path = library._library(("-O0",))  # no other test loads it
+    caplog.clear()
+    assert library._library(("-O0",)) == path and not caplog.records
+    path.write_bytes(b"not what was written")
+    assert library._library(("-O0",)) == path
+    assert "compiling the products of quantised weights" in caplog.text
+    assert path.stat().st_size > 1000 and path.stat().st_mode & 0o077 == 0
+
+
+def test_without_a_compiler_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_SOURCE", Path(__file__))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"need a C\+\+ compiler: install g\+\+"):
+        library._library(("-O0",))
+    monkeypatch.setenv("CXX", shutil.which("g++") or "c++")
+    with pytest.raises(
+        UserError, match=r"cannot compile the products of quantised weights \(.*error.*\): set CXX"
+    ):
+        library._library(("-O0",))
+
+
+def test_codes_with_a_missing_minimum_are_a_mistake() -> None:
+    """The kernel reads what the kind says; a kind with a minimum must have one."""
+    codes = four_bits(np.ones((4, 32), np.float32))
+    with pytest.raises(ValueError, match="Q4_1 weights have other scales and minima"):
+        kernel().pack(replace(codes, minimum=None))
+    with pytest.raises(ValueError, match="whole blocks of 32"):
+        kernel().pack(Codes(codes.form, codes.codes[:, :20], codes.scale, codes.minimum))
