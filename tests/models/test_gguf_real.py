@@ -47,7 +47,9 @@ def test_the_tokenizer_agrees_with_llama_cpp(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_texts_are_streamed_as_they_were(model: str) -> None:
     tokenizer = gguf_tokenizer(real_file(model))
-    tried = [formed(text) for text in texts([], 60) if SPACE not in text]
+    unwritten = [SPACE, *special_tokens(tokenizer)]  # special tokens are no part of a text that is streamed
+    tried = [formed(text) for text in texts([], 60) if not any(mark in text for mark in unwritten)]
+    assert len(tried) > 100
     for text, own in zip(tried, ids(tokenizer, tried), strict=True):
         stream = Detokenizer(tokenizer)
         parts = [stream.push(id) for id in own] + [stream.flush()]
