@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,13 @@ async def ask(server: ServerProcess, arm: str, prompts: list[str]) -> tuple[list
 
 
 def measure(
-    servers: dict[str, ServerProcess], prompts: list[str], repeats: int, texts: int
-) -> list[dict[str, Any]]:
-    """One row an arm and number of streams."""
+    servers: dict[str, ServerProcess],
+    prompts: list[str],
+    repeats: int,
+    texts: int,
+    write: Callable[[list[dict[str, Any]], int], None],
+) -> None:
+    """One row an arm and number of streams, written after each repeat: a run that is cut off keeps what it has."""
     kept: dict[tuple[str, int], tuple[list[StreamTimes], list[float]]] = {}
     left = iter(prompts)
     for repeat in range(-1, repeats):  # the first one warms up
@@ -120,10 +125,12 @@ def measure(
                         streams += found
                         times.append(seconds)
             print(f"repeat {repeat + 1}/{repeats}, {count} streams", file=sys.stderr, flush=True)
-    return [
-        {"server": arm, "at_once": count, "texts": len(found), **latencies(found, sum(times))}
-        for (arm, count), (found, times) in kept.items()
-    ]
+        if repeat >= 0:
+            rows = [
+                {"server": arm, "at_once": count, "texts": len(found), **latencies(found, sum(times))}
+                for (arm, count), (found, times) in kept.items()
+            ]
+            write(rows, repeat + 1)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -155,19 +162,21 @@ def main() -> None:
     prompts = heldout_prompts(args.data, sum(STREAMS) + args.repeats * per)
     folder = scratch("latency") if SMOKE else Path(".work/latency")
     folder.mkdir(parents=True, exist_ok=True)
+
+    def write(rows: list[dict[str, Any]], repeats: int) -> None:
+        results = {
+            "benchmark": NAME,
+            "command": command(NAME),
+            "environment": environment(),
+            "repeats": repeats,
+            "new_tokens": NEW_TOKENS,
+            "rows": rows,
+            "seconds": round(time.time() - began, 1),
+        }
+        write_results(NAME, results, table(rows))
+
     with ExitStack() as stack:
-        servers = open_servers(args.arms, stack, folder)
-        rows = measure(servers, prompts, args.repeats, args.texts)
-    results = {
-        "benchmark": NAME,
-        "command": command(NAME),
-        "environment": environment(),
-        "prompts": len(prompts),
-        "new_tokens": NEW_TOKENS,
-        "rows": rows,
-        "seconds": round(time.time() - began, 1),
-    }
-    write_results(NAME, results, table(rows))
+        measure(open_servers(args.arms, stack, folder), prompts, args.repeats, args.texts, write)
 
 
 if __name__ == "__main__":
