@@ -252,6 +252,8 @@ def serve_headline() -> str:
         f"{scored['equal']} of {scored['items']} log-likelihoods through lm-evaluation-harness are transformers' "
         f"(largest difference {scored['largest_difference']:.0e} nats)."
     )
+    if (latency := load("serve/latency")) is not None:
+        told += f" {_latency_headline(latency)}"
     under_load = load("serve/load")
     if under_load is None:
         return told
@@ -262,6 +264,21 @@ def serve_headline() -> str:
     return (
         f"{told} {sum(run['texts'] for run in runs):,} streamed texts of {max(run['streams'] for run in runs)} "
         f"clients: {failed} failed; most over least tokens of a client {ratio:.2f}; memory grew by {growth:.1%}."
+    )
+
+
+def _latency_headline(latency: dict[str, Any]) -> str:
+    """Plain decoding's tokens/s over those of the other servers."""
+    speed = {(row["server"], row["at_once"]): row["tokens_per_s"] for row in latency["rows"]}
+    streams = sorted({count for _, count in speed})
+    own = "sprinter, own kernels"
+    ratios = [
+        f"{name}'s {', '.join(f'{speed[own, n] / speed[arm, n]:.1f}' for n in streams)}"
+        for arm, name in (("vllm, bfloat16", "vLLM"), ("llama.cpp, file", "llama.cpp"))
+    ]
+    return (
+        f"Plain decoding on a GGUF file's blocks with {', '.join(map(str, streams))} streams: tokens/s over "
+        f"{' and over '.join(ratios)}."
     )
 
 
@@ -306,8 +323,9 @@ TOPICS = {
         engine_headline,
     ),
     "serve": Topic(
-        "the server under load, and its log-likelihoods against transformers'",
+        "the server beside vLLM's and llama.cpp's, under load, and its log-likelihoods against transformers'",
         {
+            "serve/latency": "Latency beside vLLM's and llama.cpp's servers",
             "serve/load": "Many streams for minutes",
             "serve/evaluate": "lm-evaluation-harness through the server",
             "serve/crowd": "One seed alone and in a crowd",

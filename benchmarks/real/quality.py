@@ -2,16 +2,18 @@
 
     python benchmarks/real/quality.py --data DIR [--arms ...] [--suites humaneval:40 gsm8k:40] [--gate DIR]
 
-``tables.py`` times one text at a time, which takes hours an arm for a 1.5 B target on two cores. Here PyTorch runs the
-same GGUF weights (dequantised, bfloat16) on all prompts at once, and an arm takes minutes. A text in bfloat16 depends a
-little on the batch that it is in, so exact methods, too, answer some prompts differently from the target alone; their
-change of accuracy shows how large that noise is. Each arm's texts are kept in --out, and a run goes on where it was
-interrupted; ``--merge`` makes the tables of what is there without running a model.
+``tables.py`` times one text at a time, which takes hours an arm for a 1.5 B target on two cores. Here our kernels run
+the same GGUF blocks on all prompts at once, and an arm takes minutes. With them a token's law does not depend on the
+batch that it is in, so greedy exact methods write the target's own texts, and every change of accuracy is the method's.
+Each arm's measures are kept in --out, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of
+what is there without running a model.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import sys
 import time
 from collections import Counter
@@ -24,7 +26,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import sprinter
-from benchmarks.common import command, environment, option_parser, write_results
+from benchmarks.common import RESULTS, command, environment, option_parser, write_results
 from benchmarks.real.arms import BASES, EVERY, PARTS, SMOKE_ARMS
 from benchmarks.real.collect import collect
 from benchmarks.real.tables import DRAFT, TARGET, right
@@ -112,7 +114,7 @@ def line(
         "over_most": max(over, default=0.0),
         "below_sum": sum(below),
         "below_most": max(below, default=0.0),
-        "text": made.text,
+        "same_text": hashlib.sha256(made.text.encode()).hexdigest()[:12],  # equal for equal texts
     }
 
 
@@ -142,6 +144,17 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
+def compared(folder: Path, chosen: Any) -> None:
+    """Refuse to add an arm to others that had other prompts or weights."""
+    mine = {name: getattr(chosen, name) for name in ("suites", "system", "dtype")}
+    for record in kept(folder):
+        if any(record[name] != value for name, value in mine.items()):
+            theirs = {name: record[name] for name in mine}
+            sys.exit(
+                f"error: {folder} has {record['arm']} with {theirs}: choose another --out than for {mine}"
+            )
+
+
 def merge(folder: Path) -> None:
     """Write the results of all arms that are there, and the tables."""
     records = kept(folder)
@@ -151,7 +164,7 @@ def merge(folder: Path) -> None:
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
     lines = [text for record in records for text in record["texts"]]
     newest = max(records, key=lambda record: record["ended"])
-    facts = {name: newest[name] for name in ("command", "environment", "suites", "weights", "system")} | {
+    facts = {name: newest[name] for name in ("command", "environment", "suites", "dtype", "system")} | {
         "benchmark": "real/quality",
         "part": "quality",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
@@ -159,9 +172,8 @@ def merge(folder: Path) -> None:
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "gate": next((record["gate"] for record in records if record["gate"]), None),
     }
-    short = [{name: value for name, value in text.items() if name != "text"} for text in lines]
-    collected, shown = collect({"quality": short})
-    write_results("real/quality", facts | collected | {"texts": short}, shown)
+    collected, shown = collect({"quality": lines})
+    write_results("real/quality", facts | collected, shown)
 
 
 def main() -> None:
@@ -179,10 +191,14 @@ def main() -> None:
     parser.add_argument("--draft", default=sized(DRAFT, None))
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
-    parser.add_argument("--out", type=Path, default=scratch("quality") if SMOKE else Path(".work/quality"))
+    parser.add_argument("--dtype", default=sized("gguf", None), help="of both models' weights")
+    parser.add_argument(
+        "--out", type=Path, default=scratch("quality") if SMOKE else RESULTS / "real" / "quality"
+    )
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    compared(chosen.out, chosen)
     if not chosen.merge:
         measure_arms(chosen)
     merge(chosen.out)
@@ -190,7 +206,7 @@ def main() -> None:
 
 def measure_arms(chosen: Any) -> None:
     """Measure each arm that --out lacks; an arm is written as soon as it has ended."""
-    weights: dict[str, Any] = {} if SMOKE else {"runner": "torch", "dtype": "bfloat16", "compile": False}
+    weights = {} if chosen.dtype is None else {"runner": "torch", "dtype": chosen.dtype}
     # All arms read the same prompts: from the second arm on they come from the cache.
     pair = sprinter.load_pair(
         chosen.target,
@@ -219,7 +235,7 @@ def measure_arms(chosen: Any) -> None:
     arms = chosen.arms or [arm for arm in EVERY if heads or arm not in PARTS["gate"] or arm in BASES]
     for temperature in chosen.temperatures:
         for arm in arms:
-            path = chosen.out / f"{arm} {temperature:g}.json"
+            path = chosen.out / f"{re.sub(r'[^a-z0-9.+-]+', '-', arm).strip('-')}-t{temperature:g}.json"
             if path.exists():
                 continue
             began = time.perf_counter()
@@ -228,10 +244,10 @@ def measure_arms(chosen: Any) -> None:
             record = {
                 "arm": arm, "temperature": temperature, "seconds": round(seconds, 1), "ended": time.time(),
                 "command": command("real/quality"), "environment": environment(), "suites": chosen.suites,
-                "weights": weights, "system": chosen.system, "gate": Path(chosen.gate).name if chosen.gate else None,
+                "dtype": chosen.dtype, "system": chosen.system, "gate": Path(chosen.gate).name if chosen.gate else None,
                 "texts": texts,
             }  # fmt: skip
-            write_atomic(path, json.dumps(record, ensure_ascii=False))
+            write_atomic(path, json.dumps(record) + "\n")
             tokens = sum(text["new_tokens"] for text in texts)
             print(
                 f"{time.strftime('%H:%M')} {arm}: {tokens} tokens, {seconds:.0f} s",

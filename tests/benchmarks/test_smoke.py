@@ -69,7 +69,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/equality": {"rows"},
     "real/gates": {"auc", "calls_at"},
     "real/probe": {"rows"},
-    "real/quality": {"rows", "texts"},
+    "real/quality": {"rows", "correlation"},
     "real/tables": {"rows", "correlation"},
     "real/weights": {"law", "passes", "texts", "dial"},
     "serve/crowd": {"crowd"},
