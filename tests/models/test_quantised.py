@@ -307,6 +307,8 @@ def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Pat
     assert torch.equal(found[2, :2], whole[0, 6:8])
     some = rows.extend(text[:, 15:18], rows=[0]).logits
     assert some is not None and torch.equal(some, whole[:, 15:18])
+    some = rows.extend(torch.cat([text[:, 8:11], text[:, 10:13]]), rows=[2, 1]).logits
+    assert some is not None and torch.equal(some, torch.cat([whole[:, 8:11], whole[:, 10:13]]))
     runner.rewind([10])
     branches = torch.cat([text[:, 10:11], text[:, 30:31], text[:, 11:13]], 1)
     tree = runner.extend(branches, parents=[[9, 9, 10, 12]]).logits

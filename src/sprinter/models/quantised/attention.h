@@ -104,7 +104,8 @@ void attend(
 struct Attention {
     // query [batch, heads, n, d], key and value [batch, kv, keys, d and d_v]: strides of the first three axes in numbers;
     // mask [batch, n, keys] of bytes with strides of the first two axes, or null: a query sees the keys up to its own,
-    // which are the last n. cap: of the scores, 0 for none.
+    // which are the last n. rows: for each of the batch, where its keys and values are, if not in its own place, or null.
+    // cap: of the scores, 0 for none.
     const float* query;
     const int64_t* query_step;
     const float* key;
@@ -113,6 +114,7 @@ struct Attention {
     const int64_t* value_step;
     const uint8_t* mask;
     const int64_t* mask_step;
+    const int64_t* rows;
     int64_t batch, heads, kv, n, keys, d, d_v;
     float scale, cap;
 };
@@ -125,6 +127,7 @@ void attend_all(const Attention& a, float* made) {
     for (int64_t b = 0; b < a.batch; ++b)
         for (int64_t task = 0; task < a.kv * a.n; ++task) {
             const int64_t i = task / a.kv, own = task % a.kv, group = a.heads / a.kv;
+            const int64_t row = a.rows ? a.rows[b] : b;
             scratch.seen.clear();
             for (int64_t k = 0; k < a.keys; ++k)
                 if (a.mask ? a.mask[b * a.mask_step[0] + i * a.mask_step[1] + k] : k <= a.keys - a.n + i)
@@ -132,8 +135,8 @@ void attend_all(const Attention& a, float* made) {
             for (int64_t h = own * group; h < (own + 1) * group; ++h)
                 attend(
                     a.query + b * a.query_step[0] + h * a.query_step[1] + i * a.query_step[2],
-                    a.key + b * a.key_step[0] + own * a.key_step[1],
-                    a.value + b * a.value_step[0] + own * a.value_step[1], a.key_step[2], a.value_step[2], a.d, a.d_v,
+                    a.key + row * a.key_step[0] + own * a.key_step[1],
+                    a.value + row * a.value_step[0] + own * a.value_step[1], a.key_step[2], a.value_step[2], a.d, a.d_v,
                     a.scale, a.cap, scratch, made + ((b * a.n + i) * a.heads + h) * a.d_v
                 );
         }

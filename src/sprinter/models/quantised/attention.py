@@ -68,6 +68,7 @@ class Attention(ctypes.Structure):
             for name in ("query", "key", "value", "mask")
             for end in ("", "_step")
         ),
+        ("rows", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "kv", "n", "keys", "d", "d_v")),
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
@@ -76,9 +77,20 @@ class Attention(ctypes.Structure):
 
     @classmethod
     def of(
-        cls, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float
+        cls,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        cap: float,
+        rows: Tensor | None = None,
     ) -> Attention:
-        """Attention of these float32 tensors, which it keeps in memory; shapes as in ``_attention``."""
+        """Attention of these float32 tensors, which it keeps in memory; shapes as in ``_attention``.
+
+        Args:
+            rows: int64 ``[batch]``, which rows of key and value the queries see, if these have other rows than query.
+        """
         made = cls()
         batch, heads, n, d = query.shape
         if mask is None and n > 1:
@@ -93,6 +105,9 @@ class Attention(ctypes.Structure):
             seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
             parts["mask"] = seen[:, 0].expand(batch, n, made.keys)
         made.held = []
+        if rows is not None:
+            made.held.append(rows)
+            made.rows = rows.data_ptr()
         for name, part in parts.items():
             inner = part if part.stride(-1) == 1 else part.contiguous()
             steps = _STEPS(*inner.stride()[:-1])

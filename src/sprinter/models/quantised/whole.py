@@ -21,6 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
 from sprinter.models.quantised.library import MatrixFacts, floats, kernel
+from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["join_layers"]
 
@@ -108,11 +109,21 @@ class _Forward:
             ctypes.byref(facts), x.data_ptr(), batch * n, cosine.data_ptr(), sine.data_ptr(), query.data_ptr(),
             key.data_ptr(), value.data_ptr(), threads,
         )  # fmt: skip
-        keys, values = key.transpose(1, 2), value.transpose(1, 2)
-        if past_key_values is not None:
+        keys, values, rows = key.transpose(1, 2), value.transpose(1, 2), None
+        if isinstance(
+            past_key_values, RowCache
+        ):  # gathering some rows' keys would cost more than attention does
+            keys, values, rows = past_key_values.update_in_place(keys, values, own.self_attn.layer_idx)
+        elif past_key_values is not None:
             keys, values = past_key_values.update(keys, values, own.self_attn.layer_idx)
         attention = Attention.of(
-            query.transpose(1, 2), keys.float(), values.float(), attention_mask, own.self_attn.scaling, 0.0
+            query.transpose(1, 2),
+            keys.float(),
+            values.float(),
+            attention_mask,
+            own.self_attn.scaling,
+            0.0,
+            rows,
         )
         made = floats(batch, n, width)
         kernel().after(

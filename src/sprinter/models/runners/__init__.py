@@ -6,5 +6,6 @@
 | ``crop`` | the fallback: one row over transformers' own growing cache |
 | ``switch`` | rows of models whose rotary embedding changes with the length of the text |
 | ``forward`` | what all runners share: lengths, trees, checks, prefill chunks, the call of the model |
+| ``row_cache`` | keys and values of the row runner |
 | ``masks``, ``rope``, ``tree`` | attention masks; where rotary embeddings change; trees of draft tokens |
 """
