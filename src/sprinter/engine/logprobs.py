@@ -74,7 +74,10 @@ class LogProbs:
         tail = _follow(tokens[first + linear - 1 :], request.tokens[linear:], request.parents)
         scored += [(linear - 1 + i, linear + node) for i, node in enumerate(tail) if i]
         found = [tokens[first + i] for i, _ in scored]
-        laws = raw[[row for _, row in scored]]
+        rows = [row for _, row in scored]
+        # Of a chain they are consecutive: no copy of laws over large vocabularies.
+        consecutive = rows == [*range(rows[0], rows[0] + len(rows))] if rows else False
+        laws = raw[rows[0] : rows[-1] + 1] if consecutive else raw[rows]
         ids = torch.tensor([token.id for token in found], device=raw.device)
         own = _log(laws.gather(-1, ids[:, None])).squeeze(-1).tolist()
         best, best_ids = (each.tolist() for each in _log_top(laws, self._top))
@@ -105,5 +108,8 @@ def _log(probabilities: Tensor) -> Tensor:
 
 
 def _log_top(laws: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    best = laws.topk(n, -1)
-    return _log(best.values), best.indices
+    if n == 1:  # topk sorts, also for one
+        values, indices = laws.max(-1, keepdim=True)
+    else:
+        values, indices = laws.topk(n, -1)
+    return _log(values), indices
