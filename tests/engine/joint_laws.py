@@ -14,7 +14,8 @@ from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method
-from sprinter.engine.driver import Models, RowDriver
+from sprinter.engine.driver import RowDriver
+from sprinter.engine.jobs import Models
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_law
 from sprinter.decode.spec import METHODS, Method, parse_method
-from sprinter.engine.driver import Models
+from sprinter.engine.jobs import Models
 from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.load import EOS_KEY, GgufModel
 from sprinter.models.runner import make_runner

@@ -20,7 +20,7 @@ from sprinter.decode.enumerate import EnumeratedDraws, joint_law, target_joint_l
 from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.engine import captured
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.driver import Models
+from sprinter.engine.jobs import Models
 from sprinter.heads.head import Head
 from sprinter.random import AddressedDraws, Purpose
 

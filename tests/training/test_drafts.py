@@ -24,7 +24,8 @@ from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, te
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.sizes import DraftCosts, best_speed, fit_overlap, parse_shape
 from sprinter.training.drafts.student import frequent_tokens, make_student, size_of
-from sprinter.training.drafts.train import CHECKPOINT, log_laws, train, validate
+from sprinter.training.drafts.run import CHECKPOINT
+from sprinter.training.drafts.train import log_laws, train, validate
 
 SETTINGS = TrainingSettings(steps=24, tokens=128, checkpoint=4, lr=3e-3, threads=1)
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     )
     from sprinter.decode.checks import at_least, between
     from sprinter.decode.conformance import check_accept, check_stop, check_trust
+    from sprinter.decode.draft_heads import DraftHeads, Heads, HeadText
     from sprinter.decode.draft import Control, LawPair, Origin, Ranked, Stats, Tips, Token, Verdict
     from sprinter.decode.drafter import (
         Allocated,
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
     from sprinter.decode.signals import SIGNALS, signal
+    from sprinter.decode.sparse import Sparse
     from sprinter.decode.spec import ACCEPT, DRAFTER, METHODS, STOP, TRUST, method_table, parse_method
     from sprinter.decode.state import RuleState
     from sprinter.decode.stop import (
@@ -105,10 +107,10 @@ __all__ = [
     "ACCEPT", "DRAFTER", "MEASURED", "METHODS", "RECORDED", "SIGNALS", "STOP", "TRUST", "AcceptRule", "AdaEdl",
     "Allocated", "Batch", "Bild", "BildFallback", "Block", "Cactus", "Calibrated", "Cascade", "Certain", "Chain",
     "ChainRule", "Coin", "Confidence", "Context", "Control", "Disco", "Diversed", "Drafter", "Drawn", "Draws",
-    "Dynamic", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Growth", "Harmless", "Heuristic",
+    "DraftHeads", "Dynamic", "Everyone", "Exact", "Fixed", "Fly", "Fuzzy", "Gate", "GreedyMatch", "Growth", "Harmless", "HeadText", "Heads", "Heuristic",
     "Judge", "LawPair", "Lenient", "Lookup", "Margin", "Mentored", "Method", "Model", "Never", "Nobody", "Nothing",
     "OneHot", "Online", "Opt", "Optimal", "Origin", "Proposal", "Proposer", "Purpose", "RandomAccept", "Ranked",
-    "Registry", "Relaxed", "Root", "RuleState", "SeveralRule", "Siblings", "SpecDec", "SpecInfer", "SpecTr", "State",
+    "Registry", "Relaxed", "Root", "RuleState", "SeveralRule", "Siblings", "Sparse", "SpecDec", "SpecInfer", "SpecTr", "State",
     "Static", "Stats", "StopRule", "Svip", "TargetCall", "Threshold", "Tips", "Token", "Traversal", "Tree", "TreeRule",
     "TrustRule", "Typical", "Uno", "Untrusted", "Verdict", "Widened", "Without", "at_least", "between", "check_accept",
     "check_drafter", "check_stop", "check_trust", "method_table", "parse_method", "preset", "signal",
@@ -127,6 +129,8 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.drafter_conformance": ("check_drafter",),
         "sprinter.decode.checks": ("at_least", "between"),
         "sprinter.decode.conformance": ("check_accept", "check_stop", "check_trust"),
+        "sprinter.decode.draft_heads": ("DraftHeads", "HeadText", "Heads"),
+        "sprinter.decode.sparse": ("Sparse",),
         "sprinter.decode.draft": ("Control", "LawPair", "Origin", "Ranked", "Stats", "Tips", "Token", "Verdict"),
         "sprinter.decode.drafter": (
             "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",

@@ -186,7 +186,8 @@ class Row:
     def count_round(self, added: int) -> None:
         """Tell the switch what the round did that added so many tokens."""
         if self.switch is not None:
-            steps = self.drafted if self.method.drafter.proposer is None else 0
+            drafter = self.method.drafter
+            steps = self.drafted if drafter.proposer is None and not drafter.by_heads else 0
             width = 1.0 if self.tree.parents is None else len(self.tree.tokens) / max(1, steps)
             self.switch.count(RoundCount(steps, max(1.0, width), self.target_read, added))
 
@@ -354,6 +355,8 @@ def draft_tree(row: Row) -> Asking:
         found = yield growth.ask(row.known, unread, path, tips)
         assert isinstance(found, Tips)
         row.known = len(text)
+        if found.ended:
+            break
         growth.grow(row.drafted, tips, found)
         row.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}
@@ -361,7 +364,8 @@ def draft_tree(row: Row) -> Asking:
         stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
         stopped = bool(stop) or row.drafted == depth
         tips = [] if stopped else growth.tips()
-    row.tree, row.read = growth.finish()
+    if growth.tokens:
+        row.tree, row.read = growth.finish()
 
 
 def closing_pass(row: Row) -> Asking:

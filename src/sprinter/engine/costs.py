@@ -15,7 +15,7 @@ import torch
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.driver import DraftJob, Job, Models, TargetJob
+from sprinter.engine.jobs import DraftJob, Job, Models, TargetJob
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
 from sprinter.engine.rows import Feed

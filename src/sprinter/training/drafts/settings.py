@@ -11,7 +11,10 @@ from sprinter.laws import Sampling
 from sprinter.training.drafts.losses import parse_loss
 from sprinter.training.prompts import SPLITS
 
-__all__ = ["StudentSettings", "TextSettings", "TrainingSettings"]
+__all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
+
+HEADS_THAT_DRAFT = ("medusa",)
+"""Kinds that ``sprinter draft train`` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,35 @@ class StudentSettings:
                 f"width={self.width} cannot be split into {self.heads or 1} heads of an even size: "
                 f"give a multiple of {2 * (self.heads or 1)}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """Shape of heads on the target that draft.
+
+    Args:
+        kind: "medusa".
+        heads: number of Medusa's heads: tokens ahead that are drafted.
+        blocks: residual blocks of each head.
+        share_output: all heads end in the target's output layer, instead of one of their own that begins as its copy:
+            a fraction of the parameters.
+        discount: weight of the loss of each further head, relative to the one before (Cai et al. 2024: 0.8).
+    """
+
+    kind: str = "medusa"
+    heads: int = 4
+    blocks: int = 1
+    share_output: bool = False
+    discount: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.kind not in HEADS_THAT_DRAFT:
+            raise did_you_mean("kind of heads", str(self.kind), list(HEADS_THAT_DRAFT))
+        for name in ("heads", "blocks"):
+            at_least(name, getattr(self, name), 1)
+            if getattr(self, name) > 16:
+                raise UserError(f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]")
+        between("discount", self.discount, 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
