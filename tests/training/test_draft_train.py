@@ -70,9 +70,9 @@ def test_heads_learn_tokens_ahead(shared: bool, tmp_path: Path) -> None:
 def test_a_fresh_head_is_the_targets_own_law_on_an_earlier_state() -> None:
     own, batch = learner(HeadSettings(heads=3)), collate(texts(tiny_target(), 3).texts)
     with torch.no_grad():
-        logits = own._target(batch.ids).logits
+        logits = own.target(batch.ids).logits
         width = batch.ids.shape[1]
-        for head, (found, laws) in enumerate(own._outputs(batch)):
+        for head, (found, laws) in enumerate(own.outputs(batch)):
             assert len(found) == len(batch.places), "all prompts are longer than the heads reach"
             rows, columns = batch.places // width, batch.places % width - head - 1
             torch.testing.assert_close(found, logits[rows, columns])
@@ -82,7 +82,7 @@ def test_a_fresh_head_is_the_targets_own_law_on_an_earlier_state() -> None:
 def test_short_prompts_have_no_state_before_them() -> None:
     one = texts(tiny_target(), 1).texts[0]
     short = TargetText(one.ids[3:], 2, one.top_ids, one.top_probs, "t", False)
-    found = list(learner(HeadSettings(heads=4))._outputs(collate([short, short])))
+    found = list(learner(HeadSettings(heads=4)).outputs(collate([short, short])))
     answer = len(short.ids) - 2
     assert [len(logits) for logits, _ in found] == [2 * (answer - lost) for lost in (0, 1, 2, 3)]
 

@@ -6,6 +6,7 @@ import os
 
 from sprinter.heads.artifact import load_head
 from sprinter.heads.drafting import TokenHeads, read_files
+from sprinter.heads.eagle3 import load_eagle3
 from sprinter.heads.head import Head
 from sprinter.heads.medusa import load_medusa
 
@@ -13,7 +14,7 @@ __all__ = ["load_any_head"]
 
 
 def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
-    """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's).
+    """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's, EAGLE-3's).
 
     Raises:
         UserError: the directory is missing, or what it holds is damaged.
@@ -21,4 +22,6 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
     files = read_files(source)
     if files is not None and "medusa_num_heads" in files.config:
         return load_medusa(files)
+    if files is not None and files.config.get("speculators_model_type") == "eagle3":
+        return load_eagle3(files)
     return load_head(source)

@@ -83,26 +83,32 @@ def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
 def heads_card(facts: Mapping[str, Any]) -> str:
     """Text of README.md of heads that draft, from the facts of draft.json."""
     heads, training = facts["heads"], facts["training"]
+    medusa = heads["kind"] == "medusa"
     shared = "the target's own output layer" if heads["share_output"] else "an output layer each"
+    made_of = f"{heads['heads']}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}"
+    if not medusa:
+        vocabulary = "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
+        made_of = f"one layer over three of the target's, on {vocabulary}; {heads['heads']} steps of training-time test"
+    name = "Medusa's heads (arXiv 2401.10774)" if medusa else "EAGLE-3's head (arXiv 2503.01840)"
     lines = [
-        "---", "tags: [speculative-decoding, medusa, sprinter]", "library_name: sprinter", "---", "",
+        "---", f"tags: [speculative-decoding, {heads['kind']}, sprinter]", "library_name: sprinter", "---", "",
         f"# Heads that draft for {facts['texts']['target']}", "",
-        "Medusa's heads (arXiv 2401.10774), trained on texts that the target wrote, the target frozen. Made with "
+        f"{name}, trained on texts that the target wrote, the target frozen. Made with "
         "`sprinter draft train`.", "",
         "| | |", "| --- | --- |",
-        f"| heads | {heads['heads']}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}; "
-        f"{heads['parameters']:,} parameters |",
+        f"| heads | {made_of}; {heads['parameters']:,} parameters |",
         *_made_from(facts),
-        f"| loss | {training['loss']} at temperature {training['temperature']:g}, each further head × "
+        f"| loss | {training['loss']} at temperature {training['temperature']:g}, each further {'head' if medusa else 'step'} × "
         f"{heads['discount']:g} |",
         *_trained(training), "",
         "How often the target's token has this rank in a head's law, on held-out texts:", "",
-        "| head | 1st | 2nd | 3rd | 4th | 5th |", "| --- |" + " --- |" * 5,
+        "| tokens ahead | 1st | 2nd | 3rd | 4th | 5th |", "| --- |" + " --- |" * 5,
         *(
             f"| {number} | {' | '.join(f'{value:.3f}' for value in row[:5])} |"
             for number, row in enumerate(heads["accuracies"], 1)
         ), "",
-        "Held-out prompts; tokens a target call of `heads` (chain) and `medusa` (tree), and the share of drafted tokens "
+        f"Held-out prompts; tokens a target call of `heads` (chain) and `{'medusa' if medusa else 'eagle'}` (tree), and the "
+        "share of drafted tokens "
         "that stay:", "",
         *_table(facts["tasks"]), "",
         *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),

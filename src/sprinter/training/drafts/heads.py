@@ -17,15 +17,20 @@ from transformers import PreTrainedModel
 from sprinter.decode.sparse import choose_nodes
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.heads.drafting import TokenHeads
+from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
 from sprinter.heads.load import load_any_head
-from sprinter.heads.medusa import save_medusa
+from sprinter.heads.medusa import MedusaHeads, save_medusa
 from sprinter.training.drafts.card import draw_losses, heads_card
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.distill import FACTS, TRAINING, Judging, check_folder, training_key
+from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.head_learner import HeadLearner
 from sprinter.training.drafts.judge import accepted, by_task
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
 from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.student import frequent_tokens
 
 __all__ = ["HEAD_TRAINING", "train_heads"]
 
@@ -73,10 +78,7 @@ def train_heads(
     written = write_texts(pair, data, folder / "texts", texts, on_texts)
     held = written.part(True)
     name = Path(target.id).name if Path(target.id).expanduser().exists() else target.id  # a hub id in full
-    learner = MedusaLearner(
-        fresh_medusa(weights, shape, name, written.info["target_fingerprint"]), weights, shape.discount,
-        loss_temperature(training, written),
-    )  # fmt: skip
+    learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
     place = folder / TRAINING / training_key(written, shape, training)
     run = run_to_end(learner, written, training, place, progress=on_training)
     picture = draw_losses(run.history)
@@ -85,7 +87,7 @@ def train_heads(
     learner.heads.accuracies = learner.accuracies(held or written.part(False), training.tokens)
     (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
     facts = _facts(written, shape, training, run, learner)
-    save_medusa(learner.heads, folder, "", {"training": facts["training"], "texts": facts["texts"]})
+    _save(learner.heads, folder, weights, {"training": facts["training"], "texts": facts["texts"]})
     judged = _judged(pair, folder, written, judging, shape)
     facts |= {"tasks": judged, "picture": picture is not None}
     save_bytes(folder / "README.md", heads_card(facts))
@@ -93,8 +95,33 @@ def train_heads(
     return facts
 
 
+def _fresh(
+    pair: Pair, weights: PreTrainedModel, texts: Texts, shape: HeadSettings, temperature: float, name: str
+) -> HeadLearner:
+    """Heads of the asked kind, before training."""
+    fingerprint = texts.info["target_fingerprint"]
+    if shape.kind == "medusa":
+        return MedusaLearner(fresh_medusa(weights, shape, name, fingerprint), weights, shape.discount, temperature)
+    kept = None
+    if shape.vocabulary is not None:
+        answers = (text.ids[text.prompt :] for text in texts.part(False))
+        kept = frequent_tokens(answers, shape.vocabulary, pair.models.vocab_size, pair.models.target.eos_ids)
+    own = fresh_eagle3(weights, shape, name, fingerprint, kept)
+    return Eagle3Learner(own, weights, shape.discount, temperature, shape.heads)
+
+
+def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[str, Any]) -> None:
+    """Write the files of either kind; the card comes later."""
+    if isinstance(heads, MedusaHeads):
+        save_medusa(heads, folder, "", facts)
+        return
+    assert isinstance(heads, Eagle3Heads)
+    verifier = {"name_or_path": heads.target_id, "architectures": [type(target).__name__]}
+    save_eagle3(heads, folder, "", {"verifier": verifier, **facts})
+
+
 def _facts(
-    texts: Texts, shape: HeadSettings, training: TrainingSettings, run: Run, learner: MedusaLearner
+    texts: Texts, shape: HeadSettings, training: TrainingSettings, run: Run, learner: HeadLearner
 ) -> dict[str, Any]:
     train, held = texts.part(False), texts.part(True)
     return {
@@ -105,7 +132,7 @@ def _facts(
         "heads": {
             **asdict(shape), "parameters": sum(value.numel() for value in learner.named().values()),
             "accuracies": [list(row) for row in learner.heads.accuracies],
-            "tree": choose_nodes(learner.heads.accuracies, 24),
+            "tree": choose_nodes(learner.heads.accuracies, 24) if shape.kind == "medusa" else "eagle",
         },
         "training": {
             **asdict(training), "temperature": learner.temperature, "steps": run.steps, "tokens": run.tokens,
@@ -122,7 +149,8 @@ def _judged(
     both = Pair(pair.models, None, [heads])
     temperature = float(texts.info["settings"]["temperature"])
     found: list[Mapping[str, Mapping[str, float]]] = []
-    for name, method in (("chain", f"heads(gamma={shape.heads})"), ("tree", "medusa")):
+    tree = "medusa" if shape.kind == "medusa" else "eagle"
+    for name, method in (("chain", f"heads(gamma={shape.heads})"), ("tree", tree)):
         table = accepted(
             both, texts.part(True), method=method, temperature=temperature, new_tokens=judging.new_tokens,
             most=judging.prompts,

@@ -13,7 +13,7 @@ from sprinter.training.prompts import SPLITS
 
 __all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
 
-HEADS_THAT_DRAFT = ("medusa",)
+HEADS_THAT_DRAFT = ("medusa", "eagle3")
 """Kinds that ``sprinter draft train`` makes."""
 
 
@@ -106,12 +106,14 @@ class HeadSettings:
     """Shape of heads on the target that draft.
 
     Args:
-        kind: "medusa".
-        heads: number of Medusa's heads: tokens ahead that are drafted.
-        blocks: residual blocks of each head.
-        share_output: all heads end in the target's output layer, instead of one of their own that begins as its copy:
+        kind: "medusa" or "eagle3".
+        heads: number of Medusa's heads, tokens ahead that are drafted; of EAGLE-3, steps of its training-time test.
+        blocks: residual blocks of each of Medusa's heads.
+        share_output: all of Medusa's heads end in the target's output layer, instead of one of their own that begins as its copy:
             a fraction of the parameters.
-        discount: weight of the loss of each further head, relative to the one before (Cai et al. 2024: 0.8).
+        discount: weight of the loss of each further head or step, relative to the one before (both papers: 0.8).
+        vocabulary: tokens that EAGLE-3 can draft, the most frequent ones of the target's texts; None: all.
+        seed: seed of EAGLE-3's initial weights.
     """
 
     kind: str = "medusa"
@@ -119,6 +121,8 @@ class HeadSettings:
     blocks: int = 1
     share_output: bool = False
     discount: float = 0.8
+    vocabulary: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in HEADS_THAT_DRAFT:
@@ -128,6 +132,19 @@ class HeadSettings:
             if getattr(self, name) > 16:
                 raise UserError(f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]")
         between("discount", self.discount, 0.0, 1.0)
+        whole("seed", self.seed)
+        if self.vocabulary is not None:
+            at_least("vocabulary", self.vocabulary, 1)
+        if self.kind == "eagle3":
+            self._check_eagle3()
+        elif self.vocabulary is not None:
+            raise UserError("vocabulary goes with kind=eagle3: Medusa's heads end in output layers of the whole vocabulary")
+
+    def _check_eagle3(self) -> None:
+        if self.heads < 3:
+            raise UserError(f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more")
+        if self.blocks != 1 or self.share_output:
+            raise UserError("blocks and share_output are of Medusa's heads: leave them out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from sprinter.errors import UserError
 from sprinter.models.cut import CutHead
 from sprinter.training.drafts.batches import TextBatch, collate
 from sprinter.training.drafts.data import TargetText, Texts
-from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, tempered
+from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, on_kept, tempered
 from sprinter.training.drafts.run import Losses, LossPoint, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import TrainingSettings
 
@@ -97,11 +97,7 @@ def log_laws(student: LlamaForCausalLM, batch: TextBatch, temperature: float = 1
     laws, head = tempered(batch.laws, temperature), student.lm_head
     if not isinstance(head, CutHead):
         return torch.log_softmax(head(states) / temperature, -1), laws
-    known = torch.log_softmax(head.words(states) / temperature, -1)
-    column = torch.full((head.out_features,), len(head.ids), device=known.device)
-    column[head.ids] = torch.arange(len(head.ids), device=known.device)
-    outside = known.new_full((len(known), 1), -math.inf)
-    return torch.cat([known, outside], -1), TopLaws(column[laws.ids], laws.probs, column[laws.tokens])
+    return on_kept(torch.log_softmax(head.words(states) / temperature, -1), laws, head.ids, head.out_features)
 
 
 @torch.no_grad()
