@@ -10,11 +10,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures_base import BLUE, GREEN, GREY, INK, LETTERS, ORANGE, PALE, PURPLE, Pair, canvas, figure
-from sprinter.decode import Drawn, Dynamic, Judge, OneHot, Root, Static, Traversal, Widened, Without
+from sprinter.decode import (
+    Drawn,
+    Dynamic,
+    Fixed,
+    Heads,
+    Judge,
+    Method,
+    Never,
+    OneHot,
+    Root,
+    Sparse,
+    Static,
+    Traversal,
+    Widened,
+    Without,
+)
 from sprinter.decode.accept.base import TargetCall
 from sprinter.decode.draft import Verdict
 from sprinter.decode.drafter import Drafter
+from sprinter.decode.enumerate import MarkovHeads, MarkovPair, run_chain
 from sprinter.decode.grow import grow_from
+from sprinter.decode.loop import Limits
 from sprinter.decode.tree import Tree
 from sprinter.random import AddressedDraws
 
@@ -153,4 +170,48 @@ def _traversal() -> Figure:
     draw_tree(left, *judged(Traversal(), Drawn("3x2x1"), 3, 2))
     left.set_title("drawn(widths=3x2x1), judged leaf to text")
     against(right, [("traversal", Traversal, DRAWN, GREEN, "o"), ("without", Without, DRAWN, ORANGE, "s")])
+    return fig
+
+
+ACCURACIES = ((0.60, 0.17, 0.08, 0.04), (0.42, 0.16, 0.09, 0.05), (0.30, 0.13, 0.08, 0.05))
+"""An example: accuracies by tokens ahead and rank."""
+
+
+def sparse(nodes: int) -> Drafter:
+    return Sparse(nodes).settle(ACCURACIES)
+
+
+@figure("sparse")
+def _sparse() -> Figure:
+    fig, (left, right) = canvas(3.1, ncols=2)
+    draw_tree(left, *judged(OneHot(), sparse(12), 3, 4))
+    left.set_title("12 nodes by accuracies, judged by onehot")
+    chosen = [sparse(nodes) for nodes in (3, 6, 12, 24)]
+    against(right, [("sparse", OneHot, chosen, GREEN, "o"), ("static", OneHot, FIXED, ORANGE, "s")])
+    return fig
+
+
+@figure("heads")
+def _heads() -> Figure:
+    """Rounds of heads whose laws see the drafted tokens, and of heads whose laws do not."""
+    fig, axes = canvas(3.1, ncols=2)
+    methods = {
+        "chain": Method(drafter=Heads(), stop=Fixed(3)),
+        "static": Method(drafter=Heads(Static("3x2x1")), accept=OneHot(), stop=Never()),
+        "dynamic": Method(drafter=Heads(Dynamic(3, 3, 9)), accept=OneHot(), stop=Never()),
+    }
+    for ax, sees, title in zip(axes, (True, False), ("laws see the path (EAGLE)", "by place alone (Medusa)"), strict=True):
+        for at, (name, method) in enumerate(methods.items()):
+            pair = MarkovPair(8, 4, sharp=2.0, distance=0.4)
+            counts = [0] * 4
+            for seed in range(30):
+                heads = MarkovHeads(pair, 3, sees)
+                record = run_chain(method, pair, (0, seed % 8), Limits(24), AddressedDraws(seed), heads=heads)
+                for added in record.accept_lengths[:-1]:
+                    counts[added - 1] += 1
+            shares = [count / sum(counts) for count in counts]
+            ax.bar([x + 0.27 * (at - 1) for x in range(4)], shares, 0.25, label=name, color=(BLUE, ORANGE, GREEN)[at])
+        ax.set(xlabel="draft tokens that stay", xticks=range(4), title=title)
+    axes[0].set_ylabel("share of the rounds")
+    axes[0].legend()
     return fig

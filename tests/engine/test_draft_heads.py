@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
 import torch
+from tests.heads.test_eagle3 import eagle
 from tests.heads.test_medusa import medusa
 from tests.models.tiny import CONTEXT, tiny, word_tokenizer
 from torch import Tensor
@@ -44,6 +45,15 @@ def pair_of(family: str) -> sprinter.Pair:
     return sprinter.load_pair(tiny(family), tokenizer=word_tokenizer(), heads=[half_trained(family)], compile=False)
 
 
+@cache
+def eagle_pair(family: str) -> sprinter.Pair:
+    """A random EAGLE-3 head, with the target's last norm and output layer."""
+    heads, target = eagle(2, accuracies=ACCURACIES), tiny(family)
+    with torch.no_grad():
+        heads.lm_head.weight.copy_(target.get_output_embeddings().weight[heads.kept])  # type: ignore[operator, index]
+    return sprinter.load_pair(target, tokenizer=word_tokenizer(), heads=[heads], compile=False)
+
+
 def ids(out: sprinter.Generation) -> list[int]:
     return [token.id for token in out.tokens]
 
@@ -61,9 +71,22 @@ def test_greedy_text_is_the_targets_own(family: str) -> None:
     assert accepted >= 5
 
 
+@pytest.mark.parametrize("family", FAMILIES[:2])
+def test_greedy_text_with_eagle(family: str) -> None:
+    pair, drafted = eagle_pair(family), 0
+    for prompt in (PROMPT, [9]):
+        plain = ids(pair.generate(prompt, method="autoregressive", temperature=0, max_new_tokens=12))
+        for method in (*CHAINS, *TREES):
+            out = pair.generate(prompt, method=method, temperature=0, max_new_tokens=12)
+            assert ids(out) == plain, method
+            drafted += out.stats.drafted
+    assert drafted > 100
+
+
+@pytest.mark.parametrize("make", [pair_of, eagle_pair])
 @pytest.mark.parametrize("method", [*CHAINS[:2], *TREES[:4]])
-def test_a_text_is_the_same_alone_and_in_a_batch(method: str) -> None:
-    pair, options = pair_of("qwen2"), {"method": method, "max_new_tokens": 14, "seed": 4}
+def test_a_text_is_the_same_alone_and_in_a_batch(method: str, make: Callable[[str], sprinter.Pair]) -> None:
+    pair, options = make("qwen2"), {"method": method, "max_new_tokens": 14, "seed": 4}
     prompts = [PROMPT, [2], [9, 9, 4, 1, 30, 22, 8]]
     alone = [ids(pair.generate(prompt, **options)) for prompt in prompts]  # type: ignore[arg-type]
     assert [ids(out) for out in pair.generate_batch(prompts, **options)] == alone  # type: ignore[arg-type]

@@ -87,7 +87,8 @@ def train_heads(
     learner.heads.accuracies = learner.accuracies(held or written.part(False), training.tokens)
     (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
     facts = _facts(written, shape, training, run, learner)
-    _save(learner.heads, folder, weights, {"training": facts["training"], "texts": facts["texts"]})
+    recorded = {key: value for key, value in facts["training"].items() if key != "history"}
+    _save(learner.heads, folder, weights, {"training": recorded, "texts": facts["texts"]})
     judged = _judged(pair, folder, written, judging, shape)
     facts |= {"tasks": judged, "picture": picture is not None}
     save_bytes(folder / "README.md", heads_card(facts))
