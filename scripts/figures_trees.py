@@ -200,7 +200,9 @@ def _heads() -> Figure:
         "static": Method(drafter=Heads(Static("3x2x1")), accept=OneHot(), stop=Never()),
         "dynamic": Method(drafter=Heads(Dynamic(3, 3, 9)), accept=OneHot(), stop=Never()),
     }
-    for ax, sees, title in zip(axes, (True, False), ("laws see the path (EAGLE)", "by place alone (Medusa)"), strict=True):
+    for ax, sees, title in zip(
+        axes, (True, False), ("laws see the path (EAGLE)", "by place alone (Medusa)"), strict=True
+    ):
         for at, (name, method) in enumerate(methods.items()):
             pair = MarkovPair(8, 4, sharp=2.0, distance=0.4)
             counts = [0] * 4
@@ -210,7 +212,13 @@ def _heads() -> Figure:
                 for added in record.accept_lengths[:-1]:
                     counts[added - 1] += 1
             shares = [count / sum(counts) for count in counts]
-            ax.bar([x + 0.27 * (at - 1) for x in range(4)], shares, 0.25, label=name, color=(BLUE, ORANGE, GREEN)[at])
+            ax.bar(
+                [x + 0.27 * (at - 1) for x in range(4)],
+                shares,
+                0.25,
+                label=name,
+                color=(BLUE, ORANGE, GREEN)[at],
+            )
         ax.set(xlabel="draft tokens that stay", xticks=range(4), title=title)
     axes[0].set_ylabel("share of the rounds")
     axes[0].legend()

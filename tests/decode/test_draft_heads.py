@@ -39,7 +39,14 @@ from sprinter.decode import (
 )
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.draft_heads import HeadDrafts
-from sprinter.decode.enumerate import MarkovHeads, MarkovPair, check_same_law, joint_law, run_chain, target_joint_law
+from sprinter.decode.enumerate import (
+    MarkovHeads,
+    MarkovPair,
+    check_same_law,
+    joint_law,
+    run_chain,
+    target_joint_law,
+)
 from sprinter.decode.loop import Limits
 from sprinter.decode.sparse import choose_nodes
 from sprinter.decode.spec import full_spec
@@ -86,7 +93,10 @@ def test_texts_that_end_within_a_tree_and_greedy_chains() -> None:
     def ends(text: Sequence[int]) -> str | None:
         return "eos" if text[-1] == 2 else None
 
-    for method in (Method(accept=OneHot(), drafter=Heads(Static("2x2"))), Method(drafter=Heads(Model(greedy=True)))):
+    for method in (
+        Method(accept=OneHot(), drafter=Heads(Static("2x2"))),
+        Method(drafter=Heads(Model(greedy=True))),
+    ):
         found = joint_law(method, HOLEY, 4, prompt=PROMPT, ends=ends)
         check_same_law(found, target_joint_law(HOLEY, 4, prompt=PROMPT, ends=ends), f"{method} with ends")
 
@@ -98,9 +108,11 @@ def test_heads_pass_the_public_check(drafter: Drafter) -> None:
 
 def test_a_lossy_trust_rule_meters_heads_as_a_draft_model() -> None:
     """Tokens that are trusted are the heads' own steps; when these reach no further, the target is called."""
-    method = Method(trust=Certain("entropy", 0.9), stop=Untrusted(), drafter=Heads(), cap=6)
+    method = Method(trust=Certain("entropy", 1.2), stop=Untrusted(), drafter=Heads(), cap=6)
     records = [
-        run_chain(method, WIDE, PROMPT, Limits(24), AddressedDraws(seed), complete=True, heads=MarkovHeads(WIDE, 2))
+        run_chain(
+            method, WIDE, PROMPT, Limits(24), AddressedDraws(seed), complete=True, heads=MarkovHeads(WIDE, 2)
+        )
         for seed in range(6)
     ]
     assert sum(record.stats.trusted for record in records) > 10
@@ -135,7 +147,9 @@ def test_a_draft_does_not_depend_on_the_number_of_answers(monkeypatch: pytest.Mo
 
     def texts(ahead: int) -> list[list[int]]:
         made = [
-            run_chain(method, WIDE, PROMPT, Limits(16), AddressedDraws(seed), ahead=ahead, heads=MarkovHeads(WIDE))
+            run_chain(
+                method, WIDE, PROMPT, Limits(16), AddressedDraws(seed), ahead=ahead, heads=MarkovHeads(WIDE)
+            )
             for seed in range(4)
         ]
         return [[token.id for token in record.tokens] for record in made]
@@ -195,7 +209,10 @@ def test_a_recorded_tree_is_filled_in_by_the_heads() -> None:
         (lambda: Method(drafter=Heads(Drawn("2x1")), accept=OneHot()), "those of .* are drawn"),
         (lambda: Method(drafter=Heads(Static("2x1"))), "accept rule Exact"),
         (lambda: Method(drafter=Heads(), trust=Gate(0.5), stop=Untrusted()), "drafts of heads have none"),
-        (lambda: Method(drafter=Heads(Sparse()), accept=OneHot(), trust=Certain("entropy", 1.0)), "grows trees"),
+        (
+            lambda: Method(drafter=Heads(Sparse()), accept=OneHot(), trust=Certain("entropy", 1.0)),
+            "grows trees",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(make: object, message: str) -> None:
@@ -204,8 +221,14 @@ def test_what_does_not_fit_is_refused(make: object, message: str) -> None:
 
 
 def test_presets() -> None:
-    assert parse_method("heads").lossless() and parse_method("medusa").lossless() and parse_method("eagle").lossless()
-    assert parse_method("eagle").drafter == Heads(Dynamic(8, 5, 24)) and parse_method("medusa").stop == Never()
+    assert (
+        parse_method("heads").lossless()
+        and parse_method("medusa").lossless()
+        and parse_method("eagle").lossless()
+    )
+    assert (
+        parse_method("eagle").drafter == Heads(Dynamic(8, 5, 24)) and parse_method("medusa").stop == Never()
+    )
     typical = parse_method("drafter=heads(grow=sparse(tree=0x1x00)),accept=typical")
     assert isinstance(typical.accept, Typical) and not typical.lossless()
     assert parse_method("drafter=heads,accept=mentored(kl=0.1)").accept == Mentored(0.1)

@@ -23,7 +23,9 @@ SIZE = 32
 KEPT = torch.arange(0, VOCAB, 2)
 
 
-def eagle(seed: int = 0, *, norm_before_residual: bool = False, kept: Tensor | None = KEPT, **more: object) -> Eagle3Heads:
+def eagle(
+    seed: int = 0, *, norm_before_residual: bool = False, kept: Tensor | None = KEPT, **more: object
+) -> Eagle3Heads:
     """A random head on the tiny models."""
     config = LlamaConfig(vocab_size=VOCAB, hidden_size=SIZE, num_attention_heads=4, num_key_value_heads=2,
                          intermediate_size=48, num_hidden_layers=1, max_position_embeddings=96)  # fmt: skip
@@ -34,8 +36,8 @@ def eagle(seed: int = 0, *, norm_before_residual: bool = False, kept: Tensor | N
         for value in heads.parameters():
             value.copy_(torch.randn(value.shape, generator=chance) * 0.3)
     heads.keep(ids)
-    heads.attach(tiny("llama"), "target", SIZE, VOCAB)
-    return heads
+    heads.join(tiny("llama"))
+    return heads.requires_grad_(False)
 
 
 def states_of(count: int, seed: int = 3) -> dict[int, Tensor]:
@@ -43,7 +45,9 @@ def states_of(count: int, seed: int = 3) -> dict[int, Tensor]:
     return {layer: torch.randn(count, SIZE, generator=chance) for layer in (0,)}
 
 
-def reference(heads: Eagle3Heads, ids: Sequence[int], states: dict[int, Tensor], path: Sequence[int]) -> Tensor:
+def reference(
+    heads: Eagle3Heads, ids: Sequence[int], states: dict[int, Tensor], path: Sequence[int]
+) -> Tensor:
     """Logits of draft tokens after a text and a path, by one pass over all entries for each token, without a cache."""
     features = [*heads.fused([states[layer] for layer in heads.layers])]
     tokens = [*ids[1:]]
@@ -68,7 +72,9 @@ def reference(heads: Eagle3Heads, ids: Sequence[int], states: dict[int, Tensor],
             scores = query[head] @ key[head // 2].T / math.sqrt(size)
             scores = scores.masked_fill(~torch.ones(count, count).tril().bool(), -math.inf)
             out[head] = scores.softmax(-1) @ value[head // 2]
-        after = (hidden if block.norm_before_residual else rows) + attn.o_proj(out.transpose(0, 1).reshape(count, -1))
+        after = (hidden if block.norm_before_residual else rows) + attn.o_proj(
+            out.transpose(0, 1).reshape(count, -1)
+        )
         after = after + block.mlp(block.post_attention_layernorm(after))
         if token is not None:
             features.append(after[-1])
@@ -114,7 +120,8 @@ def test_positions_by_slot_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         check(eagle())
 
 
-def test_features_one_step_off_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch.no_grad()
+def test_features_one_step_off_are_noticed() -> None:
     heads = eagle()
     text, ids, states = heads.begin(), [5, 9, 2, 40], states_of(4)
     text.read(ids, {0: states[0][1:]})
@@ -138,12 +145,17 @@ def test_files_are_those_of_speculators(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["architectures"] == ["Eagle3Speculator"]
     assert config["draft_vocab_size"] == len(KEPT) and config["eagle_aux_hidden_state_layer_ids"] == [1, 1, 1]
-    assert config["transformer_layer_config"]["model_type"] == "llama" and config["norm_before_residual"] is False
+    assert (
+        config["transformer_layer_config"]["model_type"] == "llama"
+        and config["norm_before_residual"] is False
+    )
     inner = config["speculators_config"]
     assert inner["algorithm"] == inner["verifier"]["name_or_path"].replace("org/target", "eagle3")
     assert inner["proposal_methods"][0]["proposal_type"] == inner["default_proposal_method"] == "greedy"
     names = {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
-    names |= {f"layers.0.{one}.weight" for one in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
+    names |= {
+        f"layers.0.{one}.weight" for one in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    }
     names |= {f"layers.0.self_attn.{one}_proj.weight" for one in "qkvo"}
     names |= {f"layers.0.mlp.{one}_proj.weight" for one in ("gate", "up", "down")}
     weights = load_file(tmp_path / "model.safetensors")
@@ -154,7 +166,9 @@ def test_files_are_those_of_speculators(tmp_path: Path) -> None:
     assert isinstance(again, Eagle3Heads) and again.accuracies == heads.accuracies and again.aux == (1, 1, 1)
     assert (again.target_id, again.target_fingerprint) == ("org/target", "f")
     for (name, own), other in zip(heads.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(own.bfloat16().float(), other) if own.is_floating_point() else torch.equal(own, other), name
+        assert (
+            torch.equal(own.bfloat16().float(), other) if own.is_floating_point() else torch.equal(own, other)
+        ), name
 
 
 def test_published_variants(tmp_path: Path) -> None:
@@ -184,8 +198,14 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"norm_before_fc": True}, "norm_before_fc, which is not supported"),
         ({"target_hidden_size": 64}, "features of width 64"),
-        ({"transformer_layer_config": {**good["transformer_layer_config"], "model_type": "qwen3"}}, "type 'qwen3'"),
-        ({"transformer_layer_config": {**good["transformer_layer_config"], "num_hidden_layers": 2}}, "has 2 layers"),
+        (
+            {"transformer_layer_config": {**good["transformer_layer_config"], "model_type": "qwen3"}},
+            "type 'qwen3'",
+        ),
+        (
+            {"transformer_layer_config": {**good["transformer_layer_config"], "num_hidden_layers": 2}},
+            "has 2 layers",
+        ),
         ({"draft_vocab_size": 7}, "lacks or misfits 'd2t'"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "give three layers of the target, from 1"),
     ):

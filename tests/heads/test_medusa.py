@@ -19,7 +19,9 @@ from sprinter.heads.medusa import WEIGHTS, MedusaHeads, save_medusa
 SIZE = 32
 
 
-def medusa(seed: int = 0, *, count: int = 3, blocks: int = 1, shared: bool = False, **more: object) -> MedusaHeads:
+def medusa(
+    seed: int = 0, *, count: int = 3, blocks: int = 1, shared: bool = False, **more: object
+) -> MedusaHeads:
     """Random heads on the tiny models."""
     heads = MedusaHeads(SIZE, VOCAB, count, blocks, shared, **more)
     chance = torch.Generator().manual_seed(seed)
@@ -44,12 +46,16 @@ def test_a_head_is_residual_blocks_and_an_output_layer(shared: bool) -> None:
     text = heads.begin()
     text.read([5, 6, 7], {-1: torch.cat([torch.zeros(1, SIZE), state])})
     found = text.logits([(3, 4), (3, 5)])
-    assert found is not None and torch.equal(found, heads.head_logits(2, state)), "the last state, the third head"
+    assert found is not None and torch.equal(found, heads.head_logits(2, state)), (
+        "the last state, the third head"
+    )
     assert text.logits([(1, 2, 3)]) is None and text.steps == 1
 
 
 def test_files(tmp_path: Path) -> None:
-    heads = medusa(target_id="org/target", target_fingerprint="f", accuracies=((0.5, 0.25), (0.25, 0.1), (0.1, 0.1)))
+    heads = medusa(
+        target_id="org/target", target_fingerprint="f", accuracies=((0.5, 0.25), (0.25, 0.1), (0.1, 0.1))
+    )
     save_medusa(heads, tmp_path, "the card", {"more": 1})
     assert set(load_file(tmp_path / WEIGHTS)) == {
         *(f"{i}.0.linear.{name}" for i in range(3) for name in ("weight", "bias")), *(f"{i}.1.weight" for i in range(3))
@@ -58,7 +64,9 @@ def test_files(tmp_path: Path) -> None:
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 1)
     assert config["base_model_name_or_path"] == "org/target"
     again = load_any_head(tmp_path)
-    assert isinstance(again, MedusaHeads) and again.accuracies == heads.accuracies and again.facts["more"] == 1
+    assert (
+        isinstance(again, MedusaHeads) and again.accuracies == heads.accuracies and again.facts["more"] == 1
+    )
     assert (again.target_id, again.target_fingerprint, again.id) == ("org/target", "f", str(tmp_path))
     for own, other in zip(heads.parameters(), again.parameters(), strict=True):
         assert torch.equal(own.bfloat16().float(), other)
@@ -131,9 +139,13 @@ def test_heads_of_another_target_are_refused() -> None:
         pair(medusa(), medusa())
     with pytest.raises(UserError, match="count=0 of Medusa's heads"):
         MedusaHeads(SIZE, VOCAB, 0)
-    with pytest.raises(UserError, match="drafts with heads on the target, and this pair has none: give heads="):
+    with pytest.raises(
+        UserError, match="drafts with heads on the target, and this pair has none: give heads="
+    ):
         pair().generate([1, 2], method="heads", max_new_tokens=2)
-    with pytest.raises(UserError, match="tree=recorded is a tree that the accuracies of heads that draft choose"):
+    with pytest.raises(
+        UserError, match="tree=recorded is a tree that the accuracies of heads that draft choose"
+    ):
         pair(medusa()).generate([1, 2], method="medusa", max_new_tokens=2)
 
 

@@ -63,7 +63,9 @@ def test_heads_learn_tokens_ahead(shared: bool, tmp_path: Path) -> None:
     assert after["ce"] < 0.3 * before["ce"] and after["tv"] < 0.3
     assert all(after[f"head{head}_top1"] > 0.9 for head in (1, 2, 3)), after
     accuracies = own.accuracies(found.part(True), 128)
-    assert [row[0] for row in accuracies] == pytest.approx([after[f"head{head}_top1"] for head in (1, 2, 3)], abs=1e-6)
+    assert [row[0] for row in accuracies] == pytest.approx(
+        [after[f"head{head}_top1"] for head in (1, 2, 3)], abs=1e-6
+    )
     assert all(sum(row) <= 1 + 1e-6 for row in accuracies)
 
 
@@ -192,7 +194,11 @@ def test_what_is_refused(pair: sprinter.Pair, data: Path, target: Path, tmp_path
         train_heads(pair, weights, [data], target, TEXTS, SHAPE, TRAINING)
     with pytest.raises(UserError, match="on_policy is for draft models"):
         train_heads(pair, weights, [data], tmp_path / "out", TEXTS, SHAPE, replace(TRAINING, on_policy=0.1))
-    for wrong, message in (({"kind": "medusas"}, "did you mean"), ({"heads": 0}, "heads=0"), ({"heads": 17}, "heads=17")):
+    for wrong, message in (
+        ({"kind": "medusas"}, "did you mean"),
+        ({"heads": 0}, "heads=0"),
+        ({"heads": 17}, "heads=17"),
+    ):
         with pytest.raises(UserError, match=message):
             HeadSettings(**wrong)  # type: ignore[arg-type]
 
@@ -211,22 +217,59 @@ def test_a_full_disk_while_training(
 
     monkeypatch.setattr(module, "write_atomic", full)
     with pytest.raises(UserError, match="the disk is full"):
-        train_heads(pair, pair.models.target.module("a test"), [data], tmp_path / "out", TEXTS, SHAPE, TRAINING)
+        train_heads(
+            pair, pair.models.target.module("a test"), [data], tmp_path / "out", TEXTS, SHAPE, TRAINING
+        )
     assert not (tmp_path / "out" / "config.json").exists()
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
-COMMON = ("--new-tokens", "10", "--prompt-tokens", "16", "--held-out", "0.2", "--threads", "1", "--tokens", "128")
+COMMON = (
+    "--new-tokens",
+    "10",
+    "--prompt-tokens",
+    "16",
+    "--held-out",
+    "0.2",
+    "--threads",
+    "1",
+    "--tokens",
+    "128",
+)
 
 
 def test_train(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    given = ["--target", str(target), "--data", str(data), "--out", out, *COMMON, "--heads", "2", "--share-output"]
+    given = [
+        "--target",
+        str(target),
+        "--data",
+        str(data),
+        "--out",
+        out,
+        *COMMON,
+        "--heads",
+        "2",
+        "--share-output",
+    ]
     assert main(["draft", "train", *given, "--steps", "4", "--checkpoint", "2"]) == 0
     shown, err = capsys.readouterr()
-    assert "tokens a target call as a chain" in shown and "saved in" in shown and "step 4/4: held out β" in err
+    assert (
+        "tokens a target call as a chain" in shown and "saved in" in shown and "step 4/4: held out β" in err
+    )
     assert not [name for name in load_file(Path(out) / WEIGHTS) if name.endswith("1.weight")], "shared"
-    asked = ["generate", "the thing", "--target", str(target), "--head", out, "-m", "medusa(nodes=5)", "-n", "6"]
+    asked = [
+        "generate",
+        "the thing",
+        "--target",
+        str(target),
+        "--head",
+        out,
+        "-m",
+        "medusa(nodes=5)",
+        "-n",
+        "6",
+    ]
     assert main(asked) == 0
 
 
@@ -235,7 +278,9 @@ def test_a_killed_run_continues(target: Path, data: Path, tmp_path: Path) -> Non
     def start(out: Path) -> subprocess.Popen[bytes]:
         given = ["--target", target, "--data", data, "--out", out, *COMMON, "--heads", "2", "--steps", "40"]
         command = [sys.executable, "-m", "sprinter", "draft", "train", *map(str, given), "--checkpoint", "2"]
-        return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+        return subprocess.Popen(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL
+        )
 
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(killed)

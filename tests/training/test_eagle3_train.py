@@ -93,7 +93,12 @@ def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     both = sprinter.load_pair(target, heads=[out], device="cpu", dtype="float32")
     outs = [
         both.generate("the thing", method=method, max_new_tokens=12, temperature=0.0)
-        for method in ("autoregressive", "heads(gamma=3)", "eagle(expand=3, depth=3, nodes=6)", "medusa(nodes=5)")
+        for method in (
+            "autoregressive",
+            "heads(gamma=3)",
+            "eagle(expand=3, depth=3, nodes=6)",
+            "medusa(nodes=5)",
+        )
     ]
     assert {one.text for one in outs} == {outs[0].text} and outs[1].stats.drafted > 0
 

@@ -8,7 +8,9 @@ from sprinter.cli import draft_distill, draft_sizes, draft_train
 
 __all__ = ["draft"]
 
-draft = typer.Typer(help="Make a draft for your target: distil a model, find the size that pays, train heads.")
+draft = typer.Typer(
+    help="Make a draft for your target: distil a model, find the size that pays, train heads."
+)
 draft.command("distill")(draft_distill.command)
 draft.command("sizes")(draft_sizes.command)
 draft.command("train")(draft_train.command)

@@ -76,9 +76,7 @@ LossTemperatureOption = Annotated[
 ]
 CheckpointOption = Annotated[int, typer.Option(help="Steps between checkpoints.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of texts, weights and batches.")]
-ThreadsOption = Annotated[
-    int | None, typer.Option(help="CPU threads for training.", show_default="torch's")
-]
+ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for training.", show_default="torch's")]
 RestartOption = Annotated[bool, typer.Option("--restart", help="Delete an earlier run in --out first.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 

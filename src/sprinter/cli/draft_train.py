@@ -49,16 +49,26 @@ def command(
     more: MoreOption = None,
     loading: Loading = Loading(),
     kind: Annotated[Literal["medusa", "eagle3"], typer.Option(help="What is trained.")] = "medusa",
-    heads: Annotated[int, typer.Option(help="Medusa's heads, tokens ahead that are drafted; EAGLE-3: own steps in training.")] = 4,
+    heads: Annotated[
+        int,
+        typer.Option(help="Medusa's heads, tokens ahead that are drafted; EAGLE-3: own steps in training."),
+    ] = 4,
     blocks: Annotated[int, typer.Option(help="Residual blocks of each of Medusa's heads.")] = 1,
     share_output: Annotated[
         bool,
-        typer.Option("--share-output", help="All of Medusa's heads end in the target's output layer: far fewer parameters."),
+        typer.Option(
+            "--share-output",
+            help="All of Medusa's heads end in the target's output layer: far fewer parameters.",
+        ),
     ] = False,
-    discount: Annotated[float, typer.Option(help="Weight of each further head's loss, relative to the last.")] = 0.8,
+    discount: Annotated[
+        float, typer.Option(help="Weight of each further head's loss, relative to the last.")
+    ] = 0.8,
     vocabulary: Annotated[
         int | None,
-        typer.Option(help="Tokens that EAGLE-3 can draft, the most frequent of the texts.", show_default="all"),
+        typer.Option(
+            help="Tokens that EAGLE-3 can draft, the most frequent of the texts.", show_default="all"
+        ),
     ] = None,
     loss: LossOption = "ce+kl",
     warm_up: WarmUpOption = 0.0,
@@ -104,7 +114,9 @@ def command(
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, title="rank of the target's token, held-out texts", title_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD, title="rank of the target's token, held-out texts", title_justify="left"
+    )
     for name in ("head", "1st", "2nd", "3rd", "4th", "5th"):
         table.add_column(name, justify="right")
     for number, row in enumerate(facts["heads"]["accuracies"], 1):

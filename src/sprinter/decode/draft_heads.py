@@ -27,6 +27,7 @@ from sprinter.random import Draws, Purpose
 
 __all__ = ["DraftHeads", "HeadDrafts", "HeadText", "Heads"]
 
+
 class HeadText(Protocol):
     """The heads in one text.
 
@@ -226,23 +227,32 @@ class HeadDrafts:
         text += tokens
         if not tokens:
             empty = torch.zeros(0, self._vocab)
-            return Draft((), empty, {name: torch.zeros(0) for name in self._signals}, empty if self._raw else None)
+            return Draft(
+                (), empty, {name: torch.zeros(0) for name in self._signals}, empty if self._raw else None
+            )
         q, raw = torch.stack(laws), torch.stack(raws)
-        read = read_signals(self._signals, q, raw, torch.tensor(tokens, device=q.device)) if self._signals else {}
+        read = (
+            read_signals(self._signals, q, raw, torch.tensor(tokens, device=q.device))
+            if self._signals
+            else {}
+        )
         values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
         return Draft(tuple(tokens), q, values, raw if self._raw else None)
 
     def tips(self, request: AskTips) -> Tips:
         """The laws at the newest tips of a tree."""
-        paths: Sequence[tuple[int, ...]] = self._grown.paths()[-len(request.nodes) :] if request.nodes else [()]
+        paths: Sequence[tuple[int, ...]] = (
+            self._grown.paths()[-len(request.nodes) :] if request.nodes else [()]
+        )
         self.paths = paths
         found = self._laws(paths)
         if found is None:
             return Tips(ended=True)
         law, raw, adjusted = found
         values: dict[str, Tensor] = {}
-        if self._signals:
-            read = read_signals(self._signals, law, raw)
+        names = [name for name in self._signals if not SIGNALS[name].reads("token")]
+        if names:
+            read = read_signals(names, law, raw)
             values = {name: _each(each.to("cpu", torch.float64), len(paths)) for name, each in read.items()}
         top = ranked(adjusted.log_softmax(-1), request.top)
         return Tips(

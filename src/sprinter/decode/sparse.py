@@ -40,7 +40,9 @@ class Sparse(Drafter):
     def __post_init__(self) -> None:
         at_least("nodes", self.nodes, 1)
         if self.nodes >= 512:
-            raise UserError(f"nodes={self.nodes} is out of range: give fewer than 512, which are read at once")
+            raise UserError(
+                f"nodes={self.nodes} is out of range: give fewer than 512, which are read at once"
+            )
         object.__setattr__(self, "tree", str(self.tree))
         if self.tree == RECORDED:
             return

@@ -144,7 +144,9 @@ class TreeText:
     def shared(self, text: Sequence[int]) -> int:
         """Number of leading tokens of a text that this one has too, along a path of its tree."""
         own = [(*self._text, *path) for path in ((), *self.paths())]
-        return max(next((i for i, x in enumerate(text) if i == len(one) or one[i] != x), len(text)) for one in own)
+        return max(
+            next((i for i, x in enumerate(text) if i == len(one) or one[i] != x), len(text)) for one in own
+        )
 
     def paths(self) -> list[tuple[int, ...]]:
         """For each node, the tokens from the text to the node."""

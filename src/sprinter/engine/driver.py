@@ -98,7 +98,8 @@ class RowDriver:
         if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
         drafter = method.drafter
-        self._layers = tuple(drafting.layers if drafter.by_heads and drafting else drafter.target_states)
+        layers = drafting.layers if drafter.by_heads and drafting is not None else drafter.target_states
+        self._layers = tuple(dict.fromkeys(layers))
         self._target = RequestRow(models.target, number, prompt, self._layers) if models.target else None
         self._draft = RequestRow(models.draft, number, prompt) if models.draft else None
         self._proposals = Proposals.of(drafter)
@@ -183,9 +184,7 @@ class RowDriver:
         made, empty = row.states_of(text), self._models.like.new_empty(0, self._models.target_size)
         return {layer: made.get(layer, empty) for layer in self._layers}
 
-    def _ask_heads(
-        self, heads: HeadDrafts, request: AskDraft | AskTips
-    ) -> Generator[Job, Any, Draft | Tips]:
+    def _ask_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Generator[Job, Any, Draft | Tips]:
         """Draft with heads on the target, in this row alone."""
         goes_on = not heads.follow(request)
         states = None if goes_on else (yield from self._states_of(heads.text))

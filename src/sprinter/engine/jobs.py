@@ -169,4 +169,3 @@ class Models:
         for job in prompts:
             made = dict(zip((FINAL, *layers), states.get(job.row.row, ()), strict=False))
             yield PromptRead(seconds, [made[layer] for layer in job.layers], copied.get(job.row.row, 0))
-

@@ -153,7 +153,7 @@ class HeadFiles:
                 if (self.directory / name).is_file():
                     raise UserError(
                         f"'{self.directory / name}' is a pickle, which can run code and is never loaded: where you "
-                        "trust it, convert it once with python -c \"import torch, safetensors.torch as s; "
+                        'trust it, convert it once with python -c "import torch, safetensors.torch as s; '
                         f"s.save_file(torch.load('{name}', map_location='cpu'), '{names[0]}')\""
                     )
             raise UserError(f"'{self.directory}' has no weights: it needs {' or '.join(names)}")
@@ -219,5 +219,7 @@ def output_layer(target: nn.Module) -> nn.Module:
     get = getattr(target, "get_output_embeddings", None)
     layer = None if get is None else get()
     if not isinstance(layer, nn.Module):
-        raise UserError("this target gives no access to its output layer, which the heads share: use heads with their own")
+        raise UserError(
+            "this target gives no access to its output layer, which the heads share: use heads with their own"
+        )
     return layer

@@ -56,7 +56,8 @@ class _Attention(nn.Module):
     def split(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values ``[..., heads, n, size]`` of inputs ``[..., n, 2 d]``; those of keys are repeated."""
         parts = [
-            one(x).unflatten(-1, (-1, self.size)).transpose(-2, -3) for one in (self.q_proj, self.k_proj, self.v_proj)
+            one(x).unflatten(-1, (-1, self.size)).transpose(-2, -3)
+            for one in (self.q_proj, self.k_proj, self.v_proj)
         ]
         cos, sin = rope
         query, key = apply_rotary_pos_emb(parts[0], parts[1], cos, sin, unsqueeze_dim=-3)  # type: ignore[no-untyped-call]
@@ -125,7 +126,9 @@ class Eagle3Heads(TokenHeads):
 
     def _fuse(self, aux: Sequence[int]) -> None:
         if aux and (len(aux) != 3 or min(aux) < 1):
-            raise UserError(f"features {list(aux)} of an EAGLE-3 head: give three layers of the target, from 1")
+            raise UserError(
+                f"features {list(aux)} of an EAGLE-3 head: give three layers of the target, from 1"
+            )
         self.aux = tuple(aux)
         self.layers = tuple(one - 1 for one in aux)
 
@@ -146,7 +149,9 @@ class Eagle3Heads(TokenHeads):
         count = int(config.get_text_config(decoder=True).num_hidden_layers)
         self._fuse(self.aux or aux_layers(count))
         if max(self.layers) >= count:
-            raise UserError(f"this EAGLE-3 head reads layer {max(self.layers)} of its target, which has {count} layers")
+            raise UserError(
+                f"this EAGLE-3 head reads layer {max(self.layers)} of its target, which has {count} layers"
+            )
         table = target.get_input_embeddings()  # type: ignore[operator]
         sample = next(iter(target.parameters()), torch.empty(0))
         floats = sample.is_floating_point() and sample.device.type != "cpu"
@@ -275,7 +280,9 @@ class _Eagle3Text(TextOfHeads):
         self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))
 
 
-def save_eagle3(heads: Eagle3Heads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:
+def save_eagle3(
+    heads: Eagle3Heads, directory: Path, card: str, facts: Mapping[str, Any] | None = None
+) -> None:
     """Write the head as speculators does; weights in bfloat16.
 
     Args:
@@ -330,7 +337,9 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
     for name in [name for name in weights if name.startswith(("verifier_", "rotary"))]:
         del weights[name]  # copies of the target's
     try:
-        inner = {key: value for key, value in fields["transformer_layer_config"].items() if key != "model_type"}
+        inner = {
+            key: value for key, value in fields["transformer_layer_config"].items() if key != "model_type"
+        }
         inner.pop("architectures", None)
         config = LlamaConfig(**inner)
         aux = fields.get("eagle_aux_hidden_state_layer_ids")
@@ -363,7 +372,9 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
         )
     if table is not None:
         if table.shape != (heads.vocab_size, heads.hidden_size):
-            raise UserError(f"embed_tokens.weight in '{files.directory}' has shape {list(table.shape)}: copy it again")
+            raise UserError(
+                f"embed_tokens.weight in '{files.directory}' has shape {list(table.shape)}: copy it again"
+            )
         heads.embed = nn.Embedding(*table.shape, _weight=table.float())
     heads.id, heads.revision = files.id, files.revision
     heads.facts = {key: value for key, value in fields.items() if key in ("training", "texts")}
@@ -373,7 +384,7 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
 def _check_variant(files: HeadFiles) -> None:
     """Refuse what this module would read wrongly."""
     fields, inner = files.config, files.config.get("transformer_layer_config", {})
-    own, target = inner.get("hidden_size"), files.config.get("target_hidden_size")
+    own, target = inner.get("hidden_size", LlamaConfig().hidden_size), files.config.get("target_hidden_size")
     for what, wrong in (
         (f"a layer of type '{inner.get('model_type')}'", inner.get("model_type", "llama") != "llama"),
         (f"{inner.get('num_hidden_layers')} layers", inner.get("num_hidden_layers", 1) != 1),

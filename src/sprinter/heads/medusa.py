@@ -49,12 +49,20 @@ class MedusaHeads(TokenHeads):
     layers = (-1,)
 
     def __init__(
-        self, hidden_size: int, vocab_size: int, count: int = 3, blocks: int = 1, shared: bool = False, **more: Any
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        count: int = 3,
+        blocks: int = 1,
+        shared: bool = False,
+        **more: Any,
     ) -> None:
         super().__init__(hidden_size, vocab_size, **more)
         for name, value in (("count", count), ("blocks", blocks)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
-                raise UserError(f"{name}={value} of Medusa's heads is out of range: give a whole number in [1, 64]")
+                raise UserError(
+                    f"{name}={value} of Medusa's heads is out of range: give a whole number in [1, 64]"
+                )
         self.count, self.blocks, self.shared = count, blocks, shared
         self.heads = nn.ModuleList(
             nn.ModuleList(
@@ -111,7 +119,9 @@ class _MedusaText(TextOfHeads):
         return self._heads.head_logits(head, self._state)
 
 
-def save_medusa(heads: MedusaHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:
+def save_medusa(
+    heads: MedusaHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None
+) -> None:
     """Write the heads; weights in bfloat16, under the published names.
 
     Args:

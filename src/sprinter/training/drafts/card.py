@@ -87,7 +87,9 @@ def heads_card(facts: Mapping[str, Any]) -> str:
     shared = "the target's own output layer" if heads["share_output"] else "an output layer each"
     made_of = f"{heads['heads']}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}"
     if not medusa:
-        vocabulary = "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
+        vocabulary = (
+            "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
+        )
         made_of = f"one layer over three of the target's, on {vocabulary}; {heads['heads']} steps of training-time test"
     name = "Medusa's heads (arXiv 2401.10774)" if medusa else "EAGLE-3's head (arXiv 2503.01840)"
     lines = [

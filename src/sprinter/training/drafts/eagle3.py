@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from sprinter.heads.eagle3 import Eagle3Heads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import HeadLearner
+from sprinter.training.drafts.head_learner import RANKS, HeadLearner
 from sprinter.training.drafts.losses import TopLaws, divergences, on_kept, tempered
 from sprinter.training.drafts.settings import HeadSettings, StudentSettings
 from sprinter.training.drafts.student import embedding_table, student_config
@@ -90,7 +90,7 @@ class Eagle3Learner(HeadLearner):
         column = torch.zeros(self._own.vocab_size, dtype=torch.int64, device=logits.device)
         column[self._own.kept] = torch.arange(logits.shape[-1], device=logits.device)
         found = super().ranks(logits, column[tokens])
-        return torch.where(kept, found, logits.shape[-1])
+        return torch.where(kept, found, max(RANKS, logits.shape[-1]))
 
     def outputs(self, batch: TextBatch) -> Iterator[tuple[Tensor, TopLaws]]:
         """By step, draft logits ``[n, draft_vocab]`` and the target's laws of the same tokens."""

@@ -32,7 +32,9 @@ class HeadLearner(ABC):
         discount: as in ``HeadSettings``. temperature: of both laws in the losses.
     """
 
-    def __init__(self, heads: TokenHeads, target: PreTrainedModel, discount: float, temperature: float) -> None:
+    def __init__(
+        self, heads: TokenHeads, target: PreTrainedModel, discount: float, temperature: float
+    ) -> None:
         self.heads, self.target, self.temperature = heads, target, temperature
         self._discount = discount
         target.requires_grad_(False)

@@ -70,7 +70,9 @@ def train_heads(
         UserError: what is wrong with data, settings or folder, and how to fix it.
     """
     if training.on_policy:
-        raise UserError("on_policy is for draft models: heads read states of the target's own text, leave it out")
+        raise UserError(
+            "on_policy is for draft models: heads read states of the target's own text, leave it out"
+        )
     target = pair.models.target
     target.module("training of heads that draft")  # which llama.cpp cannot run
     folder = Path(out)
@@ -102,7 +104,9 @@ def _fresh(
     """Heads of the asked kind, before training."""
     fingerprint = texts.info["target_fingerprint"]
     if shape.kind == "medusa":
-        return MedusaLearner(fresh_medusa(weights, shape, name, fingerprint), weights, shape.discount, temperature)
+        return MedusaLearner(
+            fresh_medusa(weights, shape, name, fingerprint), weights, shape.discount, temperature
+        )
     kept = None
     if shape.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))
@@ -156,5 +160,7 @@ def _judged(
             both, texts.part(True), method=method, temperature=temperature, new_tokens=judging.new_tokens,
             most=judging.prompts,
         )  # fmt: skip
-        found.append({task: {f"{name}_{key}": value for key, value in row.items()} for task, row in table.items()})
+        found.append(
+            {task: {f"{name}_{key}": value for key, value in row.items()} for task, row in table.items()}
+        )
     return by_task(*found)

@@ -46,7 +46,9 @@ class MedusaLearner(HeadLearner):
     law was computed after tokens that the head does not see, so what it learns is their mean.
     """
 
-    def __init__(self, heads: MedusaHeads, target: PreTrainedModel, discount: float, temperature: float) -> None:
+    def __init__(
+        self, heads: MedusaHeads, target: PreTrainedModel, discount: float, temperature: float
+    ) -> None:
         super().__init__(heads, target, discount, temperature)
         self._own = heads
 
@@ -65,4 +67,7 @@ class MedusaLearner(HeadLearner):
             back = head + 1  # from the state that the law was computed at to the one that the head reads
             there = batch.places % width >= back
             at = batch.places[there] - back
-            yield self._own.head_logits(head, states[at]).float(), TopLaws(*(one[there] for one in batch.laws))
+            yield (
+                self._own.head_logits(head, states[at]).float(),
+                TopLaws(*(one[there] for one in batch.laws)),
+            )

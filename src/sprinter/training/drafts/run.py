@@ -162,7 +162,10 @@ class Run:
                 "params": [p for name, p in self._named.items() if learner.decays(name, p)],
                 "weight_decay": settings.decay,
             },
-            {"params": [p for name, p in self._named.items() if not learner.decays(name, p)], "weight_decay": 0.0},
+            {
+                "params": [p for name, p in self._named.items() if not learner.decays(name, p)],
+                "weight_decay": 0.0,
+            },
         ]
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.95)
@@ -217,7 +220,9 @@ class Run:
         number, past = divmod(self.done - first, each)
         return number if past == 0 or not self.own else None
 
-    def drafts(self, number: int, judge: Callable[[int], Sequence[TargetText]] | None) -> Sequence[TargetText]:
+    def drafts(
+        self, number: int, judge: Callable[[int], Sequence[TargetText]] | None
+    ) -> Sequence[TargetText]:
         """The judged drafts of a round. They are kept on disk: the weights that drafted them are soon gone."""
         path = self._out / f"drafts-{number:02d}.safetensors"
         if path.is_file() and (found := read_shard(path, self._hash)) is not None:

@@ -130,7 +130,9 @@ class HeadSettings:
         for name in ("heads", "blocks"):
             at_least(name, getattr(self, name), 1)
             if getattr(self, name) > 16:
-                raise UserError(f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]")
+                raise UserError(
+                    f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]"
+                )
         between("discount", self.discount, 0.0, 1.0)
         whole("seed", self.seed)
         if self.vocabulary is not None:
@@ -138,11 +140,15 @@ class HeadSettings:
         if self.kind == "eagle3":
             self._check_eagle3()
         elif self.vocabulary is not None:
-            raise UserError("vocabulary goes with kind=eagle3: Medusa's heads end in output layers of the whole vocabulary")
+            raise UserError(
+                "vocabulary goes with kind=eagle3: Medusa's heads end in output layers of the whole vocabulary"
+            )
 
     def _check_eagle3(self) -> None:
         if self.heads < 3:
-            raise UserError(f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more")
+            raise UserError(
+                f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more"
+            )
         if self.blocks != 1 or self.share_output:
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
 
