@@ -1,4 +1,4 @@
-"""Heads that draft: joint laws by enumeration for chains and trees, mutants that fail, sparse trees, what is refused."""
+"""Heads that draft: joint laws by enumeration for chains and trees, mutants that fail, sparse trees, refusals."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from sprinter.decode import (
     check_drafter,
     parse_method,
 )
-from sprinter.decode.drafter import Drafter
 from sprinter.decode.draft_heads import HeadDrafts
+from sprinter.decode.drafter import Drafter
 from sprinter.decode.enumerate import (
     MarkovHeads,
     MarkovPair,
@@ -130,7 +130,6 @@ class _NoTail(HeadDrafts):
 
 
 def test_a_law_of_another_place_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In trees of drawn siblings the law that is stated is the one that the siblings were drawn from, or texts change."""
 
     class Told(HeadDrafts):
         def draft(self, *args: object) -> object:

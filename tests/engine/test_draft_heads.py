@@ -23,7 +23,8 @@ FAMILIES = ("llama", "qwen2", "gpt2")
 CHAINS = ("heads", "drafter=heads,stop=svip(h=3.5),accept=block", "drafter=heads(grow=model(greedy=true))")
 TREES = (
     "medusa(nodes=9)", "eagle(expand=3, depth=3, nodes=8)", "drafter=heads(grow=static(widths=3x2)),accept=traversal",
-    "drafter=heads(grow=drawn(widths=3x2)),accept=without", "drafter=heads(grow=widened),accept=without,stop=fixed(gamma=3)",
+    "drafter=heads(grow=drawn(widths=3x2)),accept=without",
+    "drafter=heads(grow=widened),accept=without,stop=fixed(gamma=3)",
     "drafter=heads(grow=model(drafts=3)),accept=specinfer,stop=fixed(gamma=3)",
 )  # fmt: skip
 GREEDY = (
@@ -104,8 +105,8 @@ def test_a_text_is_the_same_alone_and_in_a_batch(method: str, make: Callable[[st
 
 @pytest.mark.parametrize("method", [CHAINS[0], *TREES[:4]])
 def test_the_heads_read_the_state_before_the_last_token(method: str) -> None:
-    """The law of each kept draft token is that of head 1, 2, ... on the last state that the target had before the round:
-    features of one token further or less, or another head, would give another number."""
+    """The law of each kept draft token is that of head 1, 2, ... on the last state that the target had before the
+    round: features of one token further or less, or another head, would give another number."""
     _check_laws(method)
 
 

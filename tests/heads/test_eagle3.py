@@ -215,7 +215,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(good))
     weights = load_file(tmp_path / "model.safetensors")
     save_file({**weights, "d2t": weights["d2t"] + 5}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match="maps d2t and t2d .* contradict"):
+    with pytest.raises(UserError, match=r"maps d2t and t2d .* contradict"):
         load_any_head(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")

@@ -102,7 +102,7 @@ def test_pickles_are_never_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is a pickle.*convert it once with python -c .*s\.save_file"):
         load_any_head(folder)
     (folder / "medusa_lm_head.pt").unlink()
-    with pytest.raises(UserError, match="has no weights: it needs medusa_lm_head.safetensors"):
+    with pytest.raises(UserError, match=r"has no weights: it needs medusa_lm_head.safetensors"):
         load_any_head(folder)
 
 
@@ -110,10 +110,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     folder = published(tmp_path / "heads", medusa())
     state = load_file(folder / WEIGHTS)
     save_file({name: value for name, value in state.items() if "1.0" not in name}, folder / WEIGHTS)
-    with pytest.raises(UserError, match="lack or misfit '1.0.linear.bias'"):
+    with pytest.raises(UserError, match=r"lack or misfit '1\.0\.linear\.bias'"):
         load_any_head(folder)
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:200])
-    with pytest.raises(UserError, match="cannot read .*copy or make the heads again"):
+    with pytest.raises(UserError, match=r"cannot read .*copy or make the heads again"):
         load_any_head(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="is not valid JSON"):
@@ -154,6 +154,6 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("sprinter.heads.drafting.write_atomic", full)
-    with pytest.raises(UserError, match="No space left on device.*run the same command again"):
+    with pytest.raises(UserError, match=r"No space left on device.*run the same command again"):
         save_medusa(medusa(), tmp_path, "")
     assert not (tmp_path / "config.json").exists()

@@ -1,4 +1,4 @@
-"""``sprinter draft train --kind eagle3``: training-time test as in drafting, learning, a reduced vocabulary, the folder."""
+"""``sprinter draft train --kind eagle3``: training-time test as in drafting, learning, reduced vocabulary, folder."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def learner(kept: torch.Tensor | None = None, steps: int = 3) -> Eagle3Learner:
 
 @torch.no_grad()
 def test_each_step_of_training_is_the_one_of_drafting() -> None:
-    """Step s at entry i gives the law that the head drafts after i + 2 tokens of the text and s of its own: features one
-    step off, positions, masks or embeddings that differ between the two would show."""
+    """Step s at entry i gives the law that the head drafts after i + 2 tokens of the text and s of its own: features
+    one step off, positions, masks or embeddings that differ between the two would show."""
     own = learner(torch.arange(0, VOCAB, 2))
     for value in own.heads.parameters():
         value.add_(0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
@@ -71,7 +71,8 @@ def test_the_head_learns_and_follows_its_own_steps(cut: bool, tmp_path: Path) ->
     assert len(own.accuracies(found.part(True), 128)) == 4
 
 
-def test_tokens_outside_the_map_are_never_right(tmp_path: Path) -> None:
+@torch.no_grad()
+def test_tokens_outside_the_map_are_never_right() -> None:
     own, found = learner(torch.tensor([0, 1, 2, 50])), cyclic()
     losses = own.losses(collate(found.texts[:3])).parts
     assert float(losses["tv"].max()) <= 1 + 1e-6 and float(losses["tv"].max()) > 0.99
@@ -106,7 +107,8 @@ def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_is_refused() -> None:
     for wrong, message in (
         ({"heads": 2}, "three of its own steps or more"), ({"blocks": 2}, "are of Medusa's heads"),
-        ({"share_output": True}, "are of Medusa's heads"), ({"kind": "medusa", "vocabulary": 5}, "goes with kind=eagle3"),
+        ({"share_output": True}, "are of Medusa's heads"),
+        ({"kind": "medusa", "vocabulary": 5}, "goes with kind=eagle3"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             HeadSettings(**{"kind": "eagle3", **wrong})  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""``sprinter draft``: make a draft model for a target, or heads on it that draft. One module per command, ``draft_NAME.py``."""
+"""``sprinter draft``: makes drafts for a target. One module per command, ``draft_NAME.py``."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class HeadText(Protocol):
 
         Args:
             text: n >= 2 token ids.
-            states: by layer of ``DraftHeads.layers``, the target's hidden states ``[n − 1, d]`` of all but the last one.
+            states: by layer of ``DraftHeads.layers``, the target's states ``[n − 1, d]`` of all but the last one.
         """
         ...
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Scores, Tips
-from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
+from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
@@ -108,10 +108,10 @@ class ChainDriver:
         self._proposals = Proposals.of(drafter)
         self._heads: HeadDrafts | None = None
         if drafter.by_heads:
-            heads = MarkovHeads(pair) if heads is None else heads
-            self._layers, sampling = heads.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
+            own: DraftHeads = MarkovHeads(pair) if heads is None else heads
+            self._layers, sampling = own.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
             names = [name for name, one in SIGNALS.items() if not one.reads("state")]
-            self._heads = HeadDrafts(heads.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
+            self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
     def answer(self, request: LoopRequest) -> Answer:
@@ -221,13 +221,13 @@ class MarkovHeads:
     """
 
     kind = "markov"
-    layers = (0,)
-    accuracies = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
+    layers: tuple[int, ...] = (0,)
+    accuracies: Sequence[Sequence[float]] = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
 
     def __init__(self, pair: MarkovPair, reach: int = 3, sees_path: bool = False) -> None:
         self.pair, self.reach, self.sees_path = pair, reach, sees_path
 
-    def begin(self) -> _MarkovHeadText:
+    def begin(self) -> HeadText:
         """A new text."""
         return _MarkovHeadText(self)
 

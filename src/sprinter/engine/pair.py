@@ -97,8 +97,8 @@ class Pair:
         profile: of this pair, from ``sprinter tune``.
 
     Raises:
-        UserError: a head of another draft or target, two heads of one kind or two sets that draft, a gate that reads the token that it judges,
-            or a profile of another pair.
+        UserError: a head of another draft or target, two heads of one kind or two sets that draft, a gate that
+            reads the token that it judges, or a profile of another pair.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class Pair:
 
     def _add(self, head: Head | TokenHeads) -> None:
         if isinstance(head, TokenHeads):
-            return self._add_drafting(head)
+            self._add_drafting(head)
+            return
         if not isinstance(head, Head):
             raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")
         kind = head.config.kind
@@ -157,8 +158,8 @@ class Pair:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads`` with
-        heads that draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads``
+        with heads that draft, else ``autoregressive``."""
         return self._parts.default_method
 
     @property

@@ -13,8 +13,8 @@ from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, with_values
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.costs import pass_costs
-from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.ending import special_ids
+from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
@@ -64,8 +64,8 @@ class Parts:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads`` with
-        heads that draft, else ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads``
+        with heads that draft, else ``autoregressive``."""
         if self.profile is not None:
             return self.profile.fastest(None).spec
         if self.models.draft is not None:

@@ -15,9 +15,9 @@ from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, Tracker
 from sprinter.engine.driver import RowDriver
-from sprinter.engine.jobs import Jobs, Models
 from sprinter.engine.ending import Ending, Spelling, TextWriter
 from sprinter.engine.generation import Generation
+from sprinter.engine.jobs import Jobs, Models
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.parts import Parts
@@ -282,8 +282,8 @@ class Task:
             )
         if method.drafter.by_heads and parts.drafting is None:
             raise UserError(
-                f"method {method.name} drafts with heads on the target, and this pair has none: give heads=[...] (--head) "
-                "of 'sprinter draft train'"
+                f"method {method.name} drafts with heads on the target, and this pair has none: give heads=[...] "
+                "(--head) of 'sprinter draft train'"
             )
         for kind in sorted(method.heads - parts.heads.keys()):
             a_head, option = (

@@ -1,7 +1,7 @@
 """Heads on the target that draft: what all kinds share, and their files.
 
-They have no score in [0, 1] and are no ``Head``: they give laws of the next tokens. ``sprinter.decode.draft_heads`` says
-what drivers ask of them.
+They have no score in [0, 1] and are no ``Head``: they give laws of the next tokens. ``sprinter.decode.draft_heads``
+says what drivers ask of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["HeadFiles", "TextOfHeads", "TokenHeads", "output_layer", "read_files
 
 
 class TextOfHeads(ABC):
-    """Heads in one text, see ``sprinter.decode.draft_heads.HeadText``. ``steps``: forward passes of the heads so far."""
+    """Heads in one text, see ``sprinter.decode.draft_heads.HeadText``. ``steps``: forward passes so far."""
 
     steps: int = 0
 
@@ -39,7 +39,7 @@ class TextOfHeads(ABC):
 
     @abstractmethod
     def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
-        """Logits ``[m, V]``, or ``[1, V]`` for all, after the text and each path; None: the heads do not reach as far."""
+        """Logits ``[m, V]``, or ``[1, V]`` for all, after the text and each path; None: beyond their reach."""
 
 
 class TokenHeads(nn.Module, ABC):
@@ -205,8 +205,8 @@ def write_files(
             write_atomic(directory / name, content)
     except OSError as error:
         raise UserError(
-            f"cannot write the heads into '{directory}' ({error.strerror}): free some space or give another folder, and "
-            "run the same command again"
+            f"cannot write the heads into '{directory}' ({error.strerror}): free some space or give another folder, "
+            "and run the same command again"
         ) from None
 
 

@@ -4,8 +4,8 @@ Entry i of its sequence joins the embedding of token i + 1 with a feature of tok
 fused by a linear layer, where the target has read token i, and beyond that the head's own output one step earlier. The
 output gives the law of token i + 2, on a reduced vocabulary.
 
-Files are those of speculators: ``config.json`` with ``speculators_model_type: eagle3``, and ``model.safetensors``. Weights
-of the embedding are the target's where the file has none.
+Files are those of speculators: ``config.json`` with ``speculators_model_type: eagle3``, and ``model.safetensors``.
+The embedding is the target's where the file has none.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ def aux_layers(count: int) -> tuple[int, ...]:
     return (2, count // 2, count - 3) if count >= _FEW else (1, max(1, count // 2), max(1, count - 1))
 
 
-class _Attention(nn.Module):
+class _EagleAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.size = config.head_dim
+        self.heads, self.kv_heads = (
+            config.num_attention_heads,
+            config.num_key_value_heads or config.num_attention_heads,
+        )
+        self.size = config.head_dim or config.hidden_size // config.num_attention_heads
         both, bias = 2 * config.hidden_size, bool(config.attention_bias)
         self.q_proj = nn.Linear(both, self.heads * self.size, bias=bias)
         self.k_proj = nn.Linear(both, self.kv_heads * self.size, bias=bias)
@@ -54,13 +57,13 @@ class _Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=bias)
 
     def split(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[..., heads, n, size]`` of inputs ``[..., n, 2 d]``; those of keys are repeated."""
+        """Queries, keys and values ``[..., heads, n, size]`` of inputs ``[..., n, 2 d]``; keys are repeated."""
         parts = [
             one(x).unflatten(-1, (-1, self.size)).transpose(-2, -3)
             for one in (self.q_proj, self.k_proj, self.v_proj)
         ]
         cos, sin = rope
-        query, key = apply_rotary_pos_emb(parts[0], parts[1], cos, sin, unsqueeze_dim=-3)  # type: ignore[no-untyped-call]
+        query, key = apply_rotary_pos_emb(parts[0], parts[1], cos, sin, unsqueeze_dim=-3)
         times = self.heads // self.kv_heads
         return query, key.repeat_interleave(times, -3), parts[2].repeat_interleave(times, -3)
 
@@ -70,15 +73,15 @@ class _Attention(nn.Module):
         return out
 
 
-class _Layer(nn.Module):
+class _EagleLayer(nn.Module):
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
         self.norm_before_residual = norm_before_residual
         size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = LlamaRMSNorm(size, eps)  # type: ignore[no-untyped-call]
-        self.hidden_norm = LlamaRMSNorm(size, eps)  # type: ignore[no-untyped-call]
-        self.post_attention_layernorm = LlamaRMSNorm(size, eps)  # type: ignore[no-untyped-call]
-        self.self_attn = _Attention(config)
+        self.input_layernorm = LlamaRMSNorm(size, eps)
+        self.hidden_norm = LlamaRMSNorm(size, eps)
+        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
+        self.self_attn = _EagleAttention(config)
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
 
 
@@ -87,8 +90,8 @@ class Eagle3Heads(TokenHeads):
 
     Args:
         config: of the layer; ``hidden_size`` d and ``vocab_size`` are the target's.
-        aux: indices of the target's ``hidden_states`` that are fused, from 1: the output of decoder layer 0. None: those of
-            ``aux_layers``.
+        aux: indices of the target's ``hidden_states`` that are fused, from 1: the output of decoder layer 0. None:
+            those of ``aux_layers``.
         draft_vocab: number of tokens that it can draft.
         norm_before_residual: whether the residual stream begins with the normalised feature.
         fusion_bias: whether the fusing layer has a bias.
@@ -115,10 +118,10 @@ class Eagle3Heads(TokenHeads):
         self.layer_config = config
         self._fuse(aux or ())
         self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=fusion_bias)
-        self.block = _Layer(config, norm_before_residual)
-        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)  # type: ignore[no-untyped-call]
+        self.block = _EagleLayer(config, norm_before_residual)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, draft_vocab, bias=False)
-        self.rotary = LlamaRotaryEmbedding(config)  # type: ignore[no-untyped-call]
+        self.rotary = LlamaRotaryEmbedding(config)
         self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < draft_vocab)
         self.embed: nn.Embedding | None = None  # its own; None: the target's
@@ -367,8 +370,8 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
     kept = heads.kept
     if int(kept.min()) < 0 or int(kept.max()) >= heads.vocab_size or not bool(heads.t2d[kept].all()):
         raise UserError(
-            f"the maps d2t and t2d in '{files.directory}' contradict each other or leave the vocabulary: copy the files "
-            "again"
+            f"the maps d2t and t2d in '{files.directory}' contradict each other or leave the vocabulary: copy the "
+            "files again"
         )
     if table is not None:
         if table.shape != (heads.vocab_size, heads.hidden_size):

@@ -1,9 +1,9 @@
 """Medusa's heads (Cai et al. 2024, arXiv 2401.10774): K heads on the target's last hidden state.
 
-Head k, counted from 1, gives the law of the token k + 1 places after the one that the state was computed at: the target's
-own output layer gives the law of the next one. Each is ``layers`` residual blocks, h + SiLU(W h + b), and an output
-layer, its own or the target's. Files: ``config.json`` and ``medusa_lm_head.safetensors``, with the names that the authors
-publish (``0.0.linear.weight``, ``0.1.weight``, ...).
+Head k, counted from 1, gives the law of the token k + 1 places after the one that the state was computed at, as the
+target's output layer does for the next one. Each is residual blocks, h + SiLU(W h + b), and an output layer, its own or
+the target's. Files: ``config.json`` and ``medusa_lm_head.safetensors``, with the names that the authors publish
+(``0.0.linear.weight``, ``0.1.weight``, ...).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHTS = "medusa_lm_head.safetensors"
 _PICKLE = "medusa_lm_head.pt"
 
 
-class _Block(nn.Module):
+class _Residual(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(size, size)
@@ -66,7 +66,7 @@ class MedusaHeads(TokenHeads):
         self.count, self.blocks, self.shared = count, blocks, shared
         self.heads = nn.ModuleList(
             nn.ModuleList(
-                [_Block(hidden_size) for _ in range(blocks)]
+                [_Residual(hidden_size) for _ in range(blocks)]
                 + ([] if shared else [nn.Linear(hidden_size, vocab_size, bias=False)])
             )
             for _ in range(count)
@@ -94,7 +94,7 @@ class MedusaHeads(TokenHeads):
         """Logits ``[..., V]`` of one head, counted from 0, on states ``[..., d]``."""
         own = self.heads[head]
         assert isinstance(own, nn.ModuleList)
-        turned = self.turned(head, states.to(own[0].linear.weight.dtype))
+        turned = self.turned(head, states.to(next(own.parameters()).dtype))
         logits: Tensor = self._output[0](turned.to(states.dtype)) if self.shared else own[self.blocks](turned)
         return logits
 
@@ -169,8 +169,8 @@ def load_medusa(files: HeadFiles) -> MedusaHeads:
                 raise KeyError(name)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"the Medusa heads in '{files.directory}' lack or misfit {error}: config.json and the weights do not belong "
-            "together, copy or make them again"
+            f"the Medusa heads in '{files.directory}' lack or misfit {error}: config.json and the weights do not "
+            "belong together, copy or make them again"
         ) from None
     heads.heads.load_state_dict({name: value.float() for name, value in weights.items()})
     heads.id, heads.revision = files.id, files.revision

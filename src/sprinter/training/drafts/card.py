@@ -100,7 +100,8 @@ def heads_card(facts: Mapping[str, Any]) -> str:
         "| | |", "| --- | --- |",
         f"| heads | {made_of}; {heads['parameters']:,} parameters |",
         *_made_from(facts),
-        f"| loss | {training['loss']} at temperature {training['temperature']:g}, each further {'head' if medusa else 'step'} × "
+        f"| loss | {training['loss']} at temperature {training['temperature']:g}, each further "
+        f"{'head' if medusa else 'step'} × "
         f"{heads['discount']:g} |",
         *_trained(training), "",
         "How often the target's token has this rank in a head's law, on held-out texts:", "",
@@ -109,8 +110,8 @@ def heads_card(facts: Mapping[str, Any]) -> str:
             f"| {number} | {' | '.join(f'{value:.3f}' for value in row[:5])} |"
             for number, row in enumerate(heads["accuracies"], 1)
         ), "",
-        f"Held-out prompts; tokens a target call of `heads` (chain) and `{'medusa' if medusa else 'eagle'}` (tree), and the "
-        "share of drafted tokens "
+        f"Held-out prompts; tokens a target call of `heads` (chain) and `{'medusa' if medusa else 'eagle'}` (tree), "
+        "and the share of drafted tokens "
         "that stay:", "",
         *_table(facts["tasks"]), "",
         *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),

@@ -1,4 +1,4 @@
-"""Training of Medusa's heads on texts of the target, the target itself frozen (Medusa-1, Cai et al. 2024, section 2.2)."""
+"""Training of Medusa's heads on texts of the target, the target frozen (Medusa-1, Cai et al. 2024, section 2.2)."""
 
 from __future__ import annotations
 

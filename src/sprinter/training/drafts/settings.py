@@ -109,8 +109,8 @@ class HeadSettings:
         kind: "medusa" or "eagle3".
         heads: number of Medusa's heads, tokens ahead that are drafted; of EAGLE-3, steps of its training-time test.
         blocks: residual blocks of each of Medusa's heads.
-        share_output: all of Medusa's heads end in the target's output layer, instead of one of their own that begins as its copy:
-            a fraction of the parameters.
+        share_output: all of Medusa's heads end in the target's output layer, a fraction of the parameters; else each
+            in one of its own, which begins as a copy.
         discount: weight of the loss of each further head or step, relative to the one before (both papers: 0.8).
         vocabulary: tokens that EAGLE-3 can draft, the most frequent ones of the target's texts; None: all.
         seed: seed of EAGLE-3's initial weights.
