@@ -36,6 +36,9 @@ SPECS = {
     "static-tree": "static-tree(widths=2x1)",
     "cape": "cape(counts=2x2x2x1, gamma=2)",
     "traversal": "traversal(widths=2x1)",
+    "heads": "heads(gamma=2)",
+    "medusa": "medusa(nodes=4)",
+    "eagle": "eagle(expand=2, depth=2, nodes=3)",
 }
 """Settings at which short texts show what a method does; other methods at their defaults."""
 

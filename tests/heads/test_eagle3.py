@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.models.tiny import VOCAB, tiny, word_tokenizer
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 
 import sprinter
 from sprinter.errors import UserError
@@ -24,19 +24,25 @@ KEPT = torch.arange(0, VOCAB, 2)
 
 
 def eagle(
-    seed: int = 0, *, norm_before_residual: bool = False, kept: Tensor | None = KEPT, **more: object
+    seed: int = 0,
+    *,
+    vocab: int = VOCAB,
+    norm_before_residual: bool = False,
+    kept: Tensor | None = KEPT,
+    target: PreTrainedModel | None = None,
+    **more: object,
 ) -> Eagle3Heads:
-    """A random head on the tiny models."""
-    config = LlamaConfig(vocab_size=VOCAB, hidden_size=SIZE, num_attention_heads=4, num_key_value_heads=2,
+    """A random head on the tiny models, or on another target as wide."""
+    config = LlamaConfig(vocab_size=vocab, hidden_size=SIZE, num_attention_heads=4, num_key_value_heads=2,
                          intermediate_size=48, num_hidden_layers=1, max_position_embeddings=96)  # fmt: skip
-    ids = torch.arange(VOCAB) if kept is None else kept
+    ids = torch.arange(vocab) if kept is None else kept
     heads = Eagle3Heads(config, None, len(ids), norm_before_residual, **more)  # type: ignore[arg-type]
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in heads.parameters():
             value.copy_(torch.randn(value.shape, generator=chance) * 0.3)
     heads.keep(ids)
-    heads.join(tiny("llama"))
+    heads.join(tiny("llama") if target is None else target)
     return heads.requires_grad_(False)
 
 

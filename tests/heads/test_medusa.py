@@ -20,10 +20,16 @@ SIZE = 32
 
 
 def medusa(
-    seed: int = 0, *, count: int = 3, blocks: int = 1, shared: bool = False, **more: object
+    seed: int = 0,
+    *,
+    vocab: int = VOCAB,
+    count: int = 3,
+    blocks: int = 1,
+    shared: bool = False,
+    **more: object,
 ) -> MedusaHeads:
     """Random heads on the tiny models."""
-    heads = MedusaHeads(SIZE, VOCAB, count, blocks, shared, **more)
+    heads = MedusaHeads(SIZE, vocab, count, blocks, shared, **more)
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in heads.parameters():

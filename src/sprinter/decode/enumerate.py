@@ -327,6 +327,9 @@ def run_chain(
         heads: of a method whose drafter is ``heads``; None: those of ``MarkovHeads``.
     """
     record = Record()
+    if method.drafter.by_heads:
+        heads = MarkovHeads(pair) if heads is None else heads
+        method = method.settle({}, None, heads.accuracies)
     driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter, heads)
     loop = decode(prompt, method, limits, draws, record, complete, switch=switch(record) if switch else None)
     request = next(loop, None)

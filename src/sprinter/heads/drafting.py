@@ -25,7 +25,15 @@ from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.heads.artifact import from_hub
 
-__all__ = ["HeadFiles", "TextOfHeads", "TokenHeads", "output_layer", "read_files", "write_files"]
+__all__ = [
+    "HeadFiles",
+    "TextOfHeads",
+    "TokenHeads",
+    "dtype_beside",
+    "output_layer",
+    "read_files",
+    "write_files",
+]
 
 
 class TextOfHeads(ABC):
@@ -208,6 +216,12 @@ def write_files(
             f"cannot write the heads into '{directory}' ({error.strerror}): free some space or give another folder, "
             "and run the same command again"
         ) from None
+
+
+def dtype_beside(weight: Tensor) -> torch.dtype:
+    """The dtype of heads beside a target with such weights: theirs, but float32 for half precision on a CPU."""
+    half = weight.device.type == "cpu" and weight.dtype != torch.float64
+    return weight.dtype if weight.is_floating_point() and not half else torch.float32
 
 
 def output_layer(target: nn.Module) -> nn.Module:

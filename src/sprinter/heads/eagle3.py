@@ -25,7 +25,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from sprinter.errors import UserError
-from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, write_files
+from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, dtype_beside, write_files
 
 __all__ = ["Eagle3Heads", "aux_layers", "load_eagle3", "save_eagle3"]
 
@@ -147,7 +147,7 @@ class Eagle3Heads(TokenHeads):
         self.t2d[ids] = True
 
     def join(self, target: nn.Module) -> None:
-        """Take the target's embedding, and move to its device; on others than the CPU in its dtype."""
+        """Take the target's embedding, and move to its device; the dtype is that of ``dtype_beside``."""
         config: Any = target.config
         count = int(config.get_text_config(decoder=True).num_hidden_layers)
         self._fuse(self.aux or aux_layers(count))
@@ -157,8 +157,7 @@ class Eagle3Heads(TokenHeads):
             )
         table = target.get_input_embeddings()  # type: ignore[operator]
         sample = next(iter(target.parameters()), torch.empty(0))
-        floats = sample.is_floating_point() and sample.device.type != "cpu"
-        self.to(sample.device, sample.dtype if floats else torch.float32)
+        self.to(sample.device, dtype_beside(sample))
         self._embeds = [table if self.embed is None else self.embed]
 
     def embedded(self, ids: Tensor) -> Tensor:

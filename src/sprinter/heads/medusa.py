@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from sprinter.errors import UserError
-from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, output_layer, write_files
+from sprinter.heads.drafting import (
+    HeadFiles,
+    TextOfHeads,
+    TokenHeads,
+    dtype_beside,
+    output_layer,
+    write_files,
+)
 
 __all__ = ["MedusaHeads", "load_medusa", "save_medusa"]
 
@@ -74,12 +81,11 @@ class MedusaHeads(TokenHeads):
         self._output: list[nn.Module] = []  # the target's; in a list, as it is not a part of this module
 
     def join(self, target: nn.Module) -> None:
-        """Move to the target's device; on others than the CPU in its dtype."""
+        """Move to the target's device; the dtype is that of ``dtype_beside``."""
         layer, sample = None, next(iter(target.parameters()), torch.empty(0))
         if self.shared:
             layer = output_layer(target)
-        floats = sample.is_floating_point() and sample.device.type != "cpu"
-        self.to(sample.device, sample.dtype if floats else torch.float32)
+        self.to(sample.device, dtype_beside(sample))
         self._output = [] if layer is None else [layer]
 
     def turned(self, head: int, states: Tensor) -> Tensor:
