@@ -13,6 +13,7 @@ from tests.models.tiny import CONTEXT, tiny, word_tokenizer
 from torch import Tensor
 
 import sprinter
+from sprinter.decode.costs import PassCosts
 from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
@@ -187,6 +188,20 @@ def test_a_pair_without_a_tokenizer_and_samplings() -> None:
         for method in ("heads", "medusa(nodes=6)"):
             first = pair.generate(PROMPT, method=method, **options)  # type: ignore[arg-type]
             assert ids(first) == ids(pair.generate(PROMPT, first.request)), "replays"
+
+
+def test_never_slower_counts_the_heads_own_steps() -> None:
+    """Heads that cost more than the target are switched off; cheap ones are not, at the same acceptance."""
+    for step, switches in ((5.0, True), (1e-6, False)):
+        pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
+        flat = tuple((n, 1.0) for n in (1, 8))
+        pair._parts.pass_costs = PassCosts(flat)  # in place of measuring
+        assert pair._parts.head_costs.draft_s(1) > 0
+        pair._parts.head_costs = PassCosts(flat, ((1, step), (8, step)))
+        out = pair.generate(PROMPT, method="heads(gamma=2)", never_slower=True, max_new_tokens=40, seed=3)
+        assert bool(out.stats.switches) == switches
+    method = pair.method_for(method="drafter=heads,stop=optimal(step=measured,token=measured)")
+    assert "step=1e-06" in method.name
 
 
 def test_what_reads_draft_states_is_refused() -> None:

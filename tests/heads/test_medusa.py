@@ -22,6 +22,7 @@ SIZE = 32
 def medusa(
     seed: int = 0,
     *,
+    hidden: int = SIZE,
     vocab: int = VOCAB,
     count: int = 3,
     blocks: int = 1,
@@ -29,7 +30,7 @@ def medusa(
     **more: object,
 ) -> MedusaHeads:
     """Random heads on the tiny models."""
-    heads = MedusaHeads(SIZE, vocab, count, blocks, shared, **more)
+    heads = MedusaHeads(hidden, vocab, count, blocks, shared, **more)
     chance = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in heads.parameters():

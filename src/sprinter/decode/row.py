@@ -186,8 +186,7 @@ class Row:
     def count_round(self, added: int) -> None:
         """Tell the switch what the round did that added so many tokens."""
         if self.switch is not None:
-            drafter = self.method.drafter
-            steps = self.drafted if drafter.proposer is None and not drafter.by_heads else 0
+            steps = self.drafted if self.method.drafter.proposer is None else 0
             width = 1.0 if self.tree.parents is None else len(self.tree.tokens) / max(1, steps)
             self.switch.count(RoundCount(steps, max(1.0, width), self.target_read, added))
 

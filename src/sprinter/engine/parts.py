@@ -12,7 +12,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, with_values
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.costs import pass_costs
+from sprinter.engine.costs import head_costs, pass_costs
 from sprinter.engine.ending import special_ids
 from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.options import GenerationOptions
@@ -107,10 +107,19 @@ class Parts:
         """What forward passes of the pair cost on this machine, see ``engine.costs``."""
         return pass_costs(self.models, self.described)
 
+    @cached_property
+    def head_costs(self) -> PassCosts:
+        """``pass_costs`` with steps of the heads that draft in place of those of the draft model."""
+        return self.pass_costs if self.drafting is None else head_costs(self.drafting, self.pass_costs)
+
+    def costs_of(self, method: Method) -> PassCosts:
+        """The costs that a method has on this machine."""
+        return self.head_costs if method.drafter.by_heads else self.pass_costs
+
     def settle(self, method: Method) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"."""
         accuracies = () if self.drafting is None else self.drafting.accuracies
-        return method.settle(self.taus, self.pass_costs if method.stop.measures else None, accuracies)
+        return method.settle(self.taus, self.costs_of(method) if method.stop.measures else None, accuracies)
 
     def without_text(self) -> Parts:
         """The same models, heads and caches without a tokenizer: results have token ids but no text."""

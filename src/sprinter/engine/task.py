@@ -96,7 +96,7 @@ class Task:
         self._adjustments = _adjustments(self.request, parts, ends)
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
         if self.request.never_slower and self.request.switches is None and self._may_switch:
-            self._costs = parts.pass_costs
+            self._costs = parts.costs_of(method)
         self._switched: tuple[tuple[int, ...], int] = ((), 0)
         self.record = self._new_record()
 
