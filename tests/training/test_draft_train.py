@@ -58,7 +58,7 @@ def test_heads_learn_tokens_ahead(shared: bool, tmp_path: Path) -> None:
     own = learner(HeadSettings(heads=3, share_output=shared))
     found = cyclic()
     before = own.held_out(found.part(True), 128)
-    run = run_to_end(own, found, replace(TRAINING, steps=150, checkpoint=150, lr=1e-2), tmp_path)
+    run = run_to_end(own, found, replace(TRAINING, steps=80, checkpoint=80, lr=2e-2), tmp_path)
     after = run.history[-1].held_out
     assert after["ce"] < 0.3 * before["ce"] and after["tv"] < 0.3
     assert all(after[f"head{head}_top1"] > 0.9 for head in (1, 2, 3)), after
@@ -252,7 +252,7 @@ def test_train(target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureF
         "2",
         "--share-output",
     ]
-    assert main(["draft", "train", *given, "--steps", "4", "--checkpoint", "2"]) == 0
+    assert main(["draft", "train", *given, "--steps", "4", "--checkpoint", "2", "--held-out", "0.05"]) == 0
     shown, err = capsys.readouterr()
     assert (
         "tokens a target call as a chain" in shown and "saved in" in shown and "step 4/4: held out β" in err

@@ -60,11 +60,10 @@ def test_each_step_of_training_is_the_one_of_drafting() -> None:
     assert checked > 20
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_the_head_learns_and_follows_its_own_steps(cut: bool, tmp_path: Path) -> None:
-    own, found = learner(torch.arange(10) if cut else None, steps=4), cyclic()
+def test_the_head_learns_and_follows_its_own_steps(tmp_path: Path) -> None:
+    own, found = learner(torch.arange(10), steps=4), cyclic()
     before = own.held_out(found.part(True), 128)
-    run = run_to_end(own, found, replace(TRAINING, steps=120, checkpoint=120, lr=5e-3), tmp_path)
+    run = run_to_end(own, found, replace(TRAINING, steps=60, checkpoint=60, lr=1e-2), tmp_path)
     after = run.history[-1].held_out
     assert after["ce"] < 0.3 * before["ce"]
     assert all(after[f"head{step}_top1"] > 0.9 for step in (1, 2, 3, 4)), after
@@ -85,7 +84,19 @@ def test_the_folder_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     target, file, out = saved_target(tmp_path / "target"), tmp_path / "prompts.jsonl", tmp_path / "head"
     file.write_text("".join(json.dumps({"prompt": f"the thing {i}"}) + "\n" for i in range(16)))
     given = ["--target", str(target), "--data", str(file), "--out", str(out), *COMMON, "--kind", "eagle3"]
-    asked = ["draft", "train", *given, "--heads", "3", "--vocabulary", "120", "--steps", "4"]
+    asked = [
+        "draft",
+        "train",
+        *given,
+        "--heads",
+        "3",
+        "--vocabulary",
+        "120",
+        "--steps",
+        "4",
+        "--held-out",
+        "0.05",
+    ]
     assert main(asked) == 0, capsys.readouterr()
     assert "saved in" in capsys.readouterr().out
     heads = load_any_head(out)
