@@ -201,9 +201,10 @@ class ToldHeads:
     kind = "example"
     layers: tuple[int, ...] = (0,)
     accuracies = ACCURACIES
+    flops = 1.0
 
     def __init__(self, pair: MarkovPair, sees_path: bool) -> None:
-        self.pair, self.sees_path, self.steps = pair, sees_path, 0
+        self.pair, self.sees_path, self.steps, self.tokens = pair, sees_path, 0, 0
         self.text: tuple[int, ...] = ()
 
     def begin(self) -> ToldHeads:

@@ -107,6 +107,7 @@ def check(heads: Eagle3Heads) -> None:
                     wanted = reference(heads, whole[:length], known, path)
                     torch.testing.assert_close(own[heads.kept], wanted, atol=2e-4, rtol=1e-3)
                     assert bool(torch.isneginf(own[~heads.t2d]).all())
+    assert (text.steps, text.tokens) == (12, 22), "nothing is read twice that was known"
 
 
 @pytest.mark.parametrize("norm_before_residual", [False, True])

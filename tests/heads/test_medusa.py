@@ -56,7 +56,8 @@ def test_a_head_is_residual_blocks_and_an_output_layer(shared: bool) -> None:
     assert found is not None and torch.equal(found, heads.head_logits(2, state)), (
         "the last state, the third head"
     )
-    assert text.logits([(1, 2, 3)]) is None and text.steps == 1
+    assert text.logits([(1, 2, 3)]) is None and text.steps == text.tokens == 1
+    assert heads.flops == 2 * (2 * SIZE * SIZE + SIZE * VOCAB)
 
 
 def test_files(tmp_path: Path) -> None:

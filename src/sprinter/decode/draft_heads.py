@@ -32,10 +32,11 @@ class HeadText(Protocol):
     """The heads in one text.
 
     Attributes:
-        steps: number of forward passes of the heads so far.
+        steps: number of forward passes of the heads so far. tokens: that they read.
     """
 
     steps: int
+    tokens: int
 
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
         """Go to a text: what follows it is drafted next.
@@ -71,6 +72,11 @@ class DraftHeads(Protocol):
     kind: str
     layers: tuple[int, ...]
     accuracies: Sequence[Sequence[float]]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a step over one token."""
+        ...
 
     def begin(self) -> HeadText:
         """A new text."""
@@ -184,9 +190,9 @@ class HeadDrafts:
         return self._grown.text
 
     @property
-    def steps(self) -> int:
-        """Number of forward passes of the heads so far."""
-        return self._heads.steps
+    def counts(self) -> tuple[int, int]:
+        """Number of forward passes of the heads so far, and of tokens that they read."""
+        return self._heads.steps, self._heads.tokens
 
     def follow(self, request: AskDraft | AskTips) -> bool:
         """Go to a request's text; False if it goes on with a tree, so that ``read`` must not be called."""

@@ -222,6 +222,7 @@ class MarkovHeads:
 
     kind = "markov"
     layers: tuple[int, ...] = (0,)
+    flops = 1.0
     accuracies: Sequence[Sequence[float]] = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
 
     def __init__(self, pair: MarkovPair, reach: int = 3, sees_path: bool = False) -> None:
@@ -234,7 +235,7 @@ class MarkovHeads:
 
 class _MarkovHeadText:
     def __init__(self, heads: MarkovHeads) -> None:
-        self._heads, self.steps = heads, 0
+        self._heads, self.steps, self.tokens = heads, 0, 0
         self._state = (0,)
 
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:

@@ -122,7 +122,7 @@ class RowDriver:
         self._head_drafts: HeadDrafts | None = None
         if drafter.by_heads:
             assert drafting is not None, "the method drafts with heads, and none were given"
-            self._adjust_q = adjuster(adjustments, models.target)
+            self._adjust_q, self._head_draft_flops = adjuster(adjustments, models.target), drafting.flops
             self._head_drafts = HeadDrafts(
                 drafting.begin(), prompt, self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
                 self._adjust_q,
@@ -188,7 +188,7 @@ class RowDriver:
         """Draft with heads on the target, in this row alone."""
         goes_on = not heads.follow(request)
         states = None if goes_on else (yield from self._states_of(heads.text))
-        began, steps = time.perf_counter(), heads.steps
+        began, before, stats = time.perf_counter(), heads.counts, self._stats
         with torch.inference_mode():
             if states is not None:
                 heads.read(states)
@@ -196,8 +196,12 @@ class RowDriver:
                 answer: Draft | Tips = heads.draft(request, request.at_most if self._whole else 1)
             else:
                 answer = heads.tips(request)
-        self._stats.draft_s += time.perf_counter() - began
-        self._stats.draft_steps += heads.steps - steps
+        steps, tokens = (now - then for now, then in zip(heads.counts, before, strict=True))
+        stats.draft_s += time.perf_counter() - began
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.flops_passes += steps * self._head_draft_flops
+        stats.flops_tokens += tokens * self._head_draft_flops
         if isinstance(answer, Draft):
             return self._drafted(len(heads.text) - len(answer.tokens), answer)
         if self._logprobs is not None and answer.raws:

@@ -37,9 +37,14 @@ __all__ = [
 
 
 class TextOfHeads(ABC):
-    """Heads in one text, see ``sprinter.decode.draft_heads.HeadText``. ``steps``: forward passes so far."""
+    """Heads in one text, see ``sprinter.decode.draft_heads.HeadText``.
+
+    Attributes:
+        steps: forward passes so far. tokens: that they read.
+    """
 
     steps: int = 0
+    tokens: int = 0
 
     @abstractmethod
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
@@ -85,6 +90,11 @@ class TokenHeads(nn.Module, ABC):
         self.id: str | None = None
         self.revision: str | None = None
         self.facts: Mapping[str, Any] = {}
+
+    @property
+    @abstractmethod
+    def flops(self) -> float:
+        """FLOPs of a step over one token: two for each weight of its linear layers."""
 
     @abstractmethod
     def begin(self) -> TextOfHeads:

@@ -206,6 +206,12 @@ class Eagle3Heads(TokenHeads):
         whole[..., self.kept] = some
         return whole
 
+    @property
+    def flops(self) -> float:
+        """Of one entry, without attention itself."""
+        layers = [one for one in self.modules() if isinstance(one, nn.Linear)]
+        return 2.0 * sum(one.weight.numel() for one in layers)
+
     def begin(self) -> TextOfHeads:
         """The head in a new text."""
         return _Eagle3Text(self)
@@ -237,7 +243,7 @@ class _Eagle3Text(TextOfHeads):
         first = min(max(0, known - 1), len(ids) - 2)
         heads, self._text = self._heads, ids
         self._forget()
-        self.steps += 1
+        self.steps, self.tokens = self.steps + 1, self.tokens + len(ids) - 1 - first
         device = heads.fc.weight.device
         embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=device))
         features = heads.fused([states[layer][first:] for layer in heads.layers])
@@ -262,7 +268,7 @@ class _Eagle3Text(TextOfHeads):
         assert self._keys is not None
         assert self._values is not None
         heads, device = self._heads, self._keys.device
-        self.steps += 1
+        self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
         base, before = len(self._text) - 1, len(self._nodes)
         embeds = heads.embedded(torch.tensor([path[-1] for path in paths], device=device))
         features = torch.stack([self._outs[path[:-1]] for path in paths])

@@ -104,6 +104,11 @@ class MedusaHeads(TokenHeads):
         logits: Tensor = self._output[0](turned.to(states.dtype)) if self.shared else own[self.blocks](turned)
         return logits
 
+    @property
+    def flops(self) -> float:
+        """Of one head, its output layer included."""
+        return 2.0 * self.hidden_size * (self.blocks * self.hidden_size + self.vocab_size)
+
     def begin(self) -> TextOfHeads:
         """The heads in a new text."""
         return _MedusaText(self)
@@ -121,7 +126,7 @@ class _MedusaText(TextOfHeads):
         head = len(paths[0])
         if head >= self._heads.count or self._state is None:
             return None
-        self.steps += 1
+        self.steps, self.tokens = self.steps + 1, self.tokens + 1
         return self._heads.head_logits(head, self._state)
 
 
