@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from sprinter.decode import (
+    ACCEPT,
+    STOP,
     Block,
     Certain,
     Drawn,
@@ -24,6 +26,7 @@ from sprinter.decode import (
     Model,
     Never,
     OneHot,
+    Siblings,
     Sparse,
     SpecInfer,
     Static,
@@ -48,6 +51,7 @@ from sprinter.decode.enumerate import (
     target_joint_law,
 )
 from sprinter.decode.loop import Limits
+from sprinter.decode.signals import state_signals
 from sprinter.decode.sparse import choose_nodes
 from sprinter.decode.spec import full_spec
 from sprinter.errors import UserError
@@ -85,6 +89,33 @@ def test_joint_law_of_trees(rule: Judge, grow: Drafter) -> None:
     drawn = not isinstance(rule, OneHot)
     for pair, reach, sees_path in ((NARROW, 2, False), (HOLEY, 3, True)):
         check(method, pair, 3 if drawn else 4, MarkovHeads(pair, reach, sees_path))
+
+
+@pytest.mark.parametrize("name", ACCEPT.names())
+def test_every_accept_rule_judges_heads(name: str) -> None:
+    """Exact ones keep the target's law; with heads that reach one token less than the run."""
+    rule = ACCEPT.get(name)()
+    fits = {
+        Siblings.ALONE: Heads(),
+        Siblings.CHOSEN: Heads(Static("2x1")),
+        Siblings.DRAWN: Heads(Drawn("2x1")),
+    }
+    grow = next((one for kind, one in fits.items() if kind in rule.siblings), Heads(Model(drafts=2)))
+    method = Method(accept=rule, stop=Fixed(2), drafter=grow).settle({"judge": 0.5})
+    record = run_chain(method, WIDE, PROMPT, Limits(8), AddressedDraws(1), heads=MarkovHeads(WIDE, 2))
+    assert len(record.tokens) == 8 and record.stats.drafted > 0
+    if method.lossless():
+        check(method, NARROW, 3, MarkovHeads(NARROW, 1))
+
+
+@pytest.mark.parametrize("name", STOP.names())
+def test_every_stop_rule_that_reads_no_states_ends_drafts_of_heads(name: str) -> None:
+    rule = STOP.get(name)()
+    if rule.needs & state_signals():
+        with pytest.raises(UserError, match="drafts of heads have none"):
+            Method(stop=rule, drafter=Heads(), cap=3)
+        return
+    check(Method(stop=rule, drafter=Heads(), cap=2), NARROW, 3, MarkovHeads(NARROW, 3, True))
 
 
 def test_texts_that_end_within_a_tree_and_greedy_chains() -> None:

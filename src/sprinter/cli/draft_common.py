@@ -122,9 +122,11 @@ def on_training(point: LossPoint, steps: int, label: str = "") -> None:
         if point.step < steps
         else ""
     )
+    firsts = [f"{value:.2f}" for name, value in shown.items() if name.endswith("_top1")]
+    ranked = f", first choice right {' '.join(firsts)}" if firsts else ""
     _say(
         f"{label}step {point.step}/{steps}: {where} β {1 - shown['tv']:.3f}, ce {shown['ce']:.3f}, "
-        f"kl {shown['kl']:.3f}; {point.tokens:,} positions, {point.seconds:.0f} s{left}"
+        f"kl {shown['kl']:.3f}{ranked}; {point.tokens:,} positions, {point.seconds:.0f} s{left}"
     )
 
 
