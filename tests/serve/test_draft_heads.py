@@ -28,6 +28,9 @@ def test_requests_at_once_have_the_texts_that_they_have_alone() -> None:
             (choice,) = server.post("/v1/completions", {**body, **own}).json()["choices"]
             return choice["text"], choice["sprinter"]["method"]
 
+        with server.http() as client:
+            (told,) = client.get("/v1/models").json()["data"]
+        assert told["sprinter"]["heads"] == ["medusa"] and told["sprinter"]["draft"] is None
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(ask, prompts, methods))
     assert found == [(one.text, one.method) for one in alone]
