@@ -48,10 +48,10 @@ def command(
     out: Annotated[Path, typer.Option(help="Folder of the heads.", show_default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
-    kind: Annotated[Literal["medusa", "eagle3"], typer.Option(help="What is trained.")] = "medusa",
+    kind: Annotated[Literal["medusa", "eagle3", "glide"], typer.Option(help="What is trained.")] = "medusa",
     heads: Annotated[
         int,
-        typer.Option(help="Medusa's heads, tokens ahead that are drafted; EAGLE-3: own steps in training."),
+        typer.Option(help="Medusa's heads, tokens ahead that are drafted; the others: steps of training."),
     ] = 4,
     blocks: Annotated[int, typer.Option(help="Residual blocks of each of Medusa's heads.")] = 1,
     share_output: Annotated[

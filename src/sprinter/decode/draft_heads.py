@@ -63,7 +63,7 @@ class DraftHeads(Protocol):
     """Heads on the target that draft.
 
     Attributes:
-        kind: "medusa" or "eagle3", for messages.
+        kind: "medusa", "eagle3" or "glide", for messages.
         layers: decoder layers of the target whose hidden states they read, from 0; -1: after the final norm.
         accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
             0, 1, ... among those that the heads find most probable; (): not measured.
@@ -86,7 +86,7 @@ class DraftHeads(Protocol):
 @DRAFTER.rule("heads")
 @dataclass(frozen=True)
 class Heads(Drafter):
-    """Heads on the target draft in place of a draft model: Medusa's, or EAGLE's.
+    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's or GliDe's.
 
     Args:
         grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,

@@ -66,7 +66,7 @@ class TokenHeads(nn.Module, ABC):
             0, 1, ... in the heads' law; (): not measured.
 
     Attributes:
-        kind: "medusa" or "eagle3".
+        kind: "medusa", "eagle3" or "glide".
         layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
         id, revision: directory or hub id that they were loaded from, and the commit.
         facts: further fields of config.json.

@@ -21,10 +21,10 @@ from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
 )
 
 from sprinter.errors import UserError
+from sprinter.heads.attention import HeadAttention
 from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, dtype_beside, write_files
 
 __all__ = ["Eagle3Heads", "aux_layers", "load_eagle3", "save_eagle3"]
@@ -42,37 +42,6 @@ def aux_layers(count: int) -> tuple[int, ...]:
     return (2, count // 2, count - 3) if count >= _FEW else (1, max(1, count // 2), max(1, count - 1))
 
 
-class _EagleAttention(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = (
-            config.num_attention_heads,
-            config.num_key_value_heads or config.num_attention_heads,
-        )
-        self.size = config.head_dim or config.hidden_size // config.num_attention_heads
-        both, bias = 2 * config.hidden_size, bool(config.attention_bias)
-        self.q_proj = nn.Linear(both, self.heads * self.size, bias=bias)
-        self.k_proj = nn.Linear(both, self.kv_heads * self.size, bias=bias)
-        self.v_proj = nn.Linear(both, self.kv_heads * self.size, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=bias)
-
-    def split(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values ``[..., heads, n, size]`` of inputs ``[..., n, 2 d]``; keys are repeated."""
-        parts = [
-            one(x).unflatten(-1, (-1, self.size)).transpose(-2, -3)
-            for one in (self.q_proj, self.k_proj, self.v_proj)
-        ]
-        cos, sin = rope
-        query, key = apply_rotary_pos_emb(parts[0], parts[1], cos, sin, unsqueeze_dim=-3)
-        times = self.heads // self.kv_heads
-        return query, key.repeat_interleave(times, -3), parts[2].repeat_interleave(times, -3)
-
-    def join(self, values: Tensor) -> Tensor:
-        """``[..., heads, n, size]`` -> ``[..., n, d]``."""
-        out: Tensor = self.o_proj(values.transpose(-2, -3).flatten(-2))
-        return out
-
-
 class _EagleLayer(nn.Module):
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
         super().__init__()
@@ -81,7 +50,7 @@ class _EagleLayer(nn.Module):
         self.input_layernorm = LlamaRMSNorm(size, eps)
         self.hidden_norm = LlamaRMSNorm(size, eps)
         self.post_attention_layernorm = LlamaRMSNorm(size, eps)
-        self.self_attn = _EagleAttention(config)
+        self.self_attn = HeadAttention(config, 2 * size)
         self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
 
 

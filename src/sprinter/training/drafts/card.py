@@ -80,6 +80,13 @@ def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
     return buffer.getvalue()
 
 
+_NAMES = {
+    "medusa": "Medusa's heads (arXiv 2401.10774)",
+    "eagle3": "EAGLE-3's head (arXiv 2503.01840)",
+    "glide": "GliDe's layer (arXiv 2402.02082)",
+}
+
+
 def heads_card(facts: Mapping[str, Any]) -> str:
     """Text of README.md of heads that draft, from the facts of draft.json."""
     heads, training = facts["heads"], facts["training"]
@@ -91,7 +98,9 @@ def heads_card(facts: Mapping[str, Any]) -> str:
             "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
         )
         made_of = f"one layer over three of the target's, on {vocabulary}; {heads['heads']} steps of training-time test"
-    name = "Medusa's heads (arXiv 2401.10774)" if medusa else "EAGLE-3's head (arXiv 2503.01840)"
+    if heads["kind"] == "glide":
+        made_of = f"one layer that attends to the target's last; trained {heads['heads']} tokens ahead"
+    name = _NAMES[heads["kind"]]
     lines = [
         "---", f"tags: [speculative-decoding, {heads['kind']}, sprinter]", "library_name: sprinter", "---", "",
         f"# Heads that draft for {facts['texts']['target']}", "",

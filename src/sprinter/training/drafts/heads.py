@@ -19,12 +19,14 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
+from sprinter.heads.glide import GlideHeads, save_glide
 from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import MedusaHeads, save_medusa
 from sprinter.training.drafts.card import draw_losses, heads_card
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.distill import FACTS, TRAINING, Judging, check_folder, training_key
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.head_learner import HeadLearner
 from sprinter.training.drafts.judge import accepted, by_task
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
@@ -107,6 +109,9 @@ def _fresh(
         return MedusaLearner(
             fresh_medusa(weights, shape, name, fingerprint), weights, shape.discount, temperature
         )
+    if shape.kind == "glide":
+        layer = fresh_glide(weights, shape, name, fingerprint)
+        return GlideLearner(layer, weights, shape.discount, temperature, shape.heads)
     kept = None
     if shape.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))
@@ -116,9 +121,12 @@ def _fresh(
 
 
 def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[str, Any]) -> None:
-    """Write the files of either kind; the card comes later."""
+    """Write the files of any kind; the card comes later."""
     if isinstance(heads, MedusaHeads):
         save_medusa(heads, folder, "", facts)
+        return
+    if isinstance(heads, GlideHeads):
+        save_glide(heads, folder, "", facts)
         return
     assert isinstance(heads, Eagle3Heads)
     verifier = {"name_or_path": heads.target_id, "architectures": [type(target).__name__]}

@@ -13,7 +13,7 @@ from sprinter.training.prompts import SPLITS
 
 __all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
 
-HEADS_THAT_DRAFT = ("medusa", "eagle3")
+HEADS_THAT_DRAFT = ("medusa", "eagle3", "glide")
 """Kinds that ``sprinter draft train`` makes."""
 
 
@@ -106,14 +106,15 @@ class HeadSettings:
     """Shape of heads on the target that draft.
 
     Args:
-        kind: "medusa" or "eagle3".
-        heads: number of Medusa's heads, tokens ahead that are drafted; of EAGLE-3, steps of its training-time test.
+        kind: "medusa", "eagle3" or "glide".
+        heads: number of Medusa's heads, tokens ahead that are drafted; of the others, steps of training
+            ahead of what the target has read.
         blocks: residual blocks of each of Medusa's heads.
         share_output: all of Medusa's heads end in the target's output layer, a fraction of the parameters; else each
             in one of its own, which begins as a copy.
         discount: weight of the loss of each further head or step, relative to the one before (both papers: 0.8).
         vocabulary: tokens that EAGLE-3 can draft, the most frequent ones of the target's texts; None: all.
-        seed: seed of EAGLE-3's initial weights.
+        seed: seed of the initial weights; Medusa's have none by chance.
     """
 
     kind: str = "medusa"
@@ -137,20 +138,14 @@ class HeadSettings:
         whole("seed", self.seed)
         if self.vocabulary is not None:
             at_least("vocabulary", self.vocabulary, 1)
-        if self.kind == "eagle3":
-            self._check_eagle3()
-        elif self.vocabulary is not None:
-            raise UserError(
-                "vocabulary goes with kind=eagle3: Medusa's heads end in output layers of the whole vocabulary"
-            )
-
-    def _check_eagle3(self) -> None:
-        if self.heads < 3:
+        if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
+            raise UserError("blocks and share_output are of Medusa's heads: leave them out")
+        if self.kind == "eagle3" and self.heads < 3:
             raise UserError(
                 f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more"
             )
-        if self.blocks != 1 or self.share_output:
-            raise UserError("blocks and share_output are of Medusa's heads: leave them out")
+        if self.kind != "eagle3" and self.vocabulary is not None:
+            raise UserError("vocabulary goes with kind=eagle3: the others end in output layers of all tokens")
 
 
 @dataclass(frozen=True, slots=True)
