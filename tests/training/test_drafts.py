@@ -291,7 +291,7 @@ def test_checkpoints_of_something_else_are_refused(
     train(fresh(target), written, settings, tmp_path)
     with pytest.raises(UserError, match="other settings, texts or another model"):
         train(fresh(target), written, TrainingSettings(steps=2, tokens=64, lr=1e-4, threads=1), tmp_path)
-    with pytest.raises(UserError, match="other settings, texts or another student"):
+    with pytest.raises(UserError, match="other settings, texts or another model"):
         train(fresh(tiny_target(1)), written, settings, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"half a file")
     with pytest.raises(UserError, match="is damaged"):

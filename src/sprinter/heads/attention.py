@@ -42,12 +42,12 @@ class HeadAttention(nn.Module):
     def repeated(self, keys: Tensor, values: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys and values ``[..., heads, n, size]`` from projections ``[..., n, kv_heads · size]``."""
         times = self.heads // self.kv_heads
-        apart = values.unflatten(-1, (-1, self.size)).transpose(-2, -3)
+        apart = values.reshape(*values.shape[:-1], -1, self.size).transpose(-2, -3)
         return self.turned(keys, rope).repeat_interleave(times, -3), apart.repeat_interleave(times, -3)
 
     def turned(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """``[..., n, heads · size]`` -> ``[..., heads, n, size]``, turned to their positions."""
-        apart, (cos, sin) = x.unflatten(-1, (-1, self.size)).transpose(-2, -3), rope
+        apart, (cos, sin) = x.reshape(*x.shape[:-1], -1, self.size).transpose(-2, -3), rope
         turned: Tensor = apply_rotary_pos_emb(apart, apart, cos, sin, unsqueeze_dim=-3)[0]
         return turned
 

@@ -133,8 +133,10 @@ class GlideHeads(TokenHeads):
         """Logits ``[..., V]`` of outputs ``[..., d]``."""
         output = self._target[1]
         weight = getattr(output, "weight", None)
-        floats = isinstance(weight, Tensor) and weight.is_floating_point()
-        logits: Tensor = output(self.norm(x).to(weight.dtype) if floats else self.norm(x))
+        normed = self.norm(x)
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            normed = normed.to(weight.dtype)
+        logits: Tensor = output(normed)
         return logits
 
     @property

@@ -44,7 +44,10 @@ def fresh_glide(target: PreTrainedModel, settings: HeadSettings, id: str, finger
         for name, value in heads.named_parameters():
             if value.ndim == 2:
                 value.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(settings.seed + len(name)))
-        pairs = [(heads.norm, inner.norm), (heads.cross_layernorm, last.input_layernorm)]
+        pairs: list[tuple[Any, Any]] = [
+            (heads.norm, inner.norm),
+            (heads.cross_layernorm, last.input_layernorm),
+        ]
         pairs += [
             (heads.cross_attn.q_proj, last.self_attn.q_proj),
             (heads.cross_attn.o_proj, last.self_attn.o_proj),
