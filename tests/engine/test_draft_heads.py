@@ -13,11 +13,13 @@ from tests.models.tiny import CONTEXT, tiny, word_tokenizer
 from torch import Tensor
 
 import sprinter
+from sprinter.decode import parse_method
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads
+from sprinter.theory.replay import check_replayable
 
 PROMPT = [3, 7, 1, 12, 5]
 FAMILIES = ("llama", "qwen2")
@@ -205,5 +207,7 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
 
 
 def test_what_reads_draft_states_is_refused() -> None:
+    with pytest.raises(UserError, match="which no recording holds"):
+        check_replayable(parse_method("heads"), ())
     with pytest.raises(UserError, match="drafts of heads have none"):
         pair_of("llama").generate(PROMPT, method="drafter=heads,trust=gate(tau=0.5)", max_new_tokens=4)
