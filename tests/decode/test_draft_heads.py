@@ -196,7 +196,7 @@ def test_medusas_choice_is_the_best_tree() -> None:
         for depth in (1, 2, 3)
         for path in map("".join, itertools.product("012", repeat=depth))
     }
-    for count in (1, 2, 3, 4, 5):
+    for count in (1, 2, 3, 4):
         best = max(
             sum(values[path] for path in tree)
             for tree in itertools.combinations(values, count)
