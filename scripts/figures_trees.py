@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from figures_base import BLUE, GREEN, GREY, INK, LETTERS, ORANGE, PALE, PURPLE, Pair, canvas, figure
-from sprinter.decode import Drawn, Dynamic, Judge, OneHot, Root, Static, Traversal, Widened, Without
+from sprinter.decode import (
+    Drawn,
+    Dynamic,
+    Fixed,
+    Heads,
+    Judge,
+    Method,
+    Never,
+    OneHot,
+    Root,
+    Sparse,
+    Static,
+    Traversal,
+    Widened,
+    Without,
+)
 from sprinter.decode.accept.base import TargetCall
 from sprinter.decode.draft import Verdict
 from sprinter.decode.drafter import Drafter
+from sprinter.decode.enumerate import MarkovPair, run_chain
 from sprinter.decode.grow import grow_from
+from sprinter.decode.loop import Limits
 from sprinter.decode.tree import Tree
 from sprinter.random import AddressedDraws
 
@@ -153,4 +171,82 @@ def _traversal() -> Figure:
     draw_tree(left, *judged(Traversal(), Drawn("3x2x1"), 3, 2))
     left.set_title("drawn(widths=3x2x1), judged leaf to text")
     against(right, [("traversal", Traversal, DRAWN, GREEN, "o"), ("without", Without, DRAWN, ORANGE, "s")])
+    return fig
+
+
+ACCURACIES = ((0.60, 0.17, 0.08, 0.04), (0.42, 0.16, 0.09, 0.05), (0.30, 0.13, 0.08, 0.05))
+"""An example: accuracies by tokens ahead and rank."""
+
+
+def sparse(nodes: int) -> Drafter:
+    return Sparse(nodes).settle(ACCURACIES)
+
+
+@figure("sparse")
+def _sparse() -> Figure:
+    fig, (left, right) = canvas(3.1, ncols=2)
+    draw_tree(left, *judged(OneHot(), sparse(12), 3, 4))
+    left.set_title("12 nodes by accuracies, judged by onehot")
+    chosen = [sparse(nodes) for nodes in (3, 6, 12, 24)]
+    against(right, [("sparse", OneHot, chosen, GREEN, "o"), ("static", OneHot, FIXED, ORANGE, "s")])
+    return fig
+
+
+class ToldHeads:
+    """Heads with the draft's laws of a pair: those after the path, or their mean over all paths of this length.
+
+    The text is told to them, as a trained head reads it from the target's state.
+    """
+
+    kind = "example"
+    layers: tuple[int, ...] = (0,)
+    accuracies = ACCURACIES
+    flops = 1.0
+
+    def __init__(self, pair: MarkovPair, sees_path: bool) -> None:
+        self.pair, self.sees_path, self.steps, self.tokens = pair, sees_path, 0, 0
+        self.text: tuple[int, ...] = ()
+
+    def begin(self) -> ToldHeads:
+        return self
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        self.text = tuple(text)
+
+    def law(self, depth: int, path: tuple[int, ...] = ()) -> Tensor:
+        """The mean law after paths of ``depth`` more tokens."""
+        own = self.pair.q((*self.text, *path))
+        if depth == 0:
+            return own
+        return torch.stack([p * self.law(depth - 1, (*path, x)) for x, p in enumerate(own)]).sum(0)
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        laws = [self.law(0, path) if self.sees_path else self.law(len(path)) for path in paths]
+        return torch.stack(laws).log() if len(paths[0]) < 3 else None
+
+
+@figure("heads")
+def _heads() -> Figure:
+    """Rounds of heads whose laws see the drafted tokens, and of heads whose laws do not."""
+    fig, axes = canvas(3.1, ncols=2)
+    methods = {
+        "chain": Method(drafter=Heads(), stop=Fixed(3)),
+        "static": Method(drafter=Heads(Static("3x2x1")), accept=OneHot(), stop=Never()),
+        "dynamic": Method(drafter=Heads(Dynamic(3, 3, 9)), accept=OneHot(), stop=Never()),
+    }
+    titles = ("laws see the path (EAGLE)", "laws do not (Medusa)")
+    for ax, sees, title in zip(axes, (True, False), titles, strict=True):
+        for at, (name, method) in enumerate(methods.items()):
+            pair, counts = MarkovPair(4, 4, sharp=2.5, distance=0.3), [0] * 4
+            for seed in range(60):
+                heads = ToldHeads(pair, sees)
+                record = run_chain(method, pair, (0, seed % 4), Limits(16), AddressedDraws(seed), heads=heads)
+                for added in record.accept_lengths[:-1]:
+                    counts[added - 1] += 1
+            shares = [count / sum(counts) for count in counts]
+            places = [x + 0.27 * (at - 1) for x in range(4)]
+            ax.bar(places, shares, 0.25, label=name, color=(BLUE, ORANGE, GREEN)[at])
+        ax.set(xlabel="draft tokens that stay", xticks=range(4), title=title, ylim=(0, 0.75))
+    axes[0].set_ylabel("share of the rounds")
+    axes[1].legend()
     return fig

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "gate mine": ("gate", "mine", "--data", "{file}", "--out", "{folder}"),
     "draft distill": ("draft", "distill", "--data", "{file}", "--out", "{folder}"),
     "draft sizes": ("draft", "sizes", "--data", "{file}", "--out", "{folder}"),
+    "draft train": ("draft", "train", "--data", "{file}", "--out", "{folder}"),
     "theory predict": ("theory", "predict"),
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
@@ -46,7 +47,7 @@ _DRAFTS = {*_HEADS, "--draft", "--draft-revision"}
 UNUSED = {  # what a command has no use for
     "gate label": _HEADS, "gate mine": _HEADS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "draft distill": _DRAFTS,
-    "draft sizes": _DRAFTS,
+    "draft sizes": _DRAFTS, "draft train": _DRAFTS,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sprinter.decode.accept import AcceptRule
 from sprinter.decode.draft import AskDraft, AskScore, Draft, Record
-from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovPair, run_chain
+from sprinter.decode.enumerate import ChainDriver, EnumeratedDraws, MarkovHeads, MarkovPair, run_chain
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import StopRule
@@ -81,6 +81,8 @@ def listen(
 ) -> tuple[Record, Exchange]:
     """One decoding with all its messages; asserts that the text in each request agrees with the record."""
     record, exchange, draws = Record(), Exchange(), draws or AddressedDraws()
+    if method.drafter.by_heads:
+        method = method.settle({}, None, MarkovHeads.accuracies)
     driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
     loop = decode(prompt, method, limits, draws, record, complete)
     known = {AskDraft: list(prompt), AskScore: list(prompt[:-1])}  # what drafter and target hold

@@ -25,8 +25,8 @@ import sprinter
 from sprinter.decode import row as row_module
 from sprinter.decode.accept import AcceptRule
 from sprinter.engine import pool
-from sprinter.engine.driver import Models
 from sprinter.engine.engine import Engine
+from sprinter.engine.jobs import Models
 from sprinter.engine.policy import Policy
 from sprinter.errors import BatchError
 from sprinter.models.capture.runner import CapturedRunner

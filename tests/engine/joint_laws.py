@@ -14,7 +14,8 @@ from sprinter.decode.draft import Record
 from sprinter.decode.enumerate import EnumeratedDraws
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.spec import Method
-from sprinter.engine.driver import Models, RowDriver
+from sprinter.engine.driver import RowDriver
+from sprinter.engine.jobs import Models
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.heads.networks import Linear
 from sprinter.kinds import HEAD_KINDS
@@ -36,6 +37,9 @@ SPECS = {
     "static-tree": "static-tree(widths=2x1)",
     "cape": "cape(counts=2x2x2x1, gamma=2)",
     "traversal": "traversal(widths=2x1)",
+    "heads": "heads(gamma=2)",
+    "medusa": "medusa(nodes=4)",
+    "eagle": "eagle(expand=2, depth=2, nodes=3)",
 }
 """Settings at which short texts show what a method does; other methods at their defaults."""
 

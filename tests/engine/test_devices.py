@@ -16,7 +16,8 @@ from sprinter.decode.draft import AskDraft, Draft, Stats
 from sprinter.decode.spec import parse_method
 from sprinter.engine import parts
 from sprinter.engine.captured import CapturedDraftSteps
-from sprinter.engine.driver import Models, RowDriver
+from sprinter.engine.driver import RowDriver
+from sprinter.engine.jobs import Models
 from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.errors import UserError
 from sprinter.laws import Sampling

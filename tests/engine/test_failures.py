@@ -18,8 +18,8 @@ from sprinter.decode import row as row_module
 from sprinter.engine import pool
 from sprinter.engine import scheduler as batches
 from sprinter.engine import stream as streams
-from sprinter.engine.driver import Models, TargetJob
 from sprinter.engine.engine import Engine
+from sprinter.engine.jobs import Models, TargetJob
 from sprinter.engine.policy import Policy
 from sprinter.engine.rows import CacheRows, Feed, RequestRow
 from sprinter.engine.stream import TokenReader

@@ -17,7 +17,11 @@ from sprinter.decode.spec import METHODS, parse_method
 
 PROMPT = [3, 1, 4, 1, 5, 3, 1]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.8, "top_k": 9, "logprobs": 3}
-NAMES = [name for name in METHODS.names() if parse_method(name).heads <= {"gate"}]
+NAMES = [
+    name
+    for name in METHODS.names()
+    if parse_method(name).heads <= {"gate"} and not parse_method(name).drafter.by_heads
+]
 
 
 def log_laws(model: Any, out: sprinter.Generation) -> Tensor:

@@ -21,10 +21,11 @@ from sprinter.models.cut import CutLlamaForCausalLM, check_map
 from sprinter.training.drafts.batches import collate, orders, steps_of
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, tempered
+from sprinter.training.drafts.run import CHECKPOINT
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.sizes import DraftCosts, best_speed, fit_overlap, parse_shape
 from sprinter.training.drafts.student import frequent_tokens, make_student, size_of
-from sprinter.training.drafts.train import CHECKPOINT, log_laws, train, validate
+from sprinter.training.drafts.train import log_laws, train, validate
 
 SETTINGS = TrainingSettings(steps=24, tokens=128, checkpoint=4, lr=3e-3, threads=1)
 
@@ -288,9 +289,9 @@ def test_checkpoints_of_something_else_are_refused(
 ) -> None:
     settings = TrainingSettings(steps=2, tokens=64, threads=1)
     train(fresh(target), written, settings, tmp_path)
-    with pytest.raises(UserError, match="other settings, texts or another student"):
+    with pytest.raises(UserError, match="other settings, texts or another model"):
         train(fresh(target), written, TrainingSettings(steps=2, tokens=64, lr=1e-4, threads=1), tmp_path)
-    with pytest.raises(UserError, match="other settings, texts or another student"):
+    with pytest.raises(UserError, match="other settings, texts or another model"):
         train(fresh(tiny_target(1)), written, settings, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"half a file")
     with pytest.raises(UserError, match="is damaged"):

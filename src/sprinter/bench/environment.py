@@ -58,6 +58,11 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
             "features": list(head.features),
             "tau": head.config.tau,
         }
+    if (drafting := pair.drafting) is not None:
+        facts[drafting.kind] = {
+            "sha256": drafting.fingerprint,
+            "parameters": sum(p.numel() for p in drafting.parameters()),
+        }
     if pair.tokenizer is not None:
         contents = [sorted(pair.tokenizer.get_vocab().items()), pair.tokenizer.chat_template]
         facts["tokenizer"] = {"sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest()}

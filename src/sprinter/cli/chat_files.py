@@ -30,7 +30,7 @@ def as_dict(chat: Session) -> dict[str, Any]:
         "messages": chat.messages(),
         "options": chat.options.to_dict(),
         "answers": [dict(turn.facts) or None for turn in chat.turns],
-        "models": models_record(chat.pair.models, chat.pair.heads),
+        "models": models_record(chat.pair.models, chat.pair.heads, chat.pair.drafting),
         "version": versions(),
     }
 

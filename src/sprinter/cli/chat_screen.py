@@ -35,6 +35,8 @@ class Screen:
         """Name the models, the method and the way out; on a terminal also the legend of the colours."""
         models = chat.pair.models
         draft = "" if models.draft is None else f", draft {models.draft.id}"
+        if chat.pair.drafting is not None:
+            draft += f", {chat.pair.drafting.kind} heads"
         self.note(f"target {models.target.id}{draft}, method {chat.method.name}")
         self.note("/help lists the commands, Ctrl-C stops an answer, Ctrl-D ends the chat")
         if self.coloured:

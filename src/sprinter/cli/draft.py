@@ -1,16 +1,19 @@
-"""``sprinter draft``: make a draft model for a target. One module per command, ``draft_NAME.py``."""
+"""``sprinter draft``: makes drafts for a target. One module per command, ``draft_NAME.py``."""
 
 from __future__ import annotations
 
 import typer
 
-from sprinter.cli import draft_distill, draft_sizes
+from sprinter.cli import draft_distill, draft_sizes, draft_train
 
 __all__ = ["draft"]
 
-draft = typer.Typer(help="Make a draft model for your target: distil it, find the size that pays.")
+draft = typer.Typer(
+    help="Make a draft for your target: distil a model, find the size that pays, train heads."
+)
 draft.command("distill")(draft_distill.command)
 draft.command("sizes")(draft_sizes.command)
+draft.command("train")(draft_train.command)
 
 
 @draft.callback(invoke_without_command=True)

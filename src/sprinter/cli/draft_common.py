@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
 
     from sprinter.engine.pair import Pair
     from sprinter.training.drafts.data import TextsProgress
-    from sprinter.training.drafts.train import LossPoint
+    from sprinter.training.drafts.run import LossPoint
 
 __all__ = [
-    "ChatOption", "DataOption", "FieldOption", "HeldOutOption", "LimitOption", "MoreOption", "NewTokensOption",
-    "PromptTokensOption", "SplitOption", "SystemOption", "TemperatureOption", "load_target", "on_texts", "on_training",
+    "ChatOption", "CheckpointOption", "DataOption", "EpochsOption", "FieldOption", "HeldOutOption", "JsonOption",
+    "LimitOption", "LossOption", "LossTemperatureOption", "LrOption", "MoreOption", "NewTokensOption",
+    "PromptTokensOption", "RestartOption", "SeedOption", "SplitOption", "StepsOption", "SystemOption",
+    "TemperatureOption", "ThreadsOption", "TokensOption", "WarmUpOption", "fields_of", "load_target", "on_texts",
+    "on_training",
 ]  # fmt: skip
 
 DataOption = Annotated[
@@ -58,6 +62,23 @@ TemperatureOption = Annotated[
     float, typer.Option("--temperature", "-t", help="The target writes at it: that of later use.")
 ]
 HeldOutOption = Annotated[float, typer.Option(help="Share of the prompts that the draft is evaluated on.")]
+LossOption = Annotated[str, typer.Option(help="ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")]
+WarmUpOption = Annotated[float, typer.Option(help="Share of the steps that minimise ce+kl first.")]
+EpochsOption = Annotated[float, typer.Option(help="Passes over the texts.")]
+StepsOption = Annotated[
+    int | None, typer.Option(help="Steps, instead of --epochs.", show_default="by --epochs")
+]
+TokensOption = Annotated[int, typer.Option(help="Tokens per step, prompts included.")]
+LrOption = Annotated[float, typer.Option(help="Peak learning rate of AdamW.")]
+LossTemperatureOption = Annotated[
+    float | None,
+    typer.Option(help="Temperature of the laws in the loss.", show_default="that of the texts"),
+]
+CheckpointOption = Annotated[int, typer.Option(help="Steps between checkpoints.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of texts, weights and batches.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for training.", show_default="torch's")]
+RestartOption = Annotated[bool, typer.Option("--restart", help="Delete an earlier run in --out first.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
 
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
@@ -101,10 +122,17 @@ def on_training(point: LossPoint, steps: int, label: str = "") -> None:
         if point.step < steps
         else ""
     )
+    firsts = [f"{value:.2f}" for name, value in shown.items() if name.endswith("_top1")]
+    ranked = f", first choice right {' '.join(firsts)}" if firsts else ""
     _say(
         f"{label}step {point.step}/{steps}: {where} β {1 - shown['tv']:.3f}, ce {shown['ce']:.3f}, "
-        f"kl {shown['kl']:.3f}; {point.tokens:,} positions, {point.seconds:.0f} s{left}"
+        f"kl {shown['kl']:.3f}{ranked}; {point.tokens:,} positions, {point.seconds:.0f} s{left}"
     )
+
+
+def fields_of(settings: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The options that are fields of these settings."""
+    return {one.name: given[one.name] for one in fields(settings) if one.name in given}
 
 
 def _say(line: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,16 +9,29 @@ import typer
 
 from sprinter.cli.draft_common import (
     ChatOption,
+    CheckpointOption,
     DataOption,
+    EpochsOption,
     FieldOption,
     HeldOutOption,
+    JsonOption,
     LimitOption,
+    LossOption,
+    LossTemperatureOption,
+    LrOption,
     MoreOption,
     NewTokensOption,
     PromptTokensOption,
+    RestartOption,
+    SeedOption,
     SplitOption,
+    StepsOption,
     SystemOption,
     TemperatureOption,
+    ThreadsOption,
+    TokensOption,
+    WarmUpOption,
+    fields_of,
     load_target,
     on_texts,
     on_training,
@@ -48,20 +60,13 @@ def command(
             show_default="all",
         ),
     ] = None,
-    loss: Annotated[
-        str, typer.Option(help="ce, kl, reverse-kl, tv, or a mix such as 0.1*ce+0.9*tv.")
-    ] = "0.1*ce+0.9*tv",
-    warm_up: Annotated[float, typer.Option(help="Share of the steps that minimise ce+kl first.")] = 0.5,
-    epochs: Annotated[float, typer.Option(help="Passes over the texts.")] = 4.0,
-    steps: Annotated[
-        int | None, typer.Option(help="Steps, instead of --epochs.", show_default="by --epochs")
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens per step, prompts included.")] = 2048,
-    lr: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 1e-3,
-    loss_temperature: Annotated[
-        float | None,
-        typer.Option(help="Temperature of the laws in the loss.", show_default="that of the texts"),
-    ] = None,
+    loss: LossOption = "0.1*ce+0.9*tv",
+    warm_up: WarmUpOption = 0.5,
+    epochs: EpochsOption = 4.0,
+    steps: StepsOption = None,
+    tokens: TokensOption = 2048,
+    lr: LrOption = 1e-3,
+    loss_temperature: LossTemperatureOption = None,
     freeze_embeddings: Annotated[
         bool, typer.Option("--freeze-embeddings", help="Keep the target's embeddings as they are.")
     ] = False,
@@ -78,13 +83,11 @@ def command(
     split: SplitOption = "lines",
     chat: ChatOption = False,
     system: SystemOption = None,
-    checkpoint: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of texts, weights and batches.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads for training.", show_default="torch's")
-    ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Delete an earlier run in --out first.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+    checkpoint: CheckpointOption = 100,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
+    restart: RestartOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Distil a draft from a target: it writes texts, a small model learns its laws on them, and is measured.
 
@@ -94,9 +97,9 @@ def command(
     from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 
     given: dict[str, Any] = dict(locals())
-    texts = TextSettings(**_fields_of(TextSettings, given))
-    student = StudentSettings(**_fields_of(StudentSettings, given))
-    training = TrainingSettings(**{**_fields_of(TrainingSettings, given), "temperature": loss_temperature})
+    texts = TextSettings(**fields_of(TextSettings, given))
+    student = StudentSettings(**fields_of(StudentSettings, given))
+    training = TrainingSettings(**{**fields_of(TrainingSettings, given), "temperature": loss_temperature})
     pair, weights = load_target(loading)
     facts = distill(
         pair, weights, [*data, *(more or ())], out, texts, student, training, restart=restart,
@@ -119,8 +122,3 @@ def command(
         f"{facts['student']['parameters']:,} parameters a step, trained in {facts['training']['seconds']:.0f} s; "
         f"saved in {out}"
     )
-
-
-def _fields_of(settings: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that are fields of these settings."""
-    return {one.name: given[one.name] for one in fields(settings) if one.name in given}

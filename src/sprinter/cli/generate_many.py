@@ -224,7 +224,7 @@ def _made_with(pair: Pair, options: GenerationOptions) -> dict[str, Any]:
     """What the results depend on besides the settings, as JSON values: paths and names do not identify models."""
     from sprinter.engine.record import fingerprints, versions
 
-    held = fingerprints(pair.models, pair.heads)
+    held = fingerprints(pair.models, pair.heads, pair.drafting)
     numbers = {f"{name}_version": number for name, number in versions().items()}
     default = pair.method_for(options).name if options.method is None else None
     return {"default_method": default, **held, **numbers}

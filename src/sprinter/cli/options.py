@@ -44,7 +44,8 @@ GateOption = Annotated[
 HeadsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Directory or hub id of a head for specdec++, disco, judge or diversed; may be repeated.",
+        help="Directory or hub id of a head for specdec++, disco, judge or diversed, or of heads that draft; "
+        "may be repeated.",
         show_default=False,
         rich_help_panel=_MODELS,
     ),

@@ -149,18 +149,20 @@ class Ranked(NamedTuple):
 
 
 class Tips(NamedTuple):
-    """The draft model's laws at the m tips of a request, in its order.
+    """The draft model's laws, or those of heads that draft, at the m tips of a request, in its order.
 
     Attributes:
         laws: processed laws ``[V]``, if asked for. top: the most probable tokens, if asked for.
         signals: by name, those that the stop rule ``needs``, ``[m]`` on the CPU.
         raws: temperature-1 laws ``[V]`` if the accept rule reads them.
+        ended: there are none, because heads that draft do not reach as far: the tree ends.
     """
 
     laws: Sequence[Tensor] = ()
     top: Sequence[Ranked] = ()
     signals: Mapping[str, Tensor] = MappingProxyType({})
     raws: Sequence[Tensor] = ()
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,11 @@ class Drafter:
         return True
 
     @property
+    def by_heads(self) -> bool:
+        """Whether heads on the target give the laws that the loop asks the draft model for (``decode.draft_heads``)."""
+        return False
+
+    @property
     def needs_target(self) -> bool:
         """Whether the proposal can be empty, so that the target must write the next token."""
         return not self.proposes
@@ -128,6 +133,10 @@ class Drafter:
     def proposer(self) -> Callable[[], Proposer] | None:
         """A factory that makes the proposer of a text; None: the draft model drafts every token."""
         return None
+
+    def settle(self, accuracies: Sequence[Sequence[float]]) -> Drafter:
+        """The drafter with what heads that draft record in place of "recorded"; ``accuracies`` as in ``DraftHeads``."""
+        return self
 
     def begin(self, draws: Draws) -> bool:
         """Whether to draft in the text that now begins."""

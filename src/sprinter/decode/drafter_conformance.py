@@ -87,6 +87,10 @@ class _WatchedDrafter(Drafter):
         return self._of.uses_model
 
     @property
+    def by_heads(self) -> bool:
+        return self._of.by_heads
+
+    @property
     def needs_target(self) -> bool:
         return self._of.needs_target
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Record, Scores, Tips
+from sprinter.decode.draft_heads import DraftHeads, HeadDrafts, HeadText
 from sprinter.decode.drafter import Context, Drafter, Model, Proposals
 from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
@@ -23,11 +24,11 @@ from sprinter.decode.signals import GIVEN, HEADS, SIGNALS, TARGET_HEADS, read_si
 from sprinter.decode.spec import Method
 from sprinter.decode.switch import DraftSwitch
 from sprinter.decode.tree import TreeText
-from sprinter.laws import one_hot
+from sprinter.laws import Sampling, one_hot
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "JOINT", "ChainDriver", "EnumeratedDraws", "MarkovPair", "check_same_law", "joint_law", "run_chain",
+    "JOINT", "ChainDriver", "EnumeratedDraws", "MarkovHeads", "MarkovPair", "check_same_law", "joint_law", "run_chain",
     "target_joint_law",
 ]  # fmt: skip
 
@@ -100,16 +101,25 @@ class ChainDriver:
         ahead: int = 1,
         needs_raw: bool = False,
         drafter: Drafter = Model(),
+        heads: DraftHeads | None = None,
     ) -> None:
         self._pair, self._draws, self._ahead = pair, draws, ahead
         self._needs_raw, self._drafter = needs_raw, drafter
         self._proposals = Proposals.of(drafter)
+        self._heads: HeadDrafts | None = None
+        if drafter.by_heads:
+            own: DraftHeads = MarkovHeads(pair) if heads is None else heads
+            self._layers, sampling = own.layers, Sampling(temperature=0.0 if drafter.greedy else 1.0)
+            names = [name for name, one in SIGNALS.items() if not one.reads("state")]
+            self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
         if isinstance(request, AskScore):
             return self._score(request)
+        if self._heads is not None:
+            return self._by_heads(self._heads, request)
         path = request.path if isinstance(request, AskTips) else ()
         assert request.start <= self._drafted.length(path), (
             "the loop speaks of text that the drafter never saw"
@@ -130,6 +140,12 @@ class ChainDriver:
         draft = self._propose(list(text), request, min(self._ahead, request.at_most))
         text.extend(draft.tokens)
         return draft
+
+    def _by_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Draft | Tips:
+        if heads.follow(request):
+            read = heads.text[: self._scored.shared(heads.text)]
+            heads.read({layer: self._states((), read) for layer in self._layers})
+        return heads.tips(request) if isinstance(request, AskTips) else heads.draft(request, self._ahead)
 
     def _tips(self, request: AskTips) -> Tips:
         grown = self._drafted
@@ -193,6 +209,49 @@ class ChainDriver:
             kind: torch.tensor([self._pair.score(kind, one) for one in prefixes]) for kind in TARGET_HEADS
         }
         return Scores(p, p if self._needs_raw else None, heads)
+
+
+class MarkovHeads:
+    """Heads that draft for a ``MarkovPair``: their laws follow from the target's state at the last token that it read.
+
+    Args:
+        pair: gives the states, and the laws by a hash.
+        reach: number of tokens that they draft at most.
+        sees_path: whether a law depends on the tokens since that state, as EAGLE's does, or on their number (Medusa).
+    """
+
+    kind = "markov"
+    layers: tuple[int, ...] = (0,)
+    flops = 1.0
+    accuracies: Sequence[Sequence[float]] = ((0.6, 0.2, 0.1), (0.5, 0.2, 0.1), (0.4, 0.2, 0.1))
+
+    def __init__(self, pair: MarkovPair, reach: int = 3, sees_path: bool = False) -> None:
+        self.pair, self.reach, self.sees_path = pair, reach, sees_path
+
+    def begin(self) -> HeadText:
+        """A new text."""
+        return _MarkovHeadText(self)
+
+
+class _MarkovHeadText:
+    def __init__(self, heads: MarkovHeads) -> None:
+        self._heads, self.steps, self.tokens = heads, 0, 0
+        self._state = (0,)
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        assert len(text) == len(states[0]) + 1, "states of all tokens but the last"
+        last = (int(text[-1]),) if self._heads.sees_path else ()
+        self._state = (int(states[0][-1] * 2**30), *last)
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        heads, depth = self._heads, len(paths[0])
+        assert all(len(path) == depth for path in paths), "nodes of one level"
+        if depth >= heads.reach:
+            return None
+        self.steps += 1
+        if not heads.sees_path:
+            return heads.pair.q((*self._state, depth)).log()[None]
+        return torch.stack([heads.pair.q((*self._state, *path)) for path in paths]).log()
 
 
 class EnumeratedDraws:
@@ -260,14 +319,19 @@ def run_chain(
     ahead: int = 1,
     complete: bool = False,
     switch: Callable[[Record], DraftSwitch] | None = None,
+    heads: DraftHeads | None = None,
 ) -> Record:
     """Decode one text with ``method`` on ``pair`` through the real loop.
 
     Args:
         switch: makes what says whether a round drafts, from the record that is being written.
+        heads: of a method whose drafter is ``heads``; None: those of ``MarkovHeads``.
     """
     record = Record()
-    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter)
+    if method.drafter.by_heads:
+        heads = MarkovHeads(pair) if heads is None else heads
+        method = method.settle({}, None, heads.accuracies)
+    driver = ChainDriver(pair, prompt, draws, ahead, method.accept.needs_raw, method.drafter, heads)
     loop = decode(prompt, method, limits, draws, record, complete, switch=switch(record) if switch else None)
     request = next(loop, None)
     while request is not None:
@@ -290,13 +354,14 @@ def joint_law(
     ends: Callable[[Sequence[int]], str | None] = lambda text: None,
     lossy: Callable[[Sequence[int]], bool] | None = None,
     switch: Callable[[Record], DraftSwitch] | None = None,
+    heads: DraftHeads | None = None,
 ) -> dict[Text, float]:
     """The exact law of the texts (new tokens) that ``method`` writes, by enumerating every random draw."""
     law: defaultdict[Text, float] = defaultdict(float)
     draws = EnumeratedDraws(cells)
     while True:
         record = run_chain(
-            method, pair, prompt, Limits(length, ends, lossy), draws, ahead=ahead, switch=switch
+            method, pair, prompt, Limits(length, ends, lossy), draws, ahead=ahead, switch=switch, heads=heads
         )
         law[tuple(token.id for token in record.tokens)] += draws.weight
         if not draws.next_path():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -67,10 +67,12 @@ class Method:
             raise UserError(
                 f"stop rule {self.stop!r} discards a token that {seeing} looks at: this would bias texts"
             )
-        if self.drafter.proposer is not None and (unread := sorted(self.needs & state_signals())):
+        by_model = self.drafter.proposer is None and not self.drafter.by_heads
+        if not by_model and (unread := sorted(self.needs & state_signals())):
             what = f"a {unread[0]} head" if unread[0] in HEADS else f"signal {unread[0]}"
+            whose = "drafts of heads" if self.drafter.by_heads else "looked-up tokens"
             raise UserError(
-                f"{what} reads the draft model's states, and looked-up tokens have none: give another rule"
+                f"{what} reads the draft model's states, and {whose} have none: give another rule"
             )
         if self.grows or self.drafter.drafts > 1:
             self._check_tree()
@@ -217,15 +219,25 @@ class Method:
         """Whether the decision to trust x depends on x (drift is then metered in its one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
 
-    def settle(self, taus: Mapping[str, float], costs: PassCosts | None = None) -> Method:
+    def settle(
+        self,
+        taus: Mapping[str, float],
+        costs: PassCosts | None = None,
+        accuracies: Sequence[Sequence[float]] | None = None,
+    ) -> Method:
         """The method with numbers in place of "recorded" (of heads) and "measured", also in its name.
 
         Args:
             taus: by kind of head, the threshold that it records.
             costs: of the pair's forward passes; None: those that are "measured" stay so.
+            accuracies: of the heads that draft, () without any; None: a tree whose shape they record stays open.
+
+        Raises:
+            UserError: a tree takes its shape from heads that record none.
         """
         rules: dict[str, Any] = {"trust": self.trust.settle(taus), "accept": self.accept.settle(taus)}
         rules["stop"] = self.stop if costs is None else self.stop.settle(costs)
+        rules["drafter"] = self.drafter if accuracies is None else self.drafter.settle(accuracies)
         if all(rule == getattr(self, part) for part, rule in rules.items()):
             return self
         name = self.name

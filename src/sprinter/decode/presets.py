@@ -33,10 +33,12 @@ from sprinter.decode.accept import (
     Without,
 )
 from sprinter.decode.checks import at_least
+from sprinter.decode.draft_heads import Heads
 from sprinter.decode.drafter import Allocated, Lookup, Model, Nothing
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
+from sprinter.decode.sparse import Sparse
 from sprinter.decode.stop import (
     AdaEdl,
     BildFallback,
@@ -334,6 +336,24 @@ def cape(*, counts: str = "7x5x3x1", gamma: int = 5) -> Method:
 def traversal(*, widths: str = "3x2x1x1") -> Method:
     """A tree of siblings drawn without replacement, judged from the leaves to the text."""
     return Method(stop=Never(), accept=Traversal(), drafter=Drawn(widths))
+
+
+@preset("heads", "Medusa (Cai et al. 2024), EAGLE-3 (Li et al. 2025): heads on the target")
+def heads(*, gamma: int = 4) -> Method:
+    """Exact speculative decoding of chains that heads on the target draft; no draft model."""
+    return Method(stop=Fixed(gamma), drafter=Heads())
+
+
+@preset("medusa", "Medusa (Cai et al. 2024)")
+def medusa(*, nodes: int = 24) -> Method:
+    """The tree that the accuracies of Medusa's heads choose, judged exactly; no draft model."""
+    return Method(stop=Never(), accept=OneHot(), drafter=Heads(Sparse(nodes)))
+
+
+@preset("eagle", "EAGLE-2's tree (Li et al. 2024), grown by heads on the target")
+def eagle(*, expand: int = 8, depth: int = 5, nodes: int = 24) -> Method:
+    """A tree that grows where heads on the target are sure; no draft model."""
+    return Method(stop=Never(), accept=OneHot(), drafter=Heads(Dynamic(expand, depth, nodes)))
 
 
 @preset("lookup", "prompt lookup decoding (Saxena 2023)")

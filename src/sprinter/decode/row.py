@@ -354,6 +354,8 @@ def draft_tree(row: Row) -> Asking:
         found = yield growth.ask(row.known, unread, path, tips)
         assert isinstance(found, Tips)
         row.known = len(text)
+        if found.ended:
+            break
         growth.grow(row.drafted, tips, found)
         row.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}
@@ -361,7 +363,8 @@ def draft_tree(row: Row) -> Asking:
         stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
         stopped = bool(stop) or row.drafted == depth
         tips = [] if stopped else growth.tips()
-    row.tree, row.read = growth.finish()
+    if growth.tokens:
+        row.tree, row.read = growth.finish()
 
 
 def closing_pass(row: Row) -> Asking:

@@ -28,6 +28,8 @@ __all__ = [
 
 VALUES = ("cap", "head", "only", "tail_ratio", "budget")
 """Parts of a method that are numbers or names, not rules."""
+_NESTED: Mapping[str, Registry] = {"under": STOP, "grow": DRAFTER}
+"""Parameters that are rules themselves."""
 
 
 def spell(rule: object) -> str:
@@ -202,8 +204,9 @@ def build_rule(registry: Registry, name: str, params: dict[str, Any]) -> Any:
     """Build a rule or drafter by name; raises a UserError for an unknown name or parameter."""
     factory = registry.get(name)
     known = _parameters(factory)
-    if isinstance(params.get("under"), str):  # a nested rule
-        params = {**params, "under": build_rule(STOP, *parse_call(params["under"]))}
+    for key, own in _NESTED.items():
+        if key in known and isinstance(params.get(key), str):
+            params = {**params, key: build_rule(own, *parse_call(params[key]))}
     for key in params:
         if key not in known:
             if not known:

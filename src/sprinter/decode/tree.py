@@ -141,6 +141,13 @@ class TreeText:
         self._nodes += tokens
         self._parents += parents or ()
 
+    def shared(self, text: Sequence[int]) -> int:
+        """Number of leading tokens of a text that this one has too, along a path of its tree."""
+        own = [(*self._text, *path) for path in ((), *self.paths())]
+        return max(
+            next((i for i, x in enumerate(text) if i == len(one) or one[i] != x), len(text)) for one in own
+        )
+
     def paths(self) -> list[tuple[int, ...]]:
         """For each node, the tokens from the text to the node."""
         paths: list[tuple[int, ...]] = []

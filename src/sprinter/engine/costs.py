@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,20 +16,21 @@ import torch
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.driver import DraftJob, Job, Models, TargetJob
+from sprinter.engine.jobs import DraftJob, Job, Models, TargetJob
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
 from sprinter.engine.rows import Feed
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
 from sprinter.files import write_atomic
+from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
 from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.flops import forward_flops
 from sprinter.models.pair import LoadedPair
 from sprinter.random import AddressedDraws
 
-__all__ = ["borrow", "draft_job", "pass_costs", "read_prompts", "run_interleaved", "target_job"]
+__all__ = ["borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "run_interleaved", "target_job"]
 
 _LOG = logging.getLogger(__name__)
 _MEASURING = Lock()  # two measurements at a time would disturb each other
@@ -59,6 +61,34 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
         if place is not None:
             _keep(place, costs)
     return costs
+
+
+@torch.inference_mode()
+def head_costs(heads: TokenHeads, costs: PassCosts) -> PassCosts:
+    """Costs of the target's passes, and in place of a draft model's those of a step of heads that draft.
+
+    They are measured each time, in milliseconds. Rows run their heads one after the other, so that with many rows the
+    steps of all are a little more than is said here.
+    """
+    like = next(heads.parameters())
+    states = {
+        layer: torch.zeros(_CONTEXT, heads.hidden_size, device=like.device, dtype=like.dtype)
+        for layer in heads.layers
+    }
+    ids = [i % min(100, heads.vocab_size) for i in range(_CONTEXT + 1)]
+    seconds = dict.fromkeys((1, 8), math.inf)
+    for _ in range(_REPEATS + 1):  # the first warms up, and is never the least
+        for tips in seconds:
+            text = heads.begin()
+            text.read(ids, states)
+            text.logits([()])
+            began = time.perf_counter()
+            logits = text.logits([(i,) for i in range(tips)])
+            if logits is not None:
+                logits[0, 0].item()  # waits for the device
+            seconds[tips] = min(seconds[tips], time.perf_counter() - began)
+    one, eight = seconds.values()
+    return PassCosts(costs.target, ((1, one), (8, max(one, eight))))
 
 
 def _keep(place: Path, costs: PassCosts) -> None:

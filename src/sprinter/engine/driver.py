@@ -1,4 +1,4 @@
-"""The driver of one request, and the jobs that it asks the models to run.
+"""The driver of one request.
 
 ``RowDriver`` turns each request of the loop into jobs: a prefill chunk, a draft step, a target forward pass. It runs no
 model itself: ``Models.run`` runs the jobs of one request, or of many at once.
@@ -7,7 +7,7 @@ model itself: ``Models.run`` runs the jobs of one request, or of many at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,175 +16,24 @@ from torch import Tensor
 
 from sprinter.decode.adjust import Adjuster, Adjustments
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, Stats, Tips
+from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.row import Answer, LoopRequest
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
+from sprinter.engine.jobs import Costs, DraftJob, Job, Models, PromptJob, PromptRead, TargetJob, TreeJob
 from sprinter.engine.logprobs import LogProbs
-from sprinter.engine.prefix import HeldRows, common_prefix
-from sprinter.engine.rows import FINAL, CacheRows, Feed, RequestRow
-from sprinter.engine.steps import (
-    Drafted,
-    DraftPlan,
-    DraftRow,
-    DraftSteps,
-    EagerDraftSteps,
-    EagerTargetPasses,
-    Scored,
-    TargetPasses,
-    TargetRow,
-)
-from sprinter.engine.trees import TipLaws, TreeRow, TreeSteps
+from sprinter.engine.prefix import common_prefix
+from sprinter.engine.rows import FINAL, CacheRows, RequestRow
+from sprinter.engine.steps import Drafted, DraftPlan, DraftRow, Scored, TargetRow
+from sprinter.engine.trees import TipLaws, TreeRow
 from sprinter.errors import SprinterError
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling
-from sprinter.models.runner import Runner
 from sprinter.random import Draws
 
-__all__ = [
-    "Costs", "DraftJob", "Job", "Jobs", "Models", "PromptJob", "PromptRead", "RowDriver", "TargetJob", "TreeJob",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Forward FLOPs of one token through each model (Hoffmann et al. 2022, Appendix F)."""
-
-    target: float = 0.0
-    draft: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PromptJob:
-    """A chunk of a prompt's prefill; the result is a ``PromptRead``.
-
-    Every job names the length that its row starts from, so that a failed or interrupted job can be run again.
-    """
-
-    model: str  # "target" or "draft"
-    row: Feed
-    layers: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DraftJob:
-    """Draft steps of a request; the result is a list of ``Drafted``."""
-
-    row: DraftRow
-
-
-@dataclass(frozen=True, slots=True)
-class TreeJob:
-    """A draft step of a request whose draft is a tree; the result is a ``TipLaws``."""
-
-    row: TreeRow
-
-
-@dataclass(frozen=True, slots=True)
-class TargetJob:
-    """A target forward pass for a request; the result is a ``Scored``."""
-
-    row: TargetRow
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRead:
-    """Time of a prefill chunk in seconds, and hidden states ``[n, d]`` of each of the job's layers.
-
-    ``copied``: number of its tokens that another row read in the same step.
-    """
-
-    seconds: float
-    states: Sequence[Tensor] = ()
-    copied: int = 0
-
-
-Job = PromptJob | DraftJob | TreeJob | TargetJob
-Done = PromptRead | list[Drafted] | TipLaws | Scored | SprinterError
-Jobs = Generator[Job, Any, None]
-"""An active request: yields jobs and is sent their results; an error as a result ends the request."""
-
-
-class Models:
-    """Both models of a pair, their rows, and the steps that run jobs on them.
-
-    Args:
-        target, draft: runners with the same number of rows; None if no request needs the model.
-        vocab: size of the common vocabulary.
-        draft_steps, target_passes: factories of draft steps and target forward passes; eager by default.
-        held: what the rows of target and draft hold from earlier texts; None: nothing.
-    """
-
-    def __init__(
-        self,
-        target: Runner | None,
-        draft: Runner | None,
-        vocab: int,
-        draft_steps: Callable[[CacheRows], DraftSteps] = EagerDraftSteps,
-        target_passes: Callable[[CacheRows], TargetPasses] = EagerTargetPasses,
-        held: tuple[HeldRows | None, HeldRows | None] = (None, None),
-    ) -> None:
-        self.target = CacheRows(target, vocab, "target", held[0]) if target else None
-        self.draft = CacheRows(draft, vocab, "draft", held[1]) if draft else None
-        self._vocab = vocab
-        self._steps: dict[type[Job], Any] = {}
-        if self.draft:
-            self._steps |= {DraftJob: draft_steps(self.draft), TreeJob: TreeSteps(self.draft)}
-        if self.target:
-            self._steps[TargetJob] = target_passes(self.target)
-        rows = self.target or self.draft
-        self._device = rows.runner.device if rows else torch.device("cpu")
-        self._like = torch.empty(0, device=self._device)
-
-    @property
-    def vocab(self) -> int:
-        """Size of the common vocabulary."""
-        return self._vocab
-
-    @property
-    def device(self) -> torch.device:
-        """The device of all laws that leave the driver: the target's; without a target, the draft's."""
-        return self._device
-
-    @property
-    def target_size(self) -> int:
-        """Size of the target's hidden states; 0 without a target."""
-        return self.target.runner.hidden_size if self.target else 0
-
-    @property
-    def like(self) -> Tensor:
-        """A tensor with the dtype and device of laws."""
-        return self._like
-
-    def gather(self, laws: Tensor) -> Tensor:
-        """Move laws of either model to ``device``."""
-        return laws.to(self.device)
-
-    def run(self, jobs: Sequence[Job]) -> list[Done]:
-        """Run jobs of one kind (and of one model) in one forward pass or step; returns their results in order.
-
-        An error in the rows of one job is the result of that job. An exception that is raised concerns no single job:
-        all of them may be run again.
-        """
-        first = jobs[0]
-        if isinstance(first, PromptJob):
-            return list(self._read_prompts(first.model, jobs))
-        return list(self._steps[type(first)]([job.row for job in jobs]))
-
-    def _read_prompts(self, model: str, jobs: Sequence[Job]) -> Iterator[PromptRead]:
-        rows = self.target if model == "target" else self.draft
-        assert rows is not None
-        prompts = [job for job in jobs if isinstance(job, PromptJob)]
-        layers = sorted({layer for job in prompts for layer in job.layers} - {FINAL})
-        began = time.perf_counter()
-        states, copied = rows.read_prompts(
-            [job.row for job in prompts], layers if any(j.layers for j in prompts) else None
-        )
-        seconds = (time.perf_counter() - began) / len(jobs)
-        for job in prompts:
-            made = dict(zip((FINAL, *layers), states.get(job.row.row, ()), strict=False))
-            yield PromptRead(seconds, [made[layer] for layer in job.layers], copied.get(job.row.row, 0))
+__all__ = ["RowDriver"]
 
 
 @dataclass(slots=True)
@@ -219,6 +68,7 @@ class RowDriver:
         models: the models and their rows.
         number: the request's row, the same in both models.
         heads: by kind, at least those that the method's rules read.
+        drafting: heads on the target that draft; None: there are none.
         prompt: token ids.
         ahead: maximum number of draft tokens per answer (one host synchronisation); None: chosen from measured times.
             The text does not depend on it.
@@ -243,13 +93,14 @@ class RowDriver:
         prefill_chunk: int | None = None,
         adjustments: Adjustments = _UNADJUSTED,
         logprobs: LogProbs | None = None,
+        drafting: DraftHeads | None = None,
     ) -> None:
         if missing := sorted(method.heads - heads.keys()):
             raise SprinterError(f"the method reads a head that the pair has not: {', '.join(missing)}")
-        drafter = self._drafter = method.drafter
-        self._target = (
-            RequestRow(models.target, number, prompt, drafter.target_states) if models.target else None
-        )
+        drafter = method.drafter
+        layers = drafting.layers if drafter.by_heads and drafting is not None else drafter.target_states
+        self._layers = tuple(dict.fromkeys(layers))
+        self._target = RequestRow(models.target, number, prompt, self._layers) if models.target else None
         self._draft = RequestRow(models.draft, number, prompt) if models.draft else None
         self._proposals = Proposals.of(drafter)
         self._sampling, self._draws = sampling, draws
@@ -268,6 +119,14 @@ class RowDriver:
             {name: heads[name] for name in sorted(method.needs & heads.keys())},
             self._raw,
         )
+        self._head_drafts: HeadDrafts | None = None
+        if drafter.by_heads:
+            assert drafting is not None, "the method drafts with heads, and none were given"
+            self._adjust_q, self._head_draft_flops = adjuster(adjustments, models.target), drafting.flops
+            self._head_drafts = HeadDrafts(
+                drafting.begin(), prompt, self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
+                self._adjust_q,
+            )  # fmt: skip
         # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
         self._whole = method.length is not None and method.trust.never
         self._head_flops = sum(head.flops for head in self._plan.heads.values())
@@ -284,6 +143,8 @@ class RowDriver:
         """Yield the jobs for one request of the loop; returns the answer."""
         if isinstance(request, AskScore):
             return (yield from self._score(request))
+        if self._head_drafts is not None:
+            return (yield from self._ask_heads(self._head_drafts, request))
         if isinstance(request, AskTips):
             return (yield from self._read_tips(request))
         if self._proposals is not None:
@@ -295,21 +156,10 @@ class RowDriver:
         if self._allow is not None:
             self._allow.rewind(request.start)
             self._allow.read(self._text)
-        states: dict[int, Tensor] = {}
-        if self._target is not None and self._drafter.target_states:
-            yield from self._prefill(self._target)
-            known = common_prefix(self._target.text[: self._target.cached], self._text)
-            made, empty = self._target.states, self._models.like.new_empty(0, self._models.target_size)
-            states = {layer: made.get(layer, empty)[:known] for layer in self._drafter.target_states}
-        began = time.perf_counter()
+        states = yield from self._states_of(self._text)
+        began, models = time.perf_counter(), self._models
         context = Context(
-            tuple(self._text),
-            request.round,
-            request.at_most,
-            self._models.vocab,
-            self._draws,
-            self._models.like,
-            states,
+            tuple(self._text), request.round, request.at_most, models.vocab, self._draws, models.like, states
         )
         draft = proposals.draft(context, self._needs, self._needs_raw)
         self._stats.draft_s += time.perf_counter() - began
@@ -324,6 +174,39 @@ class RowDriver:
             draft = self._allow.allow(draft)
         self._text += draft.tokens
         return draft
+
+    def _states_of(self, text: Sequence[int]) -> Generator[Job, Any, dict[int, Tensor]]:
+        """The target's hidden states of a text's tokens that it has read, by layer."""
+        row = self._target
+        if row is None or not self._layers:
+            return {}
+        yield from self._prefill(row)
+        made, empty = row.states_of(text), self._models.like.new_empty(0, self._models.target_size)
+        return {layer: made.get(layer, empty) for layer in self._layers}
+
+    def _ask_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Generator[Job, Any, Draft | Tips]:
+        """Draft with heads on the target, in this row alone."""
+        goes_on = not heads.follow(request)
+        states = None if goes_on else (yield from self._states_of(heads.text))
+        began, before, stats = time.perf_counter(), heads.counts, self._stats
+        with torch.inference_mode():
+            if states is not None:
+                heads.read(states)
+            if isinstance(request, AskDraft):
+                answer: Draft | Tips = heads.draft(request, request.at_most if self._whole else 1)
+            else:
+                answer = heads.tips(request)
+        steps, tokens = (now - then for now, then in zip(heads.counts, before, strict=True))
+        stats.draft_s += time.perf_counter() - began
+        stats.draft_steps += steps
+        stats.draft_tokens += tokens
+        stats.flops_passes += steps * self._head_draft_flops
+        stats.flops_tokens += tokens * self._head_draft_flops
+        if isinstance(answer, Draft):
+            return self._drafted(len(heads.text) - len(answer.tokens), answer)
+        if self._logprobs is not None and answer.raws:
+            self._logprobs.read_tips(len(heads.text), heads.paths, answer.raws)
+        return answer if self._needs_raw else answer._replace(raws=())
 
     def _draft_chain(self, request: AskDraft) -> Generator[Job, Any, Draft]:
         row = self._draft

@@ -23,9 +23,10 @@ from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Task
 from sprinter.errors import UserError
-from sprinter.heads.artifact import load_head
+from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.gate import load_gate
 from sprinter.heads.head import Head
+from sprinter.heads.load import load_any_head
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
@@ -39,7 +40,7 @@ def load_pair(
     draft: str | Path | PreTrainedModel | None = None,
     *,
     gate: str | Path | Head | None = None,
-    heads: Sequence[str | Path | Head] = (),
+    heads: Sequence[str | Path | Head | TokenHeads] = (),
     runner: str = "auto",
     profile: str | Path | None = None,
     prefix_cache_bytes: int = DEFAULT.max_bytes,
@@ -54,7 +55,7 @@ def load_pair(
         draft: as ``target``; None: plain decoding.
         gate: directory or hub id of a gate that was trained for this draft.
         heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read, or for this
-            target ("judge", "diversed").
+            target ("judge", "diversed"), or heads on the target that draft in place of a draft model (Medusa's).
         runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (GGUF files too, their weights
             dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
             "float16" or "q8_0").
@@ -77,14 +78,14 @@ def load_pair(
         paths = builtin_paths()
         target, draft, gate = paths["target"], paths["draft"], gate or paths["gate"]
         heads = heads or builtin_heads()
-    if isinstance(heads, str | Path | Head):
+    if isinstance(heads, str | Path | Head | TokenHeads):
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
     tuned = None if profile is None else read_profile(profile)
     cache = PrefixCache(prefix_cache_bytes, prefix_reuse)
     target, draft, options = for_runner(runner, target, draft, options)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
-    others = [load_head(head) if isinstance(head, str | Path) else head for head in heads]
+    others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
     return Pair(models, loaded, others, cache, tuned)
 
 
@@ -96,34 +97,38 @@ class Pair:
         profile: of this pair, from ``sprinter tune``.
 
     Raises:
-        UserError: a head of another draft or target, two heads of one kind, a gate that reads the token that it judges,
-            or a profile of another pair.
+        UserError: a head of another draft or target, two heads of one kind or two sets that draft, a gate that
+            reads the token that it judges, or a profile of another pair.
     """
 
     def __init__(
         self,
         models: LoadedPair,
         gate: Head | None = None,
-        heads: Sequence[Head] = (),
+        heads: Sequence[Head | TokenHeads] = (),
         prefix_cache: PrefixCache = DEFAULT,
         profile: Profile | None = None,
     ) -> None:
         self.models, self.tokenizer = models, models.tokenizer
         self.heads: dict[str, Head] = {}
+        self.drafting: TokenHeads | None = None
         for head in heads if gate is None else (gate, *heads):
             self._add(head)
         self.gate = self.heads.get("gate")
         if profile is not None:
             profile.check(models, self.heads)
-        self._parts = Parts(models, self.heads, prefix_cache, profile)
+        self._parts = Parts(models, self.heads, prefix_cache, profile, self.drafting)
 
     def __repr__(self) -> str:
         target, draft = self.models.target, self.models.draft
-        heads = ", ".join(self.heads) or None
+        heads = ", ".join([*self.heads, *([self.drafting.kind] if self.drafting else [])]) or None
         where = f"{target.weights} on {target.model.device}"
         return f"Pair(target={target.id!r}, draft={draft and draft.id!r}, heads={heads}, {where})"
 
-    def _add(self, head: Head) -> None:
+    def _add(self, head: Head | TokenHeads) -> None:
+        if isinstance(head, TokenHeads):
+            self._add_drafting(head)
+            return
         if not isinstance(head, Head):
             raise UserError(f"{head!r} is no head: give a directory, a hub id or a Head")
         kind = head.config.kind
@@ -144,10 +149,17 @@ class Pair:
         )
         self.heads[kind] = head.to(model.model.device)
 
+    def _add_drafting(self, heads: TokenHeads) -> None:
+        if self.drafting is not None:
+            raise UserError("two sets of heads that draft were given: a pair has one")
+        target = self.models.target
+        heads.attach(target.module("heads that draft"), target.id, target.hidden_size, self.models.vocab_size)
+        self.drafting = heads
+
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, else
-        ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads``
+        with heads that draft, else ``autoregressive``."""
         return self._parts.default_method
 
     @property

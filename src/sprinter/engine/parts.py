@@ -12,15 +12,16 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, with_values
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.costs import pass_costs
-from sprinter.engine.driver import Costs, Models
+from sprinter.engine.costs import head_costs, pass_costs
 from sprinter.engine.ending import special_ids
+from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, PromptWatch, TunedSetting
 from sprinter.engine.record import models_record
 from sprinter.errors import UserError
+from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
@@ -34,6 +35,7 @@ class Parts:
 
     Attributes:
         heads: by kind, trained for the draft of ``models``.
+        drafting: heads on the target that draft; None: there are none.
         profile: of this pair; None: none. watch: compares texts with those that it was tuned on.
         special: ids of special tokens.
 
@@ -47,8 +49,9 @@ class Parts:
         heads: Mapping[str, Head],
         cache: PrefixCache = DEFAULT,
         profile: Profile | None = None,
+        drafting: TokenHeads | None = None,
     ) -> None:
-        self.models, self.heads, self.profile = models, heads, profile
+        self.models, self.heads, self.profile, self.drafting = models, heads, profile, drafting
         self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
         idle = IdleRunners(cache.max_bytes)
@@ -61,11 +64,13 @@ class Parts:
 
     @property
     def default_method(self) -> str:
-        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, else
-        ``autoregressive``."""
+        """The method if none is given, lossless: the profile's fastest, else ``speculative`` with a draft, ``heads``
+        with heads that draft, else ``autoregressive``."""
         if self.profile is not None:
             return self.profile.fastest(None).spec
-        return "speculative" if self.models.draft else "autoregressive"
+        if self.models.draft is not None:
+            return "speculative"
+        return "autoregressive" if self.drafting is None else "heads"
 
     def tuned_for(self, options: GenerationOptions) -> TunedSetting | None:
         """The profile's setting that a request takes; None: its method does not come from a profile."""
@@ -90,7 +95,7 @@ class Parts:
     @cached_property
     def described(self) -> dict[str, Any]:
         """The record of models and heads that is part of each result."""
-        return models_record(self.models, self.heads)
+        return models_record(self.models, self.heads, self.drafting)
 
     @property
     def taus(self) -> dict[str, float]:
@@ -102,9 +107,19 @@ class Parts:
         """What forward passes of the pair cost on this machine, see ``engine.costs``."""
         return pass_costs(self.models, self.described)
 
+    @cached_property
+    def head_costs(self) -> PassCosts:
+        """``pass_costs`` with steps of the heads that draft in place of those of the draft model."""
+        return self.pass_costs if self.drafting is None else head_costs(self.drafting, self.pass_costs)
+
+    def costs_of(self, method: Method) -> PassCosts:
+        """The costs that a method has on this machine."""
+        return self.head_costs if method.drafter.by_heads else self.pass_costs
+
     def settle(self, method: Method) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"."""
-        return method.settle(self.taus, self.pass_costs if method.stop.measures else None)
+        accuracies = () if self.drafting is None else self.drafting.accuracies
+        return method.settle(self.taus, self.costs_of(method) if method.stop.measures else None, accuracies)
 
     def without_text(self) -> Parts:
         """The same models, heads and caches without a tokenizer: results have token ids but no text."""

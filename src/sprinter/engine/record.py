@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.gguf.load import GgufModel
@@ -48,7 +49,9 @@ def cpu_name() -> str:
     return next(names, platform.processor() or "unknown")
 
 
-def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
+def models_record(
+    models: LoadedPair, heads: Mapping[str, Head], drafting: TokenHeads | None = None
+) -> dict[str, Any]:
     """Target, draft, gate, other heads and tokenizer of a pair; None for missing ones.
 
     An id is a directory, a file or a hub id; None for a gate or tokenizer that was given as an object.
@@ -59,24 +62,27 @@ def models_record(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, An
         "target": _model(models.target),
         "draft": None if models.draft is None else _model(models.draft),
         "gate": _head(heads["gate"]) if "gate" in heads else None,
-        "heads": [_head(head) for head in others],
+        "heads": [*(_head(head) for head in others), *_drafting(drafting)],
         "tokenizer": None if models.tokenizer is None else {"id": name or None},
     }
 
 
-def fingerprints(models: LoadedPair, heads: Mapping[str, Head]) -> dict[str, Any]:
+def fingerprints(
+    models: LoadedPair, heads: Mapping[str, Head], drafting: TokenHeads | None = None
+) -> dict[str, Any]:
     """``models_record`` with fingerprints of the contents: results can be continued if they are equal.
 
     For models and tokenizer these are sizes and modification times of their files, as hashing is slow (a hub id has its
     revision); for heads, the SHA-256.
     """
-    found = models_record(models, heads)
+    found = models_record(models, heads, drafting)
     for name in ("target", "draft", "tokenizer"):
         if (about := found[name]) is not None and about["id"] is not None:
             about["files"] = _files(Path(about["id"]).expanduser())
     others = [head for kind, head in heads.items() if kind != "gate"]
     records = [found["gate"], *found["heads"]] if "gate" in heads else found["heads"]
-    for about, head in zip(records, [heads["gate"], *others] if "gate" in heads else others, strict=True):
+    every: list[Head | TokenHeads] = [heads["gate"], *others] if "gate" in heads else [*others]
+    for about, head in zip(records, [*every, drafting] if drafting else every, strict=True):
         about["sha256"] = head.fingerprint
     return dict(json.loads(json.dumps(found)))
 
@@ -119,3 +125,7 @@ def _loading(model: PreTrainedModel | GgufModel) -> dict[str, Any]:
 
 def _head(head: Head) -> dict[str, Any]:
     return {"kind": head.config.kind, "id": head.id, "revision": head.revision}
+
+
+def _drafting(heads: TokenHeads | None) -> list[dict[str, Any]]:
+    return [] if heads is None else [{"kind": heads.kind, "id": heads.id, "revision": heads.revision}]

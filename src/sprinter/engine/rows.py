@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.engine.prefix import HeldRows, up_to_boundary
+from sprinter.engine.prefix import HeldRows, common_prefix, up_to_boundary
 from sprinter.errors import SprinterError
 from sprinter.models.checks import find_fault
 from sprinter.models.interface import ModelOutput
@@ -386,7 +386,26 @@ class RequestRow:
         self.cached += linear
         self._read = len(self._nodes)
 
-    @property
-    def states(self) -> dict[int, Tensor]:
-        """Hidden states ``[cached, d]`` of the text's cached tokens, by layer."""
-        return {layer: states[: self.cached] for layer, states in self._states.items()}
+    def states_of(self, text: Sequence[int]) -> dict[int, Tensor]:
+        """Hidden states ``[known, d]`` of the longest beginning of a text that was read, by layer.
+
+        It may end in the tree, of which no path has been kept yet.
+        """
+        known = common_prefix(self.text[: self.cached], text)
+        along = self._along(text[known:]) if known == len(self.text) else []
+        slots = [*range(known), *(known + node for node in along)]
+        return {layer: each[slots] if along else each[:known] for layer, each in self._states.items()}
+
+    def _along(self, tokens: Sequence[int]) -> list[int]:
+        """Nodes of the longest path of the tree that has these tokens; of equal siblings, any has the same states."""
+        level, last = [-1], -1
+        for x in tokens:
+            level = [i for i in range(self._read) if self._nodes[i] == x and self._parents[i] in level]
+            if not level:
+                break
+            last = level[0]
+        path: list[int] = []
+        while last >= 0:
+            path.append(last)
+            last = self._parents[last]
+        return path[::-1]

@@ -16,8 +16,8 @@ from typing import Any
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
 from sprinter.decode.switch import Tracker
-from sprinter.engine.driver import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.generation import Generation
+from sprinter.engine.jobs import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
 from sprinter.engine.stream import TokenReader

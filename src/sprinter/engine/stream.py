@@ -6,9 +6,9 @@ import time
 import weakref
 
 from sprinter.decode.draft import Token
-from sprinter.engine.driver import Models
 from sprinter.engine.ending import TextWriter
 from sprinter.engine.generation import Generation
+from sprinter.engine.jobs import Models
 from sprinter.engine.task import Task, render
 from sprinter.engine.work import Work
 

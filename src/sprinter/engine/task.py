@@ -14,9 +14,10 @@ from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, Tracker
-from sprinter.engine.driver import Jobs, Models, RowDriver
+from sprinter.engine.driver import RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter
 from sprinter.engine.generation import Generation
+from sprinter.engine.jobs import Jobs, Models
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.parts import Parts
@@ -95,7 +96,7 @@ class Task:
         self._adjustments = _adjustments(self.request, parts, ends)
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
         if self.request.never_slower and self.request.switches is None and self._may_switch:
-            self._costs = parts.pass_costs
+            self._costs = parts.costs_of(method)
         self._switched: tuple[tuple[int, ...], int] = ((), 0)
         self.record = self._new_record()
 
@@ -150,7 +151,7 @@ class Task:
         logprobs = None if request.logprobs is None else LogProbs(len(self._ids), request.logprobs)
         driver = RowDriver(
             models, number, self._parts.heads, self._ids, method, request.sampling, draws, record.stats,
-            self._parts.costs, ahead, prefill_chunk, self._adjustments, logprobs,
+            self._parts.costs, ahead, prefill_chunk, self._adjustments, logprobs, self._parts.drafting,
         )  # fmt: skip
         loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules, switch)
         question = next(loop, None)
@@ -243,7 +244,8 @@ class Task:
                 f"method {method.name} drafts a tree of up to {nodes} tokens, and a forward pass reads fewer than "
                 f"{CHUNK}: give a smaller gamma or tree, or fewer drafts"
             )
-        for which, model in (("target", models.target), ("draft", models.draft)):
+        drafting = models.draft if method.drafter.uses_model else None
+        for which, model in (("target", models.target), ("draft", drafting)):
             limit = None if model is None else tree_limit(model.model)
             if model is not None and limit == 0:
                 kind = runner_kind(model.model)[0]
@@ -278,6 +280,11 @@ class Task:
             raise UserError(
                 f"method {method.name} needs a draft model, and this pair has none: give draft=..."
             )
+        if method.drafter.by_heads and parts.drafting is None:
+            raise UserError(
+                f"method {method.name} drafts with heads on the target, and this pair has none: give heads=[...] "
+                "(--head) of 'sprinter draft train'"
+            )
         for kind in sorted(method.heads - parts.heads.keys()):
             a_head, option = (
                 ("a gate", "gate=...") if kind == "gate" else (f"a {kind} head", "heads=[...] (--head)")
@@ -287,8 +294,9 @@ class Task:
             )
         if method.grows:
             self._check_tree(method)
-        if method.drafter.target_states:
-            _check_states(method, parts.models.target)
+        heads = parts.drafting if method.drafter.by_heads else None
+        if layers := method.drafter.target_states if heads is None else heads.layers:
+            _check_states(method, parts.models.target, layers)
         vocab = parts.models.vocab_size
         if outside := [id for id in self.request.stop_token_ids if not 0 <= id < vocab]:
             raise UserError(f"stop token id {outside[0]} is out of range: the vocabulary has {vocab} tokens")
@@ -328,9 +336,8 @@ def _spelled(word: str | tuple[int, ...], parts: Parts) -> list[tuple[int, ...]]
     return [tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) for text in texts]
 
 
-def _check_states(method: Method, target: LoadedModel) -> None:
+def _check_states(method: Method, target: LoadedModel, layers: Sequence[int]) -> None:
     """Refuse layers that the target does not have, and runners that hand out no hidden states."""
-    layers = method.drafter.target_states
     if isinstance(target.model, GgufModel):
         raise UserError(
             f"method {method.name} reads the target's hidden states, which llama.cpp does not hand out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sprinter.engine.driver import Done, Job, Jobs, Models
+from sprinter.engine.jobs import Done, Job, Jobs, Models
 from sprinter.engine.task import Task
 
 __all__ = ["Work"]

@@ -25,7 +25,7 @@ from sprinter.files import write_atomic
 from sprinter.heads.calibration import read_calibration
 from sprinter.heads.head import OF_TARGET, GateHead, Head, HeadConfig
 
-__all__ = ["load_head", "save_head"]
+__all__ = ["from_hub", "load_head", "save_head"]
 
 _TYPE = "sprinter"
 _KNOTS = "calibration."
@@ -86,7 +86,7 @@ def load_head(source: str | os.PathLike[str]) -> Head:
     directory = Path(source).expanduser()
     revision = None
     if not directory.is_dir():
-        directory = _from_hub(str(source))
+        directory = from_hub(str(source))
         revision = directory.name
     fields = _read_config(directory)
     try:
@@ -143,14 +143,19 @@ def _assemble(config: HeadConfig, calibration: Mapping[str, Any] | None, tensors
     return Head(config, network, curve)
 
 
-def _from_hub(name: str) -> Path:
+def from_hub(name: str) -> Path:
+    """The files of a head on the hub, in the hub's cache.
+
+    Raises:
+        UserError: no such id, or no network.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise UserError(f"there is no gate directory '{name}': give a directory or a hub id such as org/name")
     try:
-        return Path(snapshot_download(name, allow_patterns=["config.json", "model.safetensors", "README.md"]))
+        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "README.md"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(

@@ -152,7 +152,7 @@ class Service:
             "sprinter": {
                 "target": _shown(pair.models.target.id),
                 "draft": pair.models.draft and _shown(pair.models.draft.id),
-                "heads": sorted(pair.heads),
+                "heads": sorted([*pair.heads, *([pair.drafting.kind] if pair.drafting else [])]),
                 "default_method": self.settings.method or pair.default_method,
                 "require_lossless": self.settings.require_lossless,
             },

@@ -8,7 +8,7 @@ from statistics import median
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.costs import borrow, draft_job, read_prompts, run_interleaved, target_job
-from sprinter.engine.driver import Job
+from sprinter.engine.jobs import Job
 from sprinter.engine.pair import Pair
 from sprinter.engine.steps import DraftPlan
 from sprinter.errors import UserError

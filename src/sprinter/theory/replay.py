@@ -362,7 +362,7 @@ def check_replayable(method: Method, heads: Collection[str]) -> None:
 
 
 def _refuse(method: Method, missing: frozenset[str]) -> None:
-    if method.drafter.target_states or method.accept.needs:
+    if method.drafter.target_states or method.drafter.by_heads or method.accept.needs:
         raise UserError(
             f"method {method.name} reads the target's hidden states, which no recording holds: "
             "measure it with 'sprinter bench'"

@@ -44,8 +44,9 @@ _VLLM = (
 
 
 def _methods() -> list[str]:
-    """All methods but those that read a head on the target, which is made for a task and comes with no pair."""
-    return [name for name in METHODS.names() if not parse_method(name).accept.needs]
+    """All methods but those that read heads on the target, which come with no pair."""
+    methods = ((name, parse_method(name)) for name in METHODS.names())
+    return [name for name, method in methods if not (method.accept.needs or method.drafter.by_heads)]
 
 
 _SETS: dict[str, Callable[[], list[str]]] = {

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from sprinter.training.drafts.train import LossPoint
+from sprinter.training.drafts.run import LossPoint
 
 __all__ = ["draw_losses", "model_card"]
 
@@ -20,25 +20,20 @@ def model_card(facts: Mapping[str, Any]) -> str:
     shape = (
         f"{student['layers']} layers, width {student['width']}, {student['parameters']:,} parameters a step"
     )
-    cut = student["vocabulary"]
+    cut, made = student["vocabulary"], _made_from(facts)
     lines = [
         "---", "tags: [speculative-decoding, draft, sprinter]", "library_name: transformers", "---", "",
         f"# Draft model for {texts['target']}", "",
         "A Llama model that drafts for speculative decoding, distilled from texts that the target wrote. Made with "
         "`sprinter draft distill`.", "",
         "| | |", "| --- | --- |",
-        f"| target | {texts['target']}, {texts['weights']}, weights {texts['target_fingerprint'][:12]} |",
+        made[0],
         f"| draft | {shape} |",
         f"| vocabulary | {'whole' if cut is None else f'{cut:,} tokens; for Sprinter alone'} |",
-        f"| data | {', '.join(source['name'] for source in texts['data'])} "
-        f"(sha256 {', '.join(source['sha256'][:12] for source in texts['data'])}) |",
-        f"| texts | {texts['train_texts']:,} answers of the target, {texts['train_tokens']:,} tokens, "
-        f"{texts['held_out_texts']:,} more held out; temperature {texts['settings']['temperature']:g} "
-        f"(hash {texts['hash'][:12]}) |",
+        *made[1:],
         f"| loss | {training['loss']} at temperature {training['temperature']:g}, after {training['warm_up']:.0%} "
         "of the steps with ce+kl |",
-        f"| training | {training['steps']:,} steps, {training['tokens']:,} positions, {training['seconds']:.0f} s; "
-        f"seed {training['seed']} |",
+        *_trained(training),
         "", f"Held-out prompts; β = Σ min(p, q), tokens a target call with `{facts['method']}`:", "",
         *_table(facts["tasks"]), "",
         *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
@@ -83,3 +78,72 @@ def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
+
+
+_NAMES = {
+    "medusa": "Medusa's heads (arXiv 2401.10774)",
+    "eagle3": "EAGLE-3's head (arXiv 2503.01840)",
+    "glide": "GliDe's layer (arXiv 2402.02082)",
+}
+
+
+def heads_card(facts: Mapping[str, Any]) -> str:
+    """Text of README.md of heads that draft, from the facts of draft.json."""
+    heads, training = facts["heads"], facts["training"]
+    medusa = heads["kind"] == "medusa"
+    shared = "the target's own output layer" if heads["share_output"] else "an output layer each"
+    made_of = f"{heads['heads']}, {heads['blocks']} residual block{'s' * (heads['blocks'] > 1)} and {shared}"
+    if not medusa:
+        vocabulary = (
+            "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
+        )
+        made_of = f"one layer over three of the target's, on {vocabulary}; {heads['heads']} steps of training-time test"
+    if heads["kind"] == "glide":
+        made_of = f"one layer that attends to the target's last; trained {heads['heads']} tokens ahead"
+    name = _NAMES[heads["kind"]]
+    lines = [
+        "---", f"tags: [speculative-decoding, {heads['kind']}, sprinter]", "library_name: sprinter", "---", "",
+        f"# Heads that draft for {facts['texts']['target']}", "",
+        f"{name}, trained on texts that the target wrote, the target frozen. Made with "
+        "`sprinter draft train`.", "",
+        "| | |", "| --- | --- |",
+        f"| heads | {made_of}; {heads['parameters']:,} parameters |",
+        *_made_from(facts),
+        f"| loss | {training['loss']} at temperature {training['temperature']:g}, each further "
+        f"{'head' if medusa else 'step'} × "
+        f"{heads['discount']:g} |",
+        *_trained(training), "",
+        "How often the target's token has this rank in a head's law, on held-out texts:", "",
+        "| tokens ahead | 1st | 2nd | 3rd | 4th | 5th |", "| --- |" + " --- |" * 5,
+        *(
+            f"| {number} | {' | '.join(f'{value:.3f}' for value in row[:5])} |"
+            for number, row in enumerate(heads["accuracies"], 1)
+        ), "",
+        f"Held-out prompts; tokens a target call of `heads` (chain) and `{'medusa' if medusa else 'eagle'}` (tree), "
+        "and the share of drafted tokens "
+        "that stay:", "",
+        *_table(facts["tasks"]), "",
+        *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _made_from(facts: Mapping[str, Any]) -> list[str]:
+    """Rows of the target, the data and the texts."""
+    texts = facts["texts"]
+    return [
+        f"| target | {texts['target']}, {texts['weights']}, weights {texts['target_fingerprint'][:12]} |",
+        f"| data | {', '.join(source['name'] for source in texts['data'])} "
+        f"(sha256 {', '.join(source['sha256'][:12] for source in texts['data'])}) |",
+        f"| texts | {texts['train_texts']:,} answers of the target, {texts['train_tokens']:,} tokens, "
+        f"{texts['held_out_texts']:,} more held out; temperature {texts['settings']['temperature']:g} "
+        f"(hash {texts['hash'][:12]}) |",
+    ]
+
+
+def _trained(training: Mapping[str, Any]) -> list[str]:
+    """The row of the training."""
+    return [
+        f"| training | {training['steps']:,} steps, {training['tokens']:,} positions, {training['seconds']:.0f} s; "
+        f"seed {training['seed']} |",
+    ]

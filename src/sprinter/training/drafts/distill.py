@@ -21,11 +21,12 @@ from sprinter.models.pair import LoadedPair, load_models
 from sprinter.training.drafts.card import draw_losses, model_card
 from sprinter.training.drafts.data import INFO, Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
-from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.run import LossPoint, loss_temperature
+from sprinter.training.drafts.settings import HeadSettings, StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
-from sprinter.training.drafts.train import LossPoint, TrainedStudent, loss_temperature, settle_scale, train
+from sprinter.training.drafts.train import TrainedStudent, settle_scale, train
 
-__all__ = ["FACTS", "Judging", "distill", "fresh_student", "training_key"]
+__all__ = ["FACTS", "TRAINING", "Judging", "check_folder", "distill", "fresh_student", "training_key"]
 
 FACTS, TRAINING = "draft.json", "training"
 _SCALED_ON = 2048  # tokens
@@ -77,7 +78,7 @@ def distill(
         UserError: what is wrong with data, settings or folder, and how to fix it.
     """
     folder = Path(out)
-    _check_folder(folder, restart)
+    check_folder(folder, restart)
     written = write_texts(pair, data, folder / "texts", texts, on_texts)
     fresh = fresh_student(pair, weights, written, student)
     judge = None
@@ -104,7 +105,12 @@ def distill(
     return facts
 
 
-def _check_folder(folder: Path, restart: bool) -> None:
+def check_folder(folder: Path, restart: bool) -> None:
+    """Refuse a folder that holds another model; ``restart``: delete an earlier run in it.
+
+    Raises:
+        UserError: it is a file, or holds another model.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"'{folder}' is a file: give a directory for the draft")
     ours = (folder / FACTS).is_file() or (folder / "texts" / INFO).is_file()
@@ -117,7 +123,7 @@ def _check_folder(folder: Path, restart: bool) -> None:
         (folder / "texts" / INFO).unlink(missing_ok=True)
 
 
-def training_key(texts: Texts, student: StudentSettings, training: TrainingSettings) -> str:
+def training_key(texts: Texts, student: StudentSettings | HeadSettings, training: TrainingSettings) -> str:
     """The name of a training's folder: others on the same texts do not touch it."""
     facts = [texts.info["hash"], asdict(student), asdict(training)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
@@ -188,7 +194,7 @@ def _judged(
     calls = accepted(
         both,
         held,
-        gamma=judging.gamma,
+        method=f"speculative(gamma={judging.gamma})",
         temperature=temperature,
         new_tokens=judging.new_tokens,
         most=judging.prompts,

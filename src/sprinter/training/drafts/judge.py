@@ -62,18 +62,18 @@ def accepted(
     pair: Pair,
     texts: Sequence[TargetText],
     *,
-    gamma: int,
+    method: str,
     temperature: float,
     new_tokens: int,
     most: int,
     seed: int = 0,
 ) -> dict[str, dict[str, float]]:
-    """Tokens a target call of ``speculative(gamma)``, and the share of drafted tokens that were accepted, by task.
+    """Tokens a target call of a method, and the share of drafted tokens that were accepted, by task.
 
     Args:
-        pair: the target with the student as its draft.
+        pair: the target with what drafts for it.
         texts: held-out texts, whose prompts are answered again.
-        gamma, temperature, new_tokens, seed: of the generation.
+        method, temperature, new_tokens, seed: of the generation.
         most: maximum number of prompts of a task.
 
     Returns:
@@ -86,7 +86,7 @@ def accepted(
     if not chosen:
         return {}
     done = pair.generate_batch(
-        [text.ids[: text.prompt].tolist() for text in chosen], method=f"speculative(gamma={gamma})",
+        [text.ids[: text.prompt].tolist() for text in chosen], method=method,
         max_new_tokens=new_tokens, temperature=temperature, seed=seed, rows=min(8, len(chosen)),
     )  # fmt: skip
     sums: dict[str, list[int]] = {}

@@ -22,7 +22,7 @@ from torch import Tensor
 from sprinter.decode.registry import did_you_mean
 from sprinter.errors import UserError
 
-__all__ = ["LOSSES", "Loss", "TopLaws", "divergences", "parse_loss", "tempered"]
+__all__ = ["LOSSES", "Loss", "TopLaws", "divergences", "on_kept", "parse_loss", "tempered"]
 
 LOSSES = ("ce", "kl", "reverse-kl", "tv")
 _TERM = re.compile(r"(?:(?P<weight>[0-9.]+(?:e-?[0-9]+)?)\s*\*\s*)?(?P<name>[a-z-]+)")
@@ -106,6 +106,22 @@ def divergences(log_q: Tensor, laws: TopLaws) -> dict[str, Tensor]:
         "reverse-kl": (q * (ln_q - ln_p)).sum(-1) + q_rest * (ln_q_rest - ln_p_rest),
         "tv": 1 - torch.minimum(p, q).sum(-1) - torch.minimum(p_rest, q_rest),
     }
+
+
+def on_kept(log_q: Tensor, laws: TopLaws, ids: Tensor, vocab: int) -> tuple[Tensor, TopLaws]:
+    """Laws on a cut vocabulary, with one further column, which stands for all tokens outside: their ln q is −inf.
+
+    Args:
+        log_q: ``[n, kept]`` of the kept tokens. laws: of the target, by token id.
+        ids: ``[kept]`` the kept tokens. vocab: size of the whole vocabulary.
+
+    Returns:
+        ``[n, kept + 1]``, and the target's laws with columns in place of ids.
+    """
+    column = torch.full((vocab,), len(ids), device=log_q.device)
+    column[ids] = torch.arange(len(ids), device=log_q.device)
+    outside = log_q.new_full((len(log_q), 1), -math.inf)
+    return torch.cat([log_q, outside], -1), TopLaws(column[laws.ids], laws.probs, column[laws.tokens])
 
 
 def tempered(laws: TopLaws, temperature: float) -> TopLaws:

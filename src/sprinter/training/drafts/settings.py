@@ -11,7 +11,10 @@ from sprinter.laws import Sampling
 from sprinter.training.drafts.losses import parse_loss
 from sprinter.training.prompts import SPLITS
 
-__all__ = ["StudentSettings", "TextSettings", "TrainingSettings"]
+__all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
+
+HEADS_THAT_DRAFT = ("medusa", "eagle3", "glide")
+"""Kinds that ``sprinter draft train`` makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,53 @@ class StudentSettings:
                 f"width={self.width} cannot be split into {self.heads or 1} heads of an even size: "
                 f"give a multiple of {2 * (self.heads or 1)}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """Shape of heads on the target that draft.
+
+    Args:
+        kind: "medusa", "eagle3" or "glide".
+        heads: number of Medusa's heads, tokens ahead that are drafted; of the others, steps of training
+            ahead of what the target has read.
+        blocks: residual blocks of each of Medusa's heads.
+        share_output: all of Medusa's heads end in the target's output layer, a fraction of the parameters; else each
+            in one of its own, which begins as a copy.
+        discount: weight of the loss of each further head or step, relative to the one before (both papers: 0.8).
+        vocabulary: tokens that EAGLE-3 can draft, the most frequent ones of the target's texts; None: all.
+        seed: seed of the initial weights; Medusa's have none by chance.
+    """
+
+    kind: str = "medusa"
+    heads: int = 4
+    blocks: int = 1
+    share_output: bool = False
+    discount: float = 0.8
+    vocabulary: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in HEADS_THAT_DRAFT:
+            raise did_you_mean("kind of heads", str(self.kind), list(HEADS_THAT_DRAFT))
+        for name in ("heads", "blocks"):
+            at_least(name, getattr(self, name), 1)
+            if getattr(self, name) > 16:
+                raise UserError(
+                    f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]"
+                )
+        between("discount", self.discount, 0.0, 1.0)
+        whole("seed", self.seed)
+        if self.vocabulary is not None:
+            at_least("vocabulary", self.vocabulary, 1)
+        if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
+            raise UserError("blocks and share_output are of Medusa's heads: leave them out")
+        if self.kind == "eagle3" and self.heads < 3:
+            raise UserError(
+                f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more"
+            )
+        if self.kind != "eagle3" and self.vocabulary is not None:
+            raise UserError("vocabulary goes with kind=eagle3: the others end in output layers of all tokens")
 
 
 @dataclass(frozen=True, slots=True)

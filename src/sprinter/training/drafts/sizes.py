@@ -23,9 +23,10 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.distill import fresh_student, training_key
+from sprinter.training.drafts.run import LossPoint
 from sprinter.training.drafts.settings import StudentSettings, TrainingSettings
 from sprinter.training.drafts.student import size_of
-from sprinter.training.drafts.train import LossPoint, train
+from sprinter.training.drafts.train import train
 
 __all__ = [
     "DraftCosts",

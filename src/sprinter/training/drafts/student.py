@@ -28,7 +28,7 @@ from sprinter.models.cut import CutLlamaConfig, CutLlamaForCausalLM, check_map
 from sprinter.training.drafts.data import save_bytes
 from sprinter.training.drafts.settings import StudentSettings
 
-__all__ = ["frequent_tokens", "make_student", "save_student", "size_of"]
+__all__ = ["embedding_table", "frequent_tokens", "make_student", "save_student", "size_of", "student_config"]
 
 _LONGEST = 8192
 
@@ -46,8 +46,8 @@ def make_student(
     Raises:
         UserError: a width that the target's embeddings do not reach, a map of another vocabulary.
     """
-    table = _table(target)
-    config = _config(target, settings, table)
+    table = embedding_table(target)
+    config = student_config(target, settings, table)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         student = (
@@ -134,7 +134,7 @@ def size_of(student: LlamaForCausalLM) -> int:
     return sum(value.numel() for value in student.parameters()) - int(lookup)
 
 
-def _table(target: PreTrainedModel) -> Tensor:
+def embedding_table(target: PreTrainedModel) -> Tensor:
     """The target's input embeddings ``[V, d]`` in float32."""
     weight = getattr(target.get_input_embeddings(), "weight", None)
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -162,7 +162,12 @@ def _projected(table: Tensor, width: int) -> tuple[Tensor, Tensor | None]:
     return table @ turn, turn
 
 
-def _config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -> LlamaConfig:
+def student_config(target: PreTrainedModel, settings: StudentSettings, table: Tensor) -> LlamaConfig:
+    """The shape of a student on a target with these embeddings ``[V, d]``.
+
+    Raises:
+        UserError: a width or number of heads that does not fit.
+    """
     own: Any = target.config.get_text_config(decoder=True)
     vocab, hidden = table.shape
     width = settings.width or hidden

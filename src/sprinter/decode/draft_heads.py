@@ -1,0 +1,289 @@
+"""Heads on the target that draft: what they give, and the drafts and trees that are made of it.
+
+The loop asks for a draft (``AskDraft``) or for laws where a tree grows (``AskTips``) and does not know who answers. A
+driver answers from the draft model, or, if the drafter is ``heads``, from a ``HeadDrafts``, which holds one text. So
+every stop rule, tree and accept rule that works on the draft model's laws works on those of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sprinter.decode.adjust import Adjuster
+from sprinter.decode.draft import AskDraft, AskTips, Draft, Tips
+from sprinter.decode.drafter import Allocated, Drafter, Model
+from sprinter.decode.grow import Growth, Root, ranked
+from sprinter.decode.registry import DRAFTER
+from sprinter.decode.signals import SIGNALS, read_signals
+from sprinter.decode.tree import Siblings, TreeText
+from sprinter.errors import UserError
+from sprinter.laws import Sampling, process, raw_law
+from sprinter.random import Draws, Purpose
+
+__all__ = ["DraftHeads", "HeadDrafts", "HeadText", "Heads"]
+
+
+class HeadText(Protocol):
+    """The heads in one text.
+
+    Attributes:
+        steps: number of forward passes of the heads so far. tokens: that they read.
+    """
+
+    steps: int
+    tokens: int
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Go to a text: what follows it is drafted next.
+
+        Args:
+            text: n >= 2 token ids.
+            states: by layer of ``DraftHeads.layers``, the target's states ``[n − 1, d]`` of all but the last one.
+        """
+        ...
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        """Logits of the token after the text and each of some paths.
+
+        Args:
+            paths: tokens from the text to m nodes of one level; the path without its last token was asked for before.
+
+        Returns:
+            ``[m, V]``, or ``[1, V]`` if they are the same for all; None if the heads do not reach as far.
+        """
+        ...
+
+
+class DraftHeads(Protocol):
+    """Heads on the target that draft.
+
+    Attributes:
+        kind: "medusa", "eagle3" or "glide", for messages.
+        layers: decoder layers of the target whose hidden states they read, from 0; -1: after the final norm.
+        accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
+            0, 1, ... among those that the heads find most probable; (): not measured.
+    """
+
+    kind: str
+    layers: tuple[int, ...]
+    accuracies: Sequence[Sequence[float]]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a step over one token."""
+        ...
+
+    def begin(self) -> HeadText:
+        """A new text."""
+        ...
+
+
+@DRAFTER.rule("heads")
+@dataclass(frozen=True)
+class Heads(Drafter):
+    """Heads on the target draft in place of a draft model: Medusa's, EAGLE's or GliDe's.
+
+    Args:
+        grow: the drafter that reads their laws: ``model(greedy=true)``, or one that grows trees (static, dynamic,
+            sparse, drawn, widened, ``model(drafts=2)``). None: a chain, each token drawn from its law.
+    """
+
+    grow: Drafter | None = None
+
+    def __post_init__(self) -> None:
+        own = self._own
+        fits = isinstance(own, Drafter) and own.uses_model and own.proposer is None
+        if not fits or isinstance(own, Allocated | Heads):
+            raise UserError(
+                f"grow={own} is out of range: give a drafter that reads a draft model's laws, such as static or dynamic"
+            )
+        object.__setattr__(self, "drafts", own.drafts)
+        object.__setattr__(self, "greedy", own.greedy)
+
+    @property
+    def _own(self) -> Drafter:
+        return Model() if self.grow is None else self.grow
+
+    @property
+    def siblings(self) -> Siblings:
+        """Those of ``grow``."""
+        return self._own.siblings
+
+    @property
+    def levels(self) -> int | None:
+        """Those of ``grow``."""
+        return self._own.levels
+
+    def growth(self, root: Root) -> Growth:
+        """A new tree."""
+        return self._own.growth(root)
+
+    def slots(self, depth: int) -> int:
+        """Those of ``grow``."""
+        return self._own.slots(depth)
+
+    @property
+    def by_heads(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def uses_model(self) -> bool:
+        """False: no draft model runs."""
+        return False
+
+    @property
+    def needs_target(self) -> bool:
+        """True: the heads read its states, and may have no more to say."""
+        return True
+
+    def settle(self, accuracies: Sequence[Sequence[float]]) -> Heads:
+        """With the tree that the accuracies of the heads choose, if it is to be chosen."""
+        own = self._own.settle(accuracies)
+        return self if own == self._own else Heads(own)
+
+
+class HeadDrafts:
+    """Drafts of heads in one text, for drivers: a chain's tokens with their laws, or laws at the tips of a tree.
+
+    Args:
+        heads: of this text.
+        prompt: token ids.
+        sampling: of the laws that tokens are drawn from; a greedy drafter's are one-hot.
+        draws: of this text.
+        signals: names of signals that rules read; those of the heads' laws are computed.
+        raw: whether raw laws are needed.
+        vocab: size of the common vocabulary; logits beyond it are dropped.
+        adjust: adjusts the heads' logits to the text; None: nothing does.
+
+    Attributes:
+        paths: tokens from the text to each of the tips that ``tips`` was last asked about.
+    """
+
+    def __init__(
+        self,
+        heads: HeadText,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        draws: Draws,
+        signals: Sequence[str],
+        raw: bool,
+        vocab: int,
+        adjust: Adjuster | None = None,
+    ) -> None:
+        self._heads, self._grown = heads, TreeText(prompt)
+        self._sampling, self._draws, self._raw, self._vocab = sampling, draws, raw, vocab
+        self._signals = [name for name in signals if name in SIGNALS]
+        self._adjust = adjust
+        self.paths: Sequence[tuple[int, ...]] = ()
+        self._known = 0  # length of the text whose states the heads were told of
+        self._tail: tuple[int, ...] = ()  # tokens of the text beyond those that the heads were told of
+
+    @property
+    def text(self) -> list[int]:
+        """The text that the last request is about."""
+        return self._grown.text
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of forward passes of the heads so far, and of tokens that they read."""
+        return self._heads.steps, self._heads.tokens
+
+    def follow(self, request: AskDraft | AskTips) -> bool:
+        """Go to a request's text; False if it goes on with a tree, so that ``read`` must not be called."""
+        if isinstance(request, AskTips) and request.nodes:
+            self._grown.grow(request.nodes, request.parents)
+            return False
+        path = request.path if isinstance(request, AskTips) else ()
+        self._grown.follow(request.start, request.tokens, path)
+        if self._adjust is not None:
+            self._adjust.rewind(request.start)
+            self._adjust.read(self._grown.text)
+        return True
+
+    def read(self, states: Mapping[int, Tensor]) -> None:
+        """Take the target's states of the text ``[read, d]`` by layer: of all its tokens, or of its beginning."""
+        text = self._grown.text
+        known = min([len(text) - 1, *(len(each) for each in states.values())])
+        # Tokens that the target has not read, the first of them apart, are steps of the heads' own.
+        self._tail = tuple(text[known + 1 :])
+        if known:
+            self._heads.read(text[: known + 1], {layer: each[:known] for layer, each in states.items()})
+        self._known = known
+
+    def draft(self, request: AskDraft, wanted: int) -> Draft:
+        """Draw at most ``wanted`` tokens, one after the other; fewer where the heads do not reach as far."""
+        tokens: list[int] = []
+        laws: list[Tensor] = []
+        raws: list[Tensor] = []
+        text = self._grown.text
+        while len(tokens) < min(wanted, request.at_most):
+            found = self._laws([tuple(tokens)])
+            if found is None:
+                break
+            law, raw, _ = found
+            laws.append(law[0])
+            raws.append(raw[0])
+            tokens.append(self._draws.token(law[0], request.round, len(text) + len(tokens), Purpose.DRAFT))
+        text += tokens
+        if not tokens:
+            empty = torch.zeros(0, self._vocab)
+            return Draft(
+                (), empty, {name: torch.zeros(0) for name in self._signals}, empty if self._raw else None
+            )
+        q, raw = torch.stack(laws), torch.stack(raws)
+        read = (
+            read_signals(self._signals, q, raw, torch.tensor(tokens, device=q.device))
+            if self._signals
+            else {}
+        )
+        values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
+        return Draft(tuple(tokens), q, values, raw if self._raw else None)
+
+    def tips(self, request: AskTips) -> Tips:
+        """The laws at the newest tips of a tree."""
+        paths: Sequence[tuple[int, ...]] = (
+            self._grown.paths()[-len(request.nodes) :] if request.nodes else [()]
+        )
+        self.paths = paths
+        found = self._laws(paths)
+        if found is None:
+            return Tips(ended=True)
+        law, raw, adjusted = found
+        values: dict[str, Tensor] = {}
+        names = [name for name in self._signals if not SIGNALS[name].reads("token")]
+        if names:
+            read = read_signals(names, law, raw)
+            values = {name: _each(each.to("cpu", torch.float64), len(paths)) for name, each in read.items()}
+        top = ranked(adjusted.log_softmax(-1), request.top)
+        return Tips(
+            list(_each(law, len(paths))) if request.laws else (),
+            top * (len(paths) // max(1, len(top))),
+            values,
+            list(_each(raw, len(paths))) if self._raw else (),
+        )
+
+    def _laws(self, paths: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Processed laws, raw laws and adjusted logits after some paths, ``[m, V]`` or ``[1, V]`` each."""
+        whole = [(*self._tail, *path) for path in paths]
+        logits = self._heads.logits(whole) if self._known else None
+        if logits is None:
+            return None
+        logits = logits[..., : self._vocab]
+        raw = raw_law(logits)
+        if self._adjust is not None:
+            logits = self._adjust.after(paths)(_each(logits, len(paths)))
+            raw = _each(raw, len(paths))
+        if logits.dtype not in (torch.float32, torch.float64):
+            logits = logits.float()
+        return process(logits, self._sampling), raw, logits
+
+
+def _each(values: Tensor, count: int) -> Tensor:
+    """One row for each of some paths, of values that may have one row for all."""
+    return values.expand(count, *values.shape[1:])

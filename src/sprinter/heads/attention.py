@@ -1,0 +1,57 @@
+"""Attention of heads that draft: projections and rotary positions, over rows of entries."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+__all__ = ["HeadAttention"]
+
+
+class HeadAttention(nn.Module):
+    """Llama's projections for inputs of any width.
+
+    Args:
+        config: number and size of heads, and the width of the output.
+        inputs: width of the inputs.
+        keys: whether it has keys and values of its own; else only queries.
+    """
+
+    def __init__(self, config: LlamaConfig, inputs: int, keys: bool = True) -> None:
+        super().__init__()
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads or config.num_attention_heads
+        self.size = config.head_dim or config.hidden_size // config.num_attention_heads
+        bias = bool(config.attention_bias)
+        self.q_proj = nn.Linear(inputs, self.heads * self.size, bias=bias)
+        if keys:
+            self.k_proj = nn.Linear(inputs, self.kv_heads * self.size, bias=bias)
+            self.v_proj = nn.Linear(inputs, self.kv_heads * self.size, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.size, config.hidden_size, bias=bias)
+
+    def query(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Queries ``[..., heads, n, size]`` of inputs ``[..., n, inputs]``."""
+        return self.turned(self.q_proj(x), rope)
+
+    def split(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values ``[..., heads, n, size]`` of inputs ``[..., n, inputs]``; keys are repeated."""
+        keys, values = self.repeated(self.k_proj(x), self.v_proj(x), rope)
+        return self.query(x, rope), keys, values
+
+    def repeated(self, keys: Tensor, values: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[..., heads, n, size]`` from projections ``[..., n, kv_heads · size]``."""
+        times = self.heads // self.kv_heads
+        apart = values.reshape(*values.shape[:-1], -1, self.size).transpose(-2, -3)
+        return self.turned(keys, rope).repeat_interleave(times, -3), apart.repeat_interleave(times, -3)
+
+    def turned(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """``[..., n, heads · size]`` -> ``[..., heads, n, size]``, turned to their positions."""
+        apart, (cos, sin) = x.reshape(*x.shape[:-1], -1, self.size).transpose(-2, -3), rope
+        turned: Tensor = apply_rotary_pos_emb(apart, apart, cos, sin, unsqueeze_dim=-3)[0]
+        return turned
+
+    def join(self, values: Tensor) -> Tensor:
+        """``[..., heads, n, size]`` -> ``[..., n, d]``."""
+        out: Tensor = self.o_proj(values.transpose(-2, -3).flatten(-2))
+        return out

@@ -1,0 +1,249 @@
+"""Heads on the target that draft: what all kinds share, and their files.
+
+They have no score in [0, 1] and are no ``Head``: they give laws of the next tokens. ``sprinter.decode.draft_heads``
+says what drivers ask of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from sprinter.errors import UserError
+from sprinter.files import write_atomic
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.heads.artifact import from_hub
+
+__all__ = [
+    "HeadFiles",
+    "TextOfHeads",
+    "TokenHeads",
+    "dtype_beside",
+    "output_layer",
+    "read_files",
+    "write_files",
+]
+
+
+class TextOfHeads(ABC):
+    """Heads in one text, see ``sprinter.decode.draft_heads.HeadText``.
+
+    Attributes:
+        steps: forward passes so far. tokens: that they read.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+
+    @abstractmethod
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        """Go to a text of n tokens, given states ``[n − 1, d]`` of all but the last one, by layer."""
+
+    @abstractmethod
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        """Logits ``[m, V]``, or ``[1, V]`` for all, after the text and each path; None: beyond their reach."""
+
+
+class TokenHeads(nn.Module, ABC):
+    """Heads on a target that give laws of tokens to come.
+
+    Args:
+        hidden_size: of the target. vocab_size: rows of its output layer.
+        target_id: name of the target that they were trained on.
+        target_fingerprint: of its weights (``weights_fingerprint``); None: the files do not record it.
+        accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
+            0, 1, ... in the heads' law; (): not measured.
+
+    Attributes:
+        kind: "medusa", "eagle3" or "glide".
+        layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
+        id, revision: directory or hub id that they were loaded from, and the commit.
+        facts: further fields of config.json.
+    """
+
+    kind: str = ""
+    layers: tuple[int, ...] = (-1,)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        target_id: str = "",
+        target_fingerprint: str | None = None,
+        accuracies: Sequence[Sequence[float]] = (),
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.vocab_size = hidden_size, vocab_size
+        self.target_id, self.target_fingerprint = target_id, target_fingerprint
+        self.accuracies: Sequence[Sequence[float]] = tuple(tuple(row) for row in accuracies)
+        self.id: str | None = None
+        self.revision: str | None = None
+        self.facts: Mapping[str, Any] = {}
+
+    @property
+    @abstractmethod
+    def flops(self) -> float:
+        """FLOPs of a step over one token: two for each weight of its linear layers."""
+
+    @abstractmethod
+    def begin(self) -> TextOfHeads:
+        """The heads in a new text."""
+
+    @abstractmethod
+    def join(self, target: nn.Module) -> None:
+        """Take what they share with the target's weights, and move to its device.
+
+        Raises:
+            UserError: the target has no such weights.
+        """
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over all own weights."""
+        digest = hashlib.sha256(self.kind.encode())
+        for name, values in sorted(self.state_dict().items()):
+            digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
+            digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    def attach(self, target: nn.Module, id: str, hidden_size: int, vocab_size: int) -> None:
+        """Make ready to draft for a target.
+
+        Args:
+            target: its model. id: its name, for messages. hidden_size: of its states.
+            vocab_size: of the pair; the heads' laws must cover it.
+
+        Raises:
+            UserError: they were made for another target.
+        """
+        for name, own, there in (
+            ("hidden size", self.hidden_size, hidden_size),
+            ("vocabulary", self.vocab_size, vocab_size),
+        ):
+            if own < there or (name == "hidden size" and own != there):
+                raise UserError(
+                    f"these {self.kind} heads are for a target of {name} {own} ('{self.target_id}'), and that of "
+                    f"'{id}' is {there}: give the heads of this target"
+                )
+        if self.target_fingerprint is not None and self.target_fingerprint != weights_fingerprint(target):
+            raise UserError(
+                f"these {self.kind} heads were trained on another target ('{self.target_id}') than '{id}': give the "
+                "heads of this target, or train some with 'sprinter draft train'"
+            )
+        self.join(target)
+        self.requires_grad_(False)
+        self.train(False)
+
+
+class HeadFiles:
+    """A folder of heads: its config.json, and the weights, read when they are asked for.
+
+    Attributes:
+        directory: the folder. config: fields of config.json. id, revision: as in ``TokenHeads``.
+    """
+
+    def __init__(self, directory: Path, config: Mapping[str, Any], id: str, revision: str | None) -> None:
+        self.directory, self.config, self.id, self.revision = directory, config, id, revision
+
+    def weights(self, names: Sequence[str], pickled: Sequence[str] = ()) -> dict[str, Tensor]:
+        """Weights by name, out of the first of some safetensors files that is there.
+
+        Args:
+            pickled: names of files of pickles, which are never loaded.
+
+        Raises:
+            UserError: there is none, or it is damaged.
+        """
+        found = next((self.directory / name for name in names if (self.directory / name).is_file()), None)
+        if found is None:
+            for name in pickled:
+                if (self.directory / name).is_file():
+                    raise UserError(
+                        f"'{self.directory / name}' is a pickle, which can run code and is never loaded: where you "
+                        'trust it, convert it once with python -c "import torch, safetensors.torch as s; '
+                        f"s.save_file(torch.load('{name}', map_location='cpu'), '{names[0]}')\""
+                    )
+            raise UserError(f"'{self.directory}' has no weights: it needs {' or '.join(names)}")
+        try:
+            return load_file(found)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"cannot read '{found}' ({error}): copy or make the heads again") from None
+
+
+def read_files(source: str | os.PathLike[str]) -> HeadFiles | None:
+    """The folder of heads, or of a hub id; None if it holds no config.json.
+
+    Raises:
+        UserError: there is no such folder or id, or config.json is damaged.
+    """
+    directory, revision = Path(source).expanduser(), None
+    if not directory.is_dir():
+        directory = from_hub(str(source))
+        revision = directory.name
+    file = directory / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{file}' is not valid JSON ({error}): make the heads again") from None
+    if not isinstance(config, dict):
+        raise UserError(f"'{file}' holds no object: make the heads again")
+    return HeadFiles(directory, config, str(source), revision)
+
+
+def write_files(
+    directory: Path, weights_name: str, weights: Mapping[str, Tensor], config: Mapping[str, Any], card: str
+) -> None:
+    """Write a folder of heads; config.json comes last, so that an interrupted call leaves none that looks complete.
+
+    Raises:
+        UserError: the directory cannot be written, for example because the disk is full.
+    """
+    files = {
+        weights_name: to_bytes({name: each.detach().cpu().contiguous() for name, each in weights.items()}),
+        "README.md": card.encode(),
+        "config.json": (json.dumps(config, indent=2, allow_nan=False) + "\n").encode(),
+    }
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").unlink(missing_ok=True)  # it must never describe other weights
+        for name, content in files.items():
+            write_atomic(directory / name, content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the heads into '{directory}' ({error.strerror}): free some space or give another folder, "
+            "and run the same command again"
+        ) from None
+
+
+def dtype_beside(weight: Tensor) -> torch.dtype:
+    """The dtype of heads beside a target with such weights: theirs, but float32 for half precision on a CPU."""
+    half = weight.device.type == "cpu" and weight.dtype != torch.float64
+    return weight.dtype if weight.is_floating_point() and not half else torch.float32
+
+
+def output_layer(target: nn.Module) -> nn.Module:
+    """The output layer of a model.
+
+    Raises:
+        UserError: it has none.
+    """
+    get = getattr(target, "get_output_embeddings", None)
+    layer = None if get is None else get()
+    if not isinstance(layer, nn.Module):
+        raise UserError(
+            "this target gives no access to its output layer, which the heads share: use heads with their own"
+        )
+    return layer

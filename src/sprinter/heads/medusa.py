@@ -1,0 +1,189 @@
+"""Medusa's heads (Cai et al. 2024, arXiv 2401.10774): K heads on the target's last hidden state.
+
+Head k, counted from 1, gives the law of the token k + 1 places after the one that the state was computed at, as the
+target's output layer does for the next one. Each is residual blocks, h + SiLU(W h + b), and an output layer, its own or
+the target's. Files: ``config.json`` and ``medusa_lm_head.safetensors``, with the names that the authors publish
+(``0.0.linear.weight``, ``0.1.weight``, ...).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sprinter.errors import UserError
+from sprinter.heads.drafting import (
+    HeadFiles,
+    TextOfHeads,
+    TokenHeads,
+    dtype_beside,
+    output_layer,
+    write_files,
+)
+
+__all__ = ["MedusaHeads", "load_medusa", "save_medusa"]
+
+WEIGHTS = "medusa_lm_head.safetensors"
+_PICKLE = "medusa_lm_head.pt"
+
+
+class _Residual(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+        nn.init.zeros_(self.linear.weight)  # SiLU(0) = 0: a new head is the target's own output layer
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned: Tensor = x + nn.functional.silu(self.linear(x))
+        return turned
+
+
+class MedusaHeads(TokenHeads):
+    """K heads on the target's state after its final norm.
+
+    Args:
+        hidden_size, vocab_size, more: as in ``TokenHeads``.
+        count: K. blocks: residual blocks of each head.
+        shared: whether all heads end in the target's own output layer, which is not stored.
+    """
+
+    kind = "medusa"
+    layers = (-1,)
+
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        count: int = 3,
+        blocks: int = 1,
+        shared: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(hidden_size, vocab_size, **more)
+        for name, value in (("count", count), ("blocks", blocks)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
+                raise UserError(
+                    f"{name}={value} of Medusa's heads is out of range: give a whole number in [1, 64]"
+                )
+        self.count, self.blocks, self.shared = count, blocks, shared
+        self.heads = nn.ModuleList(
+            nn.ModuleList(
+                [_Residual(hidden_size) for _ in range(blocks)]
+                + ([] if shared else [nn.Linear(hidden_size, vocab_size, bias=False)])
+            )
+            for _ in range(count)
+        )
+        self._output: list[nn.Module] = []  # the target's; in a list, as it is not a part of this module
+
+    def join(self, target: nn.Module) -> None:
+        """Move to the target's device; the dtype is that of ``dtype_beside``."""
+        layer, sample = None, next(iter(target.parameters()), torch.empty(0))
+        if self.shared:
+            layer = output_layer(target)
+        self.to(sample.device, dtype_beside(sample))
+        self._output = [] if layer is None else [layer]
+
+    def turned(self, head: int, states: Tensor) -> Tensor:
+        """The input of a head's output layer, ``[..., d]``; ``head`` counts from 0."""
+        own = self.heads[head]
+        assert isinstance(own, nn.ModuleList)
+        for block in own[: self.blocks]:
+            states = block(states)
+        return states
+
+    def head_logits(self, head: int, states: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of one head, counted from 0, on states ``[..., d]``."""
+        own = self.heads[head]
+        assert isinstance(own, nn.ModuleList)
+        turned = self.turned(head, states.to(next(own.parameters()).dtype))
+        logits: Tensor = self._output[0](turned.to(states.dtype)) if self.shared else own[self.blocks](turned)
+        return logits
+
+    @property
+    def flops(self) -> float:
+        """Of one head, its output layer included."""
+        return 2.0 * self.hidden_size * (self.blocks * self.hidden_size + self.vocab_size)
+
+    def begin(self) -> TextOfHeads:
+        """The heads in a new text."""
+        return _MedusaText(self)
+
+
+class _MedusaText(TextOfHeads):
+    def __init__(self, heads: MedusaHeads) -> None:
+        self._heads = heads
+        self._state: Tensor | None = None
+
+    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
+        self._state = states[-1][-1:]
+
+    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+        head = len(paths[0])
+        if head >= self._heads.count or self._state is None:
+            return None
+        self.steps, self.tokens = self.steps + 1, self.tokens + 1
+        return self._heads.head_logits(head, self._state)
+
+
+def save_medusa(
+    heads: MedusaHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write the heads; weights in bfloat16, under the published names.
+
+    Args:
+        facts: further fields of config.json.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    config = {
+        "medusa_num_heads": heads.count,
+        "medusa_num_layers": heads.blocks,
+        "base_model_name_or_path": heads.target_id,
+        "hidden_size": heads.hidden_size,
+        "vocab_size": heads.vocab_size,
+        "shared_output": heads.shared,
+        "target_fingerprint": heads.target_fingerprint,
+        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
+        **(facts or {}),
+    }
+    weights = {name: value.bfloat16() for name, value in heads.heads.state_dict().items()}
+    write_files(directory, WEIGHTS, weights, config, card)
+
+
+def load_medusa(files: HeadFiles) -> MedusaHeads:
+    """Read heads from a folder, as this package or the authors of Medusa lay it out.
+
+    Raises:
+        UserError: weights are missing, damaged, or do not fit the config.
+    """
+    fields, weights = files.config, files.weights((WEIGHTS, "model.safetensors"), (_PICKLE,))
+    weights = {name.removeprefix("medusa_head."): value for name, value in weights.items()}
+    try:
+        count, blocks = int(fields["medusa_num_heads"]), int(fields.get("medusa_num_layers", 1))
+        first = weights["0.0.linear.weight"]
+        shared = bool(fields.get("shared_output", False))
+        vocab = int(fields["vocab_size"]) if shared else len(weights[f"0.{blocks}.weight"])
+        heads = MedusaHeads(
+            first.shape[-1], vocab, count, blocks, shared,
+            target_id=str(fields.get("base_model_name_or_path", "")),
+            target_fingerprint=fields.get("target_fingerprint"), accuracies=fields.get("accuracies", ()),
+        )  # fmt: skip
+        wanted = heads.heads.state_dict()
+        for name in sorted(wanted.keys() | weights.keys()):
+            if name not in wanted or name not in weights or wanted[name].shape != weights[name].shape:
+                raise KeyError(name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"the Medusa heads in '{files.directory}' lack or misfit {error}: config.json and the weights do not "
+            "belong together, copy or make them again"
+        ) from None
+    heads.heads.load_state_dict({name: value.float() for name, value in weights.items()})
+    heads.id, heads.revision = files.id, files.revision
+    heads.facts = {key: value for key, value in fields.items() if not key.startswith("medusa_")}
+    return heads

@@ -1,0 +1,174 @@
+"""Trains heads on a target that draft: texts, training, evaluation, card. Every stage resumes.
+
+A folder ``out`` holds the heads, and what the run needs to continue: ``texts/`` and ``training/``. ``draft.json`` is
+written last: a folder that has it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from sprinter.decode.sparse import choose_nodes
+from sprinter.engine.pair import Pair
+from sprinter.errors import UserError
+from sprinter.heads.drafting import TokenHeads
+from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
+from sprinter.heads.glide import GlideHeads, save_glide
+from sprinter.heads.load import load_any_head
+from sprinter.heads.medusa import MedusaHeads, save_medusa
+from sprinter.training.drafts.card import draw_losses, heads_card
+from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.distill import FACTS, TRAINING, Judging, check_folder, training_key
+from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.glide import GlideLearner, fresh_glide
+from sprinter.training.drafts.head_learner import HeadLearner
+from sprinter.training.drafts.judge import accepted, by_task
+from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
+from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
+from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.student import frequent_tokens
+
+__all__ = ["HEAD_TRAINING", "train_heads"]
+
+HEAD_TRAINING = TrainingSettings(loss="ce+kl", warm_up=0.0)
+"""Heads see little of what their token depends on: total variation alone has no gradient for most of it."""
+
+
+def train_heads(
+    pair: Pair,
+    weights: PreTrainedModel,
+    data: Sequence[str | Path],
+    out: str | Path,
+    texts: TextSettings = TextSettings(),
+    shape: HeadSettings = HeadSettings(),
+    training: TrainingSettings = HEAD_TRAINING,
+    judging: Judging = Judging(),
+    *,
+    restart: bool = False,
+    on_texts: Callable[[TextsProgress], None] | None = None,
+    on_training: Callable[[LossPoint, int], None] | None = None,
+) -> dict[str, Any]:
+    """Train heads that draft for a target.
+
+    Args:
+        pair: the target, which writes the texts and judges the heads; any weights that Sprinter runs.
+        weights: the target in a floating-point dtype on the CPU.
+        data: prompts, see ``training.sources``.
+        out: the folder of the heads; an interrupted run in it is continued.
+        texts, shape, training, judging: settings of the stages.
+        restart: delete an earlier run first.
+        on_texts, on_training: progress callbacks.
+
+    Returns:
+        The facts of draft.json.
+
+    Raises:
+        UserError: what is wrong with data, settings or folder, and how to fix it.
+    """
+    if training.on_policy:
+        raise UserError(
+            "on_policy is for draft models: heads read states of the target's own text, leave it out"
+        )
+    target = pair.models.target
+    target.module("training of heads that draft")  # which llama.cpp cannot run
+    folder = Path(out)
+    check_folder(folder, restart)
+    written = write_texts(pair, data, folder / "texts", texts, on_texts)
+    held = written.part(True)
+    name = Path(target.id).name if Path(target.id).expanduser().exists() else target.id  # a hub id in full
+    learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
+    place = folder / TRAINING / training_key(written, shape, training)
+    run = run_to_end(learner, written, training, place, progress=on_training)
+    picture = draw_losses(run.history)
+    if picture is not None:
+        save_bytes(folder / "losses.png", picture)
+    learner.heads.accuracies = learner.accuracies(held or written.part(False), training.tokens)
+    (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
+    facts = _facts(written, shape, training, run, learner)
+    recorded = {key: value for key, value in facts["training"].items() if key != "history"}
+    _save(learner.heads, folder, weights, {"training": recorded, "texts": facts["texts"]})
+    judged = _judged(pair, folder, written, judging, shape)
+    facts |= {"tasks": judged, "picture": picture is not None}
+    save_bytes(folder / "README.md", heads_card(facts))
+    save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
+    return facts
+
+
+def _fresh(
+    pair: Pair, weights: PreTrainedModel, texts: Texts, shape: HeadSettings, temperature: float, name: str
+) -> HeadLearner:
+    """Heads of the asked kind, before training."""
+    fingerprint = texts.info["target_fingerprint"]
+    if shape.kind == "medusa":
+        return MedusaLearner(
+            fresh_medusa(weights, shape, name, fingerprint), weights, shape.discount, temperature
+        )
+    if shape.kind == "glide":
+        layer = fresh_glide(weights, shape, name, fingerprint)
+        return GlideLearner(layer, weights, shape.discount, temperature, shape.heads)
+    kept = None
+    if shape.vocabulary is not None:
+        answers = (text.ids[text.prompt :] for text in texts.part(False))
+        kept = frequent_tokens(answers, shape.vocabulary, pair.models.vocab_size, pair.models.target.eos_ids)
+    own = fresh_eagle3(weights, shape, name, fingerprint, kept)
+    return Eagle3Learner(own, weights, shape.discount, temperature, shape.heads)
+
+
+def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[str, Any]) -> None:
+    """Write the files of any kind; the card comes later."""
+    if isinstance(heads, MedusaHeads):
+        save_medusa(heads, folder, "", facts)
+        return
+    if isinstance(heads, GlideHeads):
+        save_glide(heads, folder, "", facts)
+        return
+    assert isinstance(heads, Eagle3Heads)
+    verifier = {"name_or_path": heads.target_id, "architectures": [type(target).__name__]}
+    save_eagle3(heads, folder, "", {"verifier": verifier, **facts})
+
+
+def _facts(
+    texts: Texts, shape: HeadSettings, training: TrainingSettings, run: Run, learner: HeadLearner
+) -> dict[str, Any]:
+    train, held = texts.part(False), texts.part(True)
+    return {
+        "texts": {
+            **texts.info, "train_texts": len(train), "held_out_texts": len(held),
+            "train_tokens": sum(len(text.ids) - text.prompt for text in train),
+        },
+        "heads": {
+            **asdict(shape), "parameters": sum(value.numel() for value in learner.named().values()),
+            "accuracies": [list(row) for row in learner.heads.accuracies],
+            "tree": choose_nodes(learner.heads.accuracies, 24) if shape.kind == "medusa" else "eagle",
+        },
+        "training": {
+            **asdict(training), "temperature": learner.temperature, "steps": run.steps, "tokens": run.tokens,
+            "seconds": round(run.seconds, 1), "history": [point._asdict() for point in run.history],
+        },
+    }  # fmt: skip
+
+
+def _judged(
+    pair: Pair, folder: Path, texts: Texts, judging: Judging, shape: HeadSettings
+) -> dict[str, dict[str, float]]:
+    """Tokens a target call by task, of a chain and of a tree: of the saved weights."""
+    heads = load_any_head(folder)
+    both = Pair(pair.models, None, [heads])
+    temperature = float(texts.info["settings"]["temperature"])
+    found: list[Mapping[str, Mapping[str, float]]] = []
+    tree = "medusa" if shape.kind == "medusa" else "eagle"
+    for name, method in (("chain", f"heads(gamma={shape.heads})"), ("tree", tree)):
+        table = accepted(
+            both, texts.part(True), method=method, temperature=temperature, new_tokens=judging.new_tokens,
+            most=judging.prompts,
+        )  # fmt: skip
+        found.append(
+            {task: {f"{name}_{key}": value for key, value in row.items()} for task, row in table.items()}
+        )
+    return by_task(*found)

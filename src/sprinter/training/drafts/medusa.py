@@ -1,0 +1,73 @@
+"""Training of Medusa's heads on texts of the target, the target frozen (Medusa-1, Cai et al. 2024, section 2.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sprinter.heads.drafting import output_layer
+from sprinter.heads.medusa import MedusaHeads
+from sprinter.training.drafts.batches import TextBatch
+from sprinter.training.drafts.head_learner import HeadLearner
+from sprinter.training.drafts.losses import TopLaws
+from sprinter.training.drafts.settings import HeadSettings
+
+__all__ = ["MedusaLearner", "fresh_medusa"]
+
+
+def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, fingerprint: str) -> MedusaHeads:
+    """Heads whose laws are the target's own next-token law, before training, in float32 on the target's device.
+
+    Args:
+        target: in a floating-point dtype. id, fingerprint: of the target as it is used.
+    """
+    weight: Tensor = output_layer(target).weight  # type: ignore[assignment]
+    vocab, hidden = weight.shape
+    heads = MedusaHeads(
+        hidden, vocab, settings.heads, settings.blocks, settings.share_output,
+        target_id=id, target_fingerprint=fingerprint,
+    )  # fmt: skip
+    if not settings.share_output:
+        with torch.no_grad():
+            for own in heads.heads:
+                own[settings.blocks].weight.copy_(weight)  # type: ignore[index]
+    heads.join(target)
+    return heads
+
+
+class MedusaLearner(HeadLearner):
+    """Medusa's heads as ``run_to_end`` trains them.
+
+    Head h, from 0, reads the target's state h + 2 places before a token and learns the target's law of that token. The
+    law was computed after tokens that the head does not see, so what it learns is their mean.
+    """
+
+    def __init__(
+        self, heads: MedusaHeads, target: PreTrainedModel, discount: float, temperature: float
+    ) -> None:
+        super().__init__(heads, target, discount, temperature)
+        self._own = heads
+
+    def decays(self, name: str, value: Tensor) -> bool:
+        """Matrices of the blocks; output layers begin as the target's, and stay near it."""
+        return value.ndim == 2 and "linear" in name
+
+    def outputs(self, batch: TextBatch) -> Iterator[tuple[Tensor, TopLaws]]:
+        """By head, its logits ``[n, V]`` and the target's laws of the same tokens."""
+        batch = batch.to(self.target.device)
+        with torch.no_grad():
+            inner: Any = self.target.base_model
+            states = inner(input_ids=batch.ids, use_cache=False).last_hidden_state
+        width, states = batch.ids.shape[1], states.reshape(-1, states.shape[-1])
+        for head in range(self._own.count):
+            back = head + 1  # from the state that the law was computed at to the one that the head reads
+            there = batch.places % width >= back
+            at = batch.places[there] - back
+            yield (
+                self._own.head_logits(head, states[at]).float(),
+                TopLaws(*(one[there] for one in batch.laws)),
+            )
