@@ -289,7 +289,7 @@ TOPICS = {
             "real/probe": "Overlap and signals by kind of text",
             "real/gates": "Gates against the draft's own certainty",
             "real/weights": "Weights of 4 and 8 bits against bfloat16 and llama.cpp",
-            "real/drafts": "A draft distilled from SmolLM2-135M-Instruct",
+            "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
         },
         real_headline,
     ),

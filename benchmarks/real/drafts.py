@@ -1,9 +1,10 @@
-"""A distilled draft of a real target: accepted tokens a call by task, and speed next to lookup and plain decoding.
+"""Drafters made for a real target: accepted tokens a call by task, and speed next to lookup and plain decoding.
 
-    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER [--prompts 4] [--new-tokens 96]
+    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER --heads FOLDER ... [--prompts 4] [--new-tokens 96]
 
-FOLDER comes from ``sprinter draft distill`` on the prompts of ``gate_prompts.py``; the prompts here are others: GSM8K's
-test set, HumanEval, the second half of Spec-Bench and Wikinews' second file. All arms answer the same prompts in turn.
+The folders come from ``sprinter draft distill`` and ``sprinter draft train`` on the prompts of ``gate_prompts.py``; the
+prompts here are others: GSM8K's test set, HumanEval, the second half of Spec-Bench and Wikinews' second file. All arms
+answer the same prompts in turn.
 """
 
 from __future__ import annotations
@@ -37,14 +38,26 @@ from benchmarks.common import (
 from benchmarks.real.gate_prompts import LONGEST, records
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites.chat import ask_for_code, ask_for_number
+from sprinter.heads.load import load_any_head
 from sprinter.models.pair import LoadedPair, load_models
 
 NAME = "real/drafts"
 TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/smollm2-135m-instruct-q4_1.gguf"
-ARMS = sized(
-    ("autoregressive", "speculative(gamma=2)", "speculative(gamma=4)", "svip", "lookup"),
-    ("autoregressive", "speculative(gamma=2)"),
-)
+BASES = sized(("autoregressive", "lookup"), ("autoregressive",))
+WITH_DRAFT = sized(("speculative(gamma=2)", "speculative(gamma=4)", "svip"), ("speculative(gamma=2)",))
+CHAINS = ("heads(gamma=2)", "heads(gamma=4)", "trust=nobody,stop=svip,drafter=heads,cap=6")
+TREES = {
+    "medusa": ("medusa(nodes=6)", "medusa(nodes=24)"),
+    "eagle3": ("eagle(expand=3, depth=3, nodes=6)", "eagle(expand=8, depth=5, nodes=24)"),
+    "glide": ("eagle(expand=3, depth=3, nodes=6)",),
+}
+"""Trees of few nodes, which cost little in a forward pass on a CPU, and of the presets' number."""
+
+MADE_UP = {
+    "made": "the built-in draft", "parameters": 1, "vocabulary": None, "train_tokens": 1, "training_s": 0.0,
+    "beta": 0.5, "temperature": 1.0,
+}  # fmt: skip
+"""What a smoke run says of its drafter."""
 
 
 def prompts_of(data: Path) -> dict[str, Iterator[str]]:
@@ -63,7 +76,15 @@ def prompts_of(data: Path) -> dict[str, Iterator[str]]:
     }
 
 
-def arm(pair: sprinter.Pair, method: str, temperature: float, new_tokens: int) -> Arm:
+def arms_of(pair: sprinter.Pair) -> list[tuple[str, sprinter.Pair, str]]:
+    """Name, pair and method of the arms of one drafter."""
+    if pair.drafting is None:
+        return [(method, pair, method) for method in WITH_DRAFT]
+    kind = pair.drafting.kind
+    return [(f"{kind}: {method}", pair, method) for method in (*CHAINS, *TREES[kind])]
+
+
+def arm(name: str, pair: sprinter.Pair, method: str, temperature: float, new_tokens: int) -> Arm:
     """A method in chat form, metered as it runs."""
 
     def run(prompt: str, seed: int) -> Any:
@@ -76,11 +97,11 @@ def arm(pair: sprinter.Pair, method: str, temperature: float, new_tokens: int) -
             seed=seed,
         )
 
-    return Arm(method, run)
+    return Arm(name, run)
 
 
 def measure(
-    pair: sprinter.Pair, data: Path, count: int, new_tokens: int, temperature: float
+    pairs: list[sprinter.Pair], data: Path, count: int, new_tokens: int, temperature: float
 ) -> list[dict[str, Any]]:
     """One row an arm and task, and of all tasks."""
     chosen = [
@@ -88,7 +109,8 @@ def measure(
         for task, texts in prompts_of(data).items()
         for text in islice((text for text in texts if len(text) <= LONGEST), count)
     ]
-    arms = [arm(pair, method, temperature, new_tokens) for method in ARMS]
+    every = [*((base, pairs[0], base) for base in BASES), *(each for pair in pairs for each in arms_of(pair))]
+    arms = [arm(*each, temperature, new_tokens) for each in every]
     interleave(arms, [text for _, text in chosen], note=f"T={temperature:g}")
     rows = []
     for task in [*dict.fromkeys(task for task, _ in chosen), "all"]:
@@ -113,15 +135,7 @@ def measure(
 
 def table(results: dict[str, Any]) -> str:
     """What was measured, in Markdown."""
-    draft = results["draft"]
-    lines = [
-        f"Draft: {draft['layers']} layers, width {draft['width']}, vocabulary {draft['vocabulary'] or 'whole'}, "
-        f"{draft['parameters']:,} parameters a step; trained on {draft['train_tokens']:,} tokens of the target in "
-        f"{draft['training_s']:.0f} s. Held-out β at temperature {draft['temperature']:g}: "
-        + ", ".join(f"{task} {beta:.3f}" for task, beta in draft["beta"].items())
-        + ".",
-        "",
-    ]
+    lines = [f"- {told(one)}" for one in results["drafters"]] + [""]
     head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | as plain"
     rows = [
         f"{row['temperature']:g} | {row['task']} | `{row['method']}` | {cells(row['tokens_per_call'])} | "
@@ -137,17 +151,38 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
+def told(facts: dict[str, Any]) -> str:
+    """A line about a drafter."""
+    made = facts["made"]
+    size = f"{facts['parameters']:,} parameters" + (
+        f", vocabulary {facts['vocabulary']}" if facts["vocabulary"] else ""
+    )
+    return (
+        f"{made}: {size}; trained on {facts['train_tokens']:,} tokens of the target in {facts['training_s']:.0f} s; "
+        f"on held-out texts β is {facts['beta']:.3f} at temperature {facts['temperature']:g}."
+    )
+
+
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What draft.json says about the draft and its training."""
+    """What draft.json says about a draft model or heads, and their training."""
     facts = json.loads((folder / "draft.json").read_text(encoding="utf-8"))
+    own, training = facts.get("student") or facts["heads"], facts["training"]
+    layers = (
+        f"draft of {own['layers']} layers, width {own['width']}"
+        if "student" in facts
+        else f"{own['kind']} heads"
+    )
     return {
-        **{name: facts["student"][name] for name in ("layers", "width", "vocabulary", "parameters")},
+        "made": layers,
+        "parameters": own["parameters"],
+        "vocabulary": own["vocabulary"],
         "train_tokens": facts["texts"]["train_tokens"],
         "temperature": facts["texts"]["settings"]["temperature"],
-        "loss": facts["training"]["loss"],
-        "training_s": facts["training"]["seconds"],
-        "positions": facts["training"]["tokens"],
-        "beta": {task: row["beta"] for task, row in facts["tasks"].items() if "beta" in row},
+        "loss": training["loss"],
+        "training_s": training["seconds"],
+        "positions": training["tokens"],
+        "beta": 1 - training["history"][-1]["held_out"]["tv"],
+        "accuracies": own.get("accuracies"),
     }
 
 
@@ -155,7 +190,8 @@ def main() -> None:
     """Load, measure, write."""
     parser = option_parser(__doc__)
     parser.add_argument("--target", default=TARGET)
-    parser.add_argument("--draft-folder", type=Path, required=not SMOKE)
+    parser.add_argument("--draft-folder", type=Path, help="of 'sprinter draft distill'")
+    parser.add_argument("--heads", type=Path, nargs="+", default=[], help="of 'sprinter draft train'")
     parser.add_argument("--dtype", default="gguf", help="of the target")
     parser.add_argument("--draft-dtype", default="int8")
     parser.add_argument("--prompts", type=int, default=sized(4, 1), help="of each task")
@@ -165,17 +201,14 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     began = time.time()
-    if SMOKE:
-        pair, draft = sprinter.load_pair(), _made_up()
-    else:
-        draft = facts_of(chosen.draft_folder)
-        target = load_models(chosen.target, device="cpu", dtype=chosen.dtype)
-        student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
-        pair = sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer))
+    folders = [*([chosen.draft_folder] if chosen.draft_folder else []), *chosen.heads]
+    if not folders and not SMOKE:
+        parser.error("give --draft-folder, --heads or both")
+    pairs = [sprinter.load_pair()] if SMOKE else [*loaded(chosen)]
     rows = [
         row
         for temperature in chosen.temperatures
-        for row in measure(pair, chosen.data, chosen.prompts, chosen.new_tokens, temperature)
+        for row in measure(pairs, chosen.data, chosen.prompts, chosen.new_tokens, temperature)
     ]
     results = {
         "benchmark": NAME,
@@ -183,19 +216,21 @@ def main() -> None:
         "environment": environment(),
         "new_tokens": chosen.new_tokens,
         "dtypes": [chosen.dtype, chosen.draft_dtype],
-        "draft": draft,
+        "drafters": [MADE_UP] if SMOKE else [facts_of(folder) for folder in folders],
         "rows": rows,
         "seconds": round(time.time() - began, 1),
     }
     write_results(NAME, results, table(results))
 
 
-def _made_up() -> dict[str, Any]:
-    """Facts of no draft, for a smoke run with the built-in pair."""
-    return {
-        "layers": 1, "width": 192, "vocabulary": None, "parameters": 1, "train_tokens": 1, "temperature": 1.0,
-        "training_s": 0.0, "beta": {"all": 0.5},
-    }  # fmt: skip
+def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
+    """A pair for each drafter, all with one copy of the target."""
+    target = load_models(chosen.target, device="cpu", dtype=chosen.dtype)
+    if chosen.draft_folder:
+        student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
+        yield sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer))
+    for folder in chosen.heads:
+        yield sprinter.Pair(LoadedPair(target.target, None, target.tokenizer), heads=[load_any_head(folder)])
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/budgets": {"pairs"},
     "methods/never_slower": {"runs"},
     "methods/tuner": {"rows", "time"},
-    "real/drafts": {"rows", "draft"},
+    "real/drafts": {"rows", "drafters"},
     "real/equality": {"rows"},
     "real/gates": {"auc", "calls_at"},
     "real/probe": {"rows"},
