@@ -27,6 +27,7 @@ from sprinter.heads.drafting import (
     output_layer,
     write_files,
 )
+from sprinter.heads.reading import HeadFields, fill
 
 __all__ = ["GlideHeads", "load_glide", "save_glide"]
 
@@ -252,26 +253,20 @@ def load_glide(files: HeadFiles) -> GlideHeads:
     Raises:
         UserError: weights are missing, damaged, or do not fit the config.
     """
-    fields, weights = files.config, files.weights((WEIGHTS,))
+    fields, weights = HeadFields(files), files.weights((WEIGHTS,))
     try:
-        inner = {
-            key: value
-            for key, value in fields["layer_config"].items()
-            if key not in ("model_type", "architectures")
-        }
         heads = GlideHeads(
-            LlamaConfig(**inner), target_id=str(fields.get("base_model_name_or_path", "")),
-            target_fingerprint=fields.get("target_fingerprint"), accuracies=fields.get("accuracies", ()),
+            HeadFields(files, "layer_config").layer(weights, "mlp"),
+            target_id=fields.text("base_model_name_or_path") or "",
+            target_fingerprint=fields.text("target_fingerprint"), accuracies=fields.accuracies(),
         )  # fmt: skip
-        wanted = heads.state_dict()
-        for name in sorted(wanted.keys() | weights.keys()):
-            if name not in wanted or name not in weights or wanted[name].shape != weights[name].shape:
-                raise KeyError(name)
+        fill(heads, weights, files.directory)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"the glide head in '{files.directory}' lacks or misfits {error}: config.json and the weights do not "
             "belong together, copy or make them again"
         ) from None
-    heads.load_state_dict({name: value.float() for name, value in weights.items()})
     heads.id, heads.revision = files.id, files.revision
     return heads
