@@ -19,6 +19,8 @@ from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.theory.replay import check_replayable
 
 PROMPT = [3, 7, 1, 12, 5]
@@ -179,7 +181,9 @@ def test_a_lossy_method_beside_the_heads() -> None:
 
 
 def test_a_pair_without_a_tokenizer_and_samplings() -> None:
-    pair = pair_of("qwen2")
+    models = LoadedPair(pair_of("qwen2").models.target, None, None)
+    pair = sprinter.Pair(models, None, [half_trained("qwen2")])
+    assert pair.tokenizer is None
     for temperature, top_k, top_p in ((0.7, 8, 1.0), (1.3, 0, 0.8)):
         options = {
             "temperature": temperature,
@@ -234,3 +238,12 @@ def test_weights_that_are_not_numbers_end_the_request() -> None:
     for method in (CHAINS[0], TREES[2]):
         with pytest.raises(sprinter.SprinterError, match="the medusa heads' logits are NaN at position 5"):
             pair.generate(PROMPT, method=method, max_new_tokens=4)
+
+
+def test_a_target_that_llama_cpp_runs_is_refused() -> None:
+    file = object.__new__(GgufModel)
+    models = LoadedPair(LoadedModel(file, "some.gguf", None, CONTEXT, 61, 32, ()), None, None)
+    with pytest.raises(
+        UserError, match=r"which llama\.cpp does not give: load 'some\.gguf' with .*--runner torch"
+    ):
+        sprinter.Pair(models, None, [half_trained("llama")])

@@ -63,8 +63,8 @@ class TokenHeads(nn.Module, ABC):
         hidden_size: of the target. vocab_size: rows of its output layer.
         target_id: name of the target that they were trained on.
         target_fingerprint: of its weights (``weights_fingerprint``); None: the files do not record it.
-        accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
-            0, 1, ... in the heads' law; (): not measured.
+        accuracies: by number of tokens ahead, the share of positions (held out, if any are) at which the target's
+            token had rank 0, 1, ... in the heads' law; (): not measured.
 
     Attributes:
         kind: "medusa", "eagle3" or "glide".

@@ -24,7 +24,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention
+from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, dtype_beside, write_files
 from sprinter.heads.reading import HeadFields, fill
 
@@ -207,8 +207,7 @@ class _Eagle3Text(TextOfHeads):
         ids = list(text)
         if ids == self._text:
             return
-        same = next((i for i, (a, b) in enumerate(zip(ids, self._text, strict=False)) if a != b), None)
-        known = min(len(ids), len(self._text)) if same is None else same
+        known = known_prefix(ids, self._text)
         # Entry i holds token i + 1; the last one is made again if it is known, for its output.
         first = min(max(0, known - 1), len(ids) - 2)
         heads, self._text = self._heads, ids
@@ -247,13 +246,9 @@ class _Eagle3Text(TextOfHeads):
         self._nodes |= {path: before + i for i, path in enumerate(paths)}
         self._node_keys.append(key)
         self._node_values.append(value)
-        sees = torch.zeros(len(paths), base + len(self._nodes), dtype=torch.bool)
-        sees[:, :base] = True
-        for i, path in enumerate(paths):
-            sees[i, [base + self._nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
         attended = nn.functional.scaled_dot_product_attention(
             query, torch.cat([self._keys, *self._node_keys], 1), torch.cat([self._values, *self._node_values], 1),
-            sees.to(device),
+            seen_by_nodes(paths, self._nodes, base, device),
         )  # fmt: skip
         self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention
+from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import (
     HeadFiles,
     TextOfHeads,
@@ -170,10 +170,7 @@ class _GlideText(TextOfHeads):
         ids, before = list(text), self._text
         if ids == before:
             return
-        known = next(
-            (i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b),
-            min(len(ids), len(before)),
-        )
+        known = known_prefix(ids, before)
         first, read = min(known, len(ids) - 1), min(max(0, known - 1), len(ids) - 2)
         heads, self._text = self._heads, ids
         self._forget()
@@ -206,12 +203,9 @@ class _GlideText(TextOfHeads):
         positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
         query, key, value = heads.entries(embeds, positions)
         self._added.append((key, value))
-        sees = torch.zeros(len(paths), base + len(self._nodes), dtype=torch.bool)
-        sees[:, :base] = True
-        for i, path in enumerate(paths):
-            sees[i, [base + self._nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
+        sees = seen_by_nodes(paths, self._nodes, base, device)
         keys, values = (torch.cat(parts, 1) for parts in zip(self._own, *self._added, strict=True))
-        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees.to(device))
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
         out = heads.finish(embeds, attended, positions, self._target)
         self._logits |= dict(zip(paths, heads.token_logits(out), strict=True))
 
