@@ -155,8 +155,11 @@ def test_medusas_heads_are_counted_in_the_weights(folders: dict[str, Path], tmp_
     assert torch.equal(own.heads.state_dict()["2.1.weight"], weights["2.1.weight"].float())
 
 
-def test_a_file_for_other_engines_ties_nothing(folders: dict[str, Path]) -> None:
-    config = json.loads((folders["eagle3"] / "config.json").read_text())
+def test_a_file_for_other_engines_ties_nothing(tmp_path: Path) -> None:
+    heads = eagle()
+    heads.layer_config.tie_word_embeddings = True  # as the target's, whose shape it has
+    save_eagle3(heads, tmp_path, "")
+    config = json.loads((tmp_path / "config.json").read_text())
     assert config["transformer_layer_config"]["tie_word_embeddings"] is False
 
 
