@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+import torch
+from torch import Tensor
 
 from sprinter.decode import (
     ACCEPT,
@@ -40,7 +42,7 @@ from sprinter.decode import (
     check_drafter,
     parse_method,
 )
-from sprinter.decode.draft_heads import HeadDrafts
+from sprinter.decode.draft_heads import HeadDrafts, HeadText
 from sprinter.decode.drafter import Drafter
 from sprinter.decode.enumerate import (
     MarkovHeads,
@@ -54,7 +56,7 @@ from sprinter.decode.loop import Limits
 from sprinter.decode.signals import state_signals
 from sprinter.decode.sparse import choose_nodes
 from sprinter.decode.spec import full_spec
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 from sprinter.random import AddressedDraws
 
 NARROW, HOLEY, WIDE = MarkovPair(2, 1), MarkovPair(3, 2, sharp=2.0, zeros=0.3), MarkovPair(4, 3)
@@ -260,3 +262,45 @@ def test_presets() -> None:
     typical = parse_method("drafter=heads(grow=sparse(tree=0x1x00)),accept=typical")
     assert isinstance(typical.accept, Typical) and not typical.lossless()
     assert parse_method("drafter=heads,accept=mentored(kl=0.1)").accept == Mentored(0.1)
+
+
+# --- heads that can draft no token after some texts -------------------------------------------------------------------
+class _DeadEnds(MarkovHeads):
+    """After a drafted token 0 all logits are −inf."""
+
+    value = -torch.inf
+
+    def begin(self) -> HeadText:
+        text, value = super().begin(), self.value
+        real = text.logits
+
+        def logits(paths: Sequence[tuple[int, ...]]) -> Tensor | None:
+            found = real(paths)
+            if found is not None:
+                for i, path in enumerate(paths):
+                    if path[-1:] == (0,):
+                        found[i] = value
+            return found
+
+        text.logits = logits  # type: ignore[method-assign]
+        return text
+
+
+@pytest.mark.parametrize(
+    ("rule", "grow"),
+    [(Exact(), None), (Block(), None), *TREES, (Traversal(), Model(drafts=2))],
+    ids=str,
+)
+def test_a_draft_ends_where_the_heads_know_no_token(rule: Judge, grow: Drafter | None) -> None:
+    method = Method(accept=rule, stop=Fixed(3), drafter=Heads(grow), cap=3)
+    check(method, NARROW, 3, _DeadEnds(NARROW, 4, sees_path=True), ahead=3)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("grow", [None, Static("2x2")], ids=str)
+def test_logits_that_are_not_numbers_are_an_error(value: float, grow: Drafter | None) -> None:
+    heads = _DeadEnds(NARROW, 4, sees_path=True)
+    heads.value = value
+    method = Method(accept=OneHot() if grow else Exact(), stop=Fixed(3), drafter=Heads(grow))
+    with pytest.raises(SprinterError, match=r"drafting heads' logits are (NaN|\+inf) at position"):
+        check(method, NARROW, 3, heads)

@@ -19,6 +19,8 @@ from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.medusa import MedusaHeads
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.theory.replay import check_replayable
 
 PROMPT = [3, 7, 1, 12, 5]
@@ -179,7 +181,9 @@ def test_a_lossy_method_beside_the_heads() -> None:
 
 
 def test_a_pair_without_a_tokenizer_and_samplings() -> None:
-    pair = pair_of("qwen2")
+    models = LoadedPair(pair_of("qwen2").models.target, None, None)
+    pair = sprinter.Pair(models, None, [half_trained("qwen2")])
+    assert pair.tokenizer is None
     for temperature, top_k, top_p in ((0.7, 8, 1.0), (1.3, 0, 0.8)):
         options = {
             "temperature": temperature,
@@ -212,3 +216,34 @@ def test_what_reads_draft_states_is_refused() -> None:
         check_replayable(parse_method("heads"), ())
     with pytest.raises(UserError, match="drafts of heads have none"):
         pair_of("llama").generate(PROMPT, method="drafter=heads,trust=gate(tau=0.5)", max_new_tokens=4)
+
+
+def test_forbidding_all_that_a_reduced_vocabulary_has() -> None:
+    """No token can be drafted where all kept ones are forbidden: the text is the target's own."""
+    for kept in ([0], [0, 7]):
+        heads = eagle(2, kept=torch.tensor(kept), accuracies=ACCURACIES)
+        pair = sprinter.load_pair(tiny("llama"), tokenizer=word_tokenizer(), heads=[heads], compile=False)
+        options = {"max_new_tokens": 8, "min_new_tokens": 8, "bad_words": [[5, 7], [3, 7]]}
+        plain = ids(pair.generate(PROMPT, method="autoregressive", temperature=0, **options))  # type: ignore[arg-type]
+        for method in (*CHAINS, *TREES):
+            out = pair.generate(PROMPT, method=method, temperature=0, **options)  # type: ignore[arg-type]
+            assert ids(out) == plain, method
+            assert 0 not in ids(out) and (out.stats.drafted > 0) == (len(kept) > 1)
+
+
+def test_weights_that_are_not_numbers_end_the_request() -> None:
+    heads = half_trained("llama")
+    pair = sprinter.load_pair(tiny("llama"), tokenizer=word_tokenizer(), heads=[heads], compile=False)
+    next(heads.parameters()).fill_(torch.nan)
+    for method in (CHAINS[0], TREES[2]):
+        with pytest.raises(sprinter.SprinterError, match="the medusa heads' logits are NaN at position 5"):
+            pair.generate(PROMPT, method=method, max_new_tokens=4)
+
+
+def test_a_target_that_llama_cpp_runs_is_refused() -> None:
+    file = object.__new__(GgufModel)
+    models = LoadedPair(LoadedModel(file, "some.gguf", None, CONTEXT, 61, 32, ()), None, None)
+    with pytest.raises(
+        UserError, match=r"which llama\.cpp does not give: load 'some\.gguf' with .*--runner torch"
+    ):
+        sprinter.Pair(models, None, [half_trained("llama")])

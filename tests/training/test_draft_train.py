@@ -23,7 +23,7 @@ from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import WEIGHTS, MedusaHeads
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.data import TargetText, Texts
-from sprinter.training.drafts.distill import FACTS, Judging
+from sprinter.training.drafts.distill import FACTS, Judging, distill
 from sprinter.training.drafts.heads import HEAD_TRAINING, train_heads
 from sprinter.training.drafts.losses import LOSSES
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
@@ -167,7 +167,13 @@ def test_the_card_says_what_was_measured(made: Path, data: Path) -> None:
     assert row["chain_tokens_per_call"] >= 1 and row["tree_tokens_per_call"] >= 1
     assert "head2_top5" in facts["training"]["history"][-1]["held_out"]
     card = (made / "README.md").read_text()
-    for word in (facts["texts"]["hash"][:12], facts["texts"]["data"][0]["sha256"][:12], "| 2 | 0.", "ce+kl"):
+    for word in (
+        facts["texts"]["hash"][:12],
+        facts["texts"]["data"][0]["sha256"][:12],
+        "| 2 | 0.",
+        "ce+kl",
+        "on held-out texts:",
+    ):
         assert word in card
     config = (made / "config.json").read_text()
     assert str(data.parent) not in card + config + (made / FACTS).read_text(), "no path of this machine"
@@ -201,6 +207,38 @@ def test_what_is_refused(pair: sprinter.Pair, data: Path, target: Path, tmp_path
     ):
         with pytest.raises(UserError, match=message):
             HeadSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_the_other_sort_is_refused(
+    made: Path, pair: sprinter.Pair, data: Path, tmp_path: Path
+) -> None:
+    weights = pair.models.target.module("a test")
+    with pytest.raises(UserError, match=r"holds heads of 'sprinter draft train', which would be overwritten"):
+        distill(pair, weights, [data], made, TEXTS, restart=True)
+    (tmp_path / FACTS).write_text('{"student": {}}')
+    with pytest.raises(UserError, match=r"holds a draft model of 'sprinter draft distill', which would"):
+        train_heads(pair, weights, [data], tmp_path, TEXTS, SHAPE, TRAINING)
+    assert (made / FACTS).is_file() and (tmp_path / FACTS).read_text() == '{"student": {}}'
+
+
+def test_texts_without_a_position_to_learn(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    weights = pair.models.target.module("a test")
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(json.dumps({"prompt": chr(97 + i)}) + "\n" for i in range(26)))
+    texts = replace(TEXTS, new_tokens=1, prompt_tokens=1)
+    with pytest.raises(UserError, match="the texts are too short: heads learn from the third token"):
+        train_heads(pair, weights, [short], tmp_path / "out", texts, SHAPE, TRAINING)
+
+
+def test_without_held_out_texts_the_card_says_so(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    weights, texts = pair.models.target.module("a test"), replace(TEXTS, held_out=0.0, new_tokens=4)
+    facts = train_heads(
+        pair, weights, [data], tmp_path / "out", texts, SHAPE, replace(TRAINING, steps=1), JUDGING
+    )
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert facts["heads"]["accuracies_on"] == "training" and "on training texts:" in card
+    assert "eld-out" not in card and "No prompts were held out." in card
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["accuracies_on"] == "training"
 
 
 def test_a_full_disk_while_training(

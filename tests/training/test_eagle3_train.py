@@ -18,6 +18,7 @@ from sprinter.heads.eagle3 import Eagle3Heads
 from sprinter.heads.load import load_any_head
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.glide import fresh_glide
 from sprinter.training.drafts.run import run_to_end
 from sprinter.training.drafts.settings import HeadSettings
 
@@ -68,6 +69,24 @@ def test_the_head_learns_and_follows_its_own_steps(tmp_path: Path) -> None:
     assert after["ce"] < 0.3 * before["ce"]
     assert all(after[f"head{step}_top1"] > 0.9 for step in (1, 2, 3, 4)), after
     assert len(own.accuracies(found.part(True), 128)) == 4
+
+
+def test_fresh_matrices_differ() -> None:
+    """Each is drawn by itself, and all are the same for a seed."""
+    for make in (
+        lambda: fresh_eagle3(tiny_target(), SHAPE, "t", "f"),
+        lambda: fresh_glide(tiny_target(), SHAPE, "t", "f"),
+    ):
+        first, again = dict(make().named_parameters()), dict(make().named_parameters())
+        names = [name for name, value in first.items() if value.ndim == 2]
+        assert len(names) >= 8 and all(torch.equal(first[name], again[name]) for name in names)
+        for i, one in enumerate(names):
+            for other in names[:i]:
+                size = min(first[one].numel(), first[other].numel(), 64)
+                assert not torch.equal(first[one].flatten()[:size], first[other].flatten()[:size]), (
+                    one,
+                    other,
+                )
 
 
 @torch.no_grad()

@@ -115,7 +115,9 @@ def command(
     from rich.table import Table
 
     table = Table(
-        box=box.SIMPLE_HEAD, title="rank of the target's token, held-out texts", title_justify="left"
+        box=box.SIMPLE_HEAD,
+        title=f"rank of the target's token, {facts['heads']['accuracies_on']} texts",
+        title_justify="left",
     )
     for name in ("head", "1st", "2nd", "3rd", "4th", "5th"):
         table.add_column(name, justify="right")

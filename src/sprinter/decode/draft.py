@@ -156,6 +156,8 @@ class Tips(NamedTuple):
         signals: by name, those that the stop rule ``needs``, ``[m]`` on the CPU.
         raws: temperature-1 laws ``[V]`` if the accept rule reads them.
         ended: there are none, because heads that draft do not reach as far: the tree ends.
+        reached: numbers of the tips that have a law, which all other fields are about; None: all. Heads that draft can
+            draft no token after the others, which get no children.
     """
 
     laws: Sequence[Tensor] = ()
@@ -163,6 +165,7 @@ class Tips(NamedTuple):
     signals: Mapping[str, Tensor] = MappingProxyType({})
     raws: Sequence[Tensor] = ()
     ended: bool = False
+    reached: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

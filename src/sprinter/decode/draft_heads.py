@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Protocol
 
 import torch
@@ -21,7 +22,7 @@ from sprinter.decode.grow import Growth, Root, ranked
 from sprinter.decode.registry import DRAFTER
 from sprinter.decode.signals import SIGNALS, read_signals
 from sprinter.decode.tree import Siblings, TreeText
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling, process, raw_law
 from sprinter.random import Draws, Purpose
 
@@ -160,9 +161,10 @@ class HeadDrafts:
         raw: whether raw laws are needed.
         vocab: size of the common vocabulary; logits beyond it are dropped.
         adjust: adjusts the heads' logits to the text; None: nothing does.
+        kind: of the heads, for messages.
 
     Attributes:
-        paths: tokens from the text to each of the tips that ``tips`` was last asked about.
+        paths: tokens from the text to each of the tips that have laws, of those that ``tips`` was last asked about.
     """
 
     def __init__(
@@ -175,7 +177,9 @@ class HeadDrafts:
         raw: bool,
         vocab: int,
         adjust: Adjuster | None = None,
+        kind: str = "drafting",
     ) -> None:
+        self._kind = kind
         self._heads, self._grown = heads, TreeText(prompt)
         self._sampling, self._draws, self._raw, self._vocab = sampling, draws, raw, vocab
         self._signals = [name for name in signals if name in SIGNALS]
@@ -226,7 +230,7 @@ class HeadDrafts:
             found = self._laws([tuple(tokens)])
             if found is None:
                 break
-            law, raw, _ = found
+            law, raw, _, _ = found
             laws.append(law[0])
             raws.append(raw[0])
             tokens.append(self._draws.token(law[0], request.round, len(text) + len(tokens), Purpose.DRAFT))
@@ -250,11 +254,14 @@ class HeadDrafts:
         paths: Sequence[tuple[int, ...]] = (
             self._grown.paths()[-len(request.nodes) :] if request.nodes else [()]
         )
-        self.paths = paths
         found = self._laws(paths)
         if found is None:
+            self.paths = ()
             return Tips(ended=True)
-        law, raw, adjusted = found
+        law, raw, adjusted, reached = found
+        if reached is not None:
+            paths = [paths[i] for i in reached]
+        self.paths = paths
         values: dict[str, Tensor] = {}
         names = [name for name in self._signals if not SIGNALS[name].reads("token")]
         if names:
@@ -266,22 +273,51 @@ class HeadDrafts:
             top * (len(paths) // max(1, len(top))),
             values,
             list(_each(raw, len(paths))) if self._raw else (),
+            reached=reached,
         )
 
-    def _laws(self, paths: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Processed laws, raw laws and adjusted logits after some paths, ``[m, V]`` or ``[1, V]`` each."""
+    def _laws(
+        self, paths: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, Tensor, Tensor, list[int] | None] | None:
+        """Processed laws, raw laws and adjusted logits after some paths, ``[m, V]`` or ``[1, V]`` each.
+
+        Heads of a reduced vocabulary can draft no token where all that they know are forbidden: they do not reach as
+        far there. That depends on the tokens up to there alone, so that drafts stay exact.
+
+        Returns:
+            Laws, raw laws, logits, and the numbers of the paths that they are about, None: all. None if there are none.
+
+        Raises:
+            SprinterError: logits are NaN or +inf.
+        """
         whole = [(*self._tail, *path) for path in paths]
         logits = self._heads.logits(whole) if self._known else None
         if logits is None:
             return None
         logits = logits[..., : self._vocab]
+        self._check(logits, paths)
         raw = raw_law(logits)
         if self._adjust is not None:
             logits = self._adjust.after(paths)(_each(logits, len(paths)))
             raw = _each(raw, len(paths))
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        return process(logits, self._sampling), raw, logits
+        some, reached = (logits > -torch.inf).any(-1).tolist(), None
+        if not all(some):
+            reached = [i for i, one in enumerate(some) if one]
+            if not reached:
+                return None
+            logits, raw = logits[reached], raw[reached]
+        return process(logits, self._sampling), raw, logits, reached
+
+    def _check(self, logits: Tensor, paths: Sequence[tuple[int, ...]]) -> None:
+        worst = next((peak for peak in logits.amax(-1).tolist() if isnan(peak) or peak == torch.inf), None)
+        if worst is not None:
+            position = len(self._grown.text) + len(paths[0])
+            raise SprinterError(
+                f"the {self._kind} heads' logits are {'NaN' if isnan(worst) else '+inf'} at position {position}: check "
+                "their weights, and try dtype=float32"
+            )
 
 
 def _each(values: Tensor, count: int) -> Tensor:

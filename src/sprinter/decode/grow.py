@@ -127,20 +127,26 @@ class Independent(Growth):
         super().__init__(root)
         self._branches: list[list[int]] = [[] for _ in range(count)]
         self._children: dict[tuple[int, int], int] = {}
+        self._open = [*range(count)]  # drafts that go on
 
     def branches(self) -> Sequence[Sequence[int]]:
         """The nodes of each draft so far."""
         return self._branches
 
     def tips(self) -> list[int]:
-        """The last node of each draft."""
-        return list(dict.fromkeys(branch[-1] if branch else -1 for branch in self._branches))
+        """The last node of each draft that goes on."""
+        return list(dict.fromkeys(self._tip(draft) for draft in self._open))
+
+    def _tip(self, draft: int) -> int:
+        branch = self._branches[draft]
+        return branch[-1] if branch else -1
 
     def grow(self, level: int, tips: Sequence[int], found: Tips) -> None:
         """Draw one token for each draft from the law at its last node."""
         index = {tip: i for i, tip in enumerate(tips)}
-        for draft, branch in enumerate(self._branches):
-            tip = branch[-1] if branch else -1
+        self._open = [draft for draft in self._open if self._tip(draft) in index]
+        for draft in self._open:
+            branch, tip = self._branches[draft], self._tip(draft)
             law = found.laws[index[tip]]
             token = self.root.token(law, level, draft)
             node = self._children.get((tip, token))

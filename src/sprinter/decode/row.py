@@ -356,6 +356,8 @@ def draft_tree(row: Row) -> Asking:
         row.known = len(text)
         if found.ended:
             break
+        if found.reached is not None:
+            tips = [tips[i] for i in found.reached]
         growth.grow(row.drafted, tips, found)
         row.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}

@@ -64,15 +64,18 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
 
 
 @torch.inference_mode()
-def head_costs(heads: TokenHeads, costs: PassCosts) -> PassCosts:
+def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassCosts:
     """Costs of the target's passes, and in place of a draft model's those of a step of heads that draft.
 
     They are measured each time, in milliseconds. Rows run their heads one after the other, so that with many rows the
     steps of all are a little more than is said here.
+
+    Args:
+        heads: attached to the target. costs: of the target's passes. dtype: of the target's states.
     """
     like = next(heads.parameters())
     states = {
-        layer: torch.zeros(_CONTEXT, heads.hidden_size, device=like.device, dtype=like.dtype)
+        layer: torch.zeros(_CONTEXT, heads.hidden_size, device=like.device, dtype=dtype)
         for layer in heads.layers
     }
     ids = [i % min(100, heads.vocab_size) for i in range(_CONTEXT + 1)]

@@ -125,7 +125,7 @@ class RowDriver:
             self._adjust_q, self._head_draft_flops = adjuster(adjustments, models.target), drafting.flops
             self._head_drafts = HeadDrafts(
                 drafting.begin(), prompt, self._plan.sampling, draws, self._plan.signals, self._raw, models.vocab,
-                self._adjust_q,
+                self._adjust_q, drafting.kind,
             )  # fmt: skip
         # Runs of fixed length are drafted in one synchronisation, as none of their tokens is dropped.
         self._whole = method.length is not None and method.trust.never

@@ -29,6 +29,7 @@ from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 
 __all__ = ["Pair", "Stream", "load_pair"]
@@ -153,7 +154,12 @@ class Pair:
         if self.drafting is not None:
             raise UserError("two sets of heads that draft were given: a pair has one")
         target = self.models.target
-        heads.attach(target.module("heads that draft"), target.id, target.hidden_size, self.models.vocab_size)
+        if isinstance(target.model, GgufModel):
+            raise UserError(
+                f"heads that draft read the target's hidden states, which llama.cpp does not give: load '{target.id}' "
+                "with runner='torch' (--runner torch)"
+            )
+        heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
         self.drafting = heads
 
     @property

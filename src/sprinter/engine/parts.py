@@ -110,7 +110,9 @@ class Parts:
     @cached_property
     def head_costs(self) -> PassCosts:
         """``pass_costs`` with steps of the heads that draft in place of those of the draft model."""
-        return self.pass_costs if self.drafting is None else head_costs(self.drafting, self.pass_costs)
+        if self.drafting is None:
+            return self.pass_costs
+        return head_costs(self.drafting, self.pass_costs, self.models.target.module("heads that draft").dtype)
 
     def costs_of(self, method: Method) -> PassCosts:
         """The costs that a method has on this machine."""

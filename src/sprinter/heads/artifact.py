@@ -143,8 +143,11 @@ def _assemble(config: HeadConfig, calibration: Mapping[str, Any] | None, tensors
     return Head(config, network, curve)
 
 
-def from_hub(name: str) -> Path:
+def from_hub(name: str, what: str = "gate") -> Path:
     """The files of a head on the hub, in the hub's cache.
+
+    Args:
+        what: what it is called, for messages.
 
     Raises:
         UserError: no such id, or no network.
@@ -153,11 +156,13 @@ def from_hub(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        raise UserError(f"there is no gate directory '{name}': give a directory or a hub id such as org/name")
+        raise UserError(
+            f"there is no {what} directory '{name}': give a directory or a hub id such as org/name"
+        )
     try:
         return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "README.md"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"cannot get gate '{name}' from the hub ({first_line}): check the id and the network"
+            f"cannot get {what} '{name}' from the hub ({first_line}): check the id and the network"
         ) from None

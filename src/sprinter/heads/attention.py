@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-__all__ = ["HeadAttention"]
+__all__ = ["HeadAttention", "known_prefix", "seen_by_nodes"]
+
+
+def known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
+    """Number of tokens that a text has in common with one that was read before."""
+    pairs = enumerate(zip(ids, before, strict=False))
+    return next((i for i, (one, other) in pairs if one != other), min(len(ids), len(before)))
+
+
+def seen_by_nodes(
+    paths: Sequence[tuple[int, ...]], nodes: Mapping[tuple[int, ...], int], base: int, device: torch.device
+) -> Tensor:
+    """What nodes of a tree attend to ``[m, base + nodes]``: the text, their ancestors and themselves.
+
+    Args:
+        paths: tokens from the text to each of m nodes. nodes: number of every node by path, theirs included.
+        base: number of entries of the text.
+    """
+    sees = torch.zeros(len(paths), base + len(nodes), dtype=torch.bool)
+    sees[:, :base] = True
+    for i, path in enumerate(paths):
+        sees[i, [base + nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
+    return sees.to(device)
 
 
 class HeadAttention(nn.Module):

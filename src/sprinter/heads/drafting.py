@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -62,14 +63,13 @@ class TokenHeads(nn.Module, ABC):
         hidden_size: of the target. vocab_size: rows of its output layer.
         target_id: name of the target that they were trained on.
         target_fingerprint: of its weights (``weights_fingerprint``); None: the files do not record it.
-        accuracies: by number of tokens ahead, the share of held-out positions at which the target's token had rank
-            0, 1, ... in the heads' law; (): not measured.
+        accuracies: by number of tokens ahead, the share of positions (held out, if any are) at which the target's
+            token had rank 0, 1, ... in the heads' law; (): not measured.
 
     Attributes:
         kind: "medusa", "eagle3" or "glide".
         layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
         id, revision: directory or hub id that they were loaded from, and the commit.
-        facts: further fields of config.json.
     """
 
     kind: str = ""
@@ -89,7 +89,7 @@ class TokenHeads(nn.Module, ABC):
         self.accuracies: Sequence[Sequence[float]] = tuple(tuple(row) for row in accuracies)
         self.id: str | None = None
         self.revision: str | None = None
-        self.facts: Mapping[str, Any] = {}
+        self._attached: weakref.ref[nn.Module] | None = None
 
     @property
     @abstractmethod
@@ -122,16 +122,16 @@ class TokenHeads(nn.Module, ABC):
 
         Args:
             target: its model. id: its name, for messages. hidden_size: of its states.
-            vocab_size: of the pair; the heads' laws must cover it.
+            vocab_size: rows of its output layer, padded ones included.
 
         Raises:
-            UserError: they were made for another target.
+            UserError: they were made for another target, or draft for another model already.
         """
         for name, own, there in (
             ("hidden size", self.hidden_size, hidden_size),
             ("vocabulary", self.vocab_size, vocab_size),
         ):
-            if own < there or (name == "hidden size" and own != there):
+            if own != there:
                 raise UserError(
                     f"these {self.kind} heads are for a target of {name} {own} ('{self.target_id}'), and that of "
                     f"'{id}' is {there}: give the heads of this target"
@@ -141,7 +141,13 @@ class TokenHeads(nn.Module, ABC):
                 f"these {self.kind} heads were trained on another target ('{self.target_id}') than '{id}': give the "
                 "heads of this target, or train some with 'sprinter draft train'"
             )
+        if self._attached is not None and self._attached() not in (None, target):
+            raise UserError(
+                f"these {self.kind} heads draft for another model already, whose layers they share: load them anew for "
+                f"'{id}'"
+            )
         self.join(target)
+        self._attached = weakref.ref(target)
         self.requires_grad_(False)
         self.train(False)
 
@@ -189,7 +195,7 @@ def read_files(source: str | os.PathLike[str]) -> HeadFiles | None:
     """
     directory, revision = Path(source).expanduser(), None
     if not directory.is_dir():
-        directory = from_hub(str(source))
+        directory = from_hub(str(source), "head")
         revision = directory.name
     file = directory / "config.json"
     if not file.is_file():

@@ -24,8 +24,9 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention
+from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, dtype_beside, write_files
+from sprinter.heads.reading import HeadFields, fill
 
 __all__ = ["Eagle3Heads", "aux_layers", "load_eagle3", "save_eagle3"]
 
@@ -206,8 +207,7 @@ class _Eagle3Text(TextOfHeads):
         ids = list(text)
         if ids == self._text:
             return
-        same = next((i for i, (a, b) in enumerate(zip(ids, self._text, strict=False)) if a != b), None)
-        known = min(len(ids), len(self._text)) if same is None else same
+        known = known_prefix(ids, self._text)
         # Entry i holds token i + 1; the last one is made again if it is known, for its output.
         first = min(max(0, known - 1), len(ids) - 2)
         heads, self._text = self._heads, ids
@@ -246,13 +246,9 @@ class _Eagle3Text(TextOfHeads):
         self._nodes |= {path: before + i for i, path in enumerate(paths)}
         self._node_keys.append(key)
         self._node_values.append(value)
-        sees = torch.zeros(len(paths), base + len(self._nodes), dtype=torch.bool)
-        sees[:, :base] = True
-        for i, path in enumerate(paths):
-            sees[i, [base + self._nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
         attended = nn.functional.scaled_dot_product_attention(
             query, torch.cat([self._keys, *self._node_keys], 1), torch.cat([self._values, *self._node_values], 1),
-            sees.to(device),
+            seen_by_nodes(paths, self._nodes, base, device),
         )  # fmt: skip
         self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))
 
@@ -280,7 +276,11 @@ def save_eagle3(
         "target_hidden_size": heads.hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(heads.aux),
         "norm_before_residual": heads.block.norm_before_residual,
-        "transformer_layer_config": {**heads.layer_config.to_diff_dict(), "model_type": "llama"},
+        "transformer_layer_config": {
+            **heads.layer_config.to_diff_dict(),
+            "model_type": "llama",
+            "tie_word_embeddings": False,  # its output layer is its own
+        },
         "speculators_config": {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
@@ -306,33 +306,30 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
     Raises:
         UserError: a variant that is not supported, or weights that are missing, damaged, or do not fit the config.
     """
-    fields = files.config
-    _check_variant(files)
+    fields, inner = HeadFields(files), HeadFields(files, "transformer_layer_config")
+    _check_variant(files, inner.fields)
     weights = files.weights((WEIGHTS,), (_PICKLE,))
     weights = {name.replace("layers.0.", "block."): value for name, value in weights.items()}
     table = weights.pop("embed_tokens.weight", None)
     for name in [name for name in weights if name.startswith(("verifier_", "rotary"))]:
         del weights[name]  # copies of the target's
+    verifier = HeadFields(files, "speculators_config", {}).fields.get("verifier")
+    verified = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+    few = fields.whole("draft_vocab_size")
     try:
-        inner = {
-            key: value for key, value in fields["transformer_layer_config"].items() if key != "model_type"
-        }
-        inner.pop("architectures", None)
-        config = LlamaConfig(**inner)
-        aux = fields.get("eagle_aux_hidden_state_layer_ids")
-        verifier = fields.get("speculators_config", {}).get("verifier", {})
+        listed = "d2t" if "d2t" in weights else "lm_head.weight"
+        if weights[listed].shape[:1] != (few,):  # before memory is taken
+            raise KeyError(listed)
         heads = Eagle3Heads(
-            config, aux, int(fields["draft_vocab_size"]), bool(fields.get("norm_before_residual", False)),
-            "fc.bias" in weights, target_id=str(verifier.get("name_or_path") or ""),
-            target_fingerprint=fields.get("target_fingerprint"), accuracies=fields.get("accuracies", ()),
+            inner.layer(weights, "block.mlp"), fields.numbers("eagle_aux_hidden_state_layer_ids"),
+            few, fields.switch("norm_before_residual"), "fc.bias" in weights,
+            target_id=str(verified or ""), target_fingerprint=fields.text("target_fingerprint"),
+            accuracies=fields.accuracies(),
         )  # fmt: skip
         if "d2t" not in weights and heads.vocab_size == len(heads.d2t):
             weights |= {"d2t": heads.d2t, "t2d": heads.t2d}  # the whole vocabulary
         weights["d2t"], weights["t2d"] = weights["d2t"].long(), weights["t2d"].bool()
-        wanted = heads.state_dict()
-        for name in sorted(wanted.keys() | weights.keys()):
-            if name not in wanted or name not in weights or wanted[name].shape != weights[name].shape:
-                raise KeyError(name)
+        fill(heads, weights, files.directory)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
@@ -340,27 +337,33 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
             f"the EAGLE-3 head in '{files.directory}' lacks or misfits {error}: config.json and the weights do not "
             "belong together, copy or make them again"
         ) from None
-    heads.load_state_dict({name: v.float() if v.is_floating_point() else v for name, v in weights.items()})
     kept = heads.kept
-    if int(kept.min()) < 0 or int(kept.max()) >= heads.vocab_size or not bool(heads.t2d[kept].all()):
+    inside = int(kept.min()) >= 0 and int(kept.max()) < heads.vocab_size
+    if (
+        not inside
+        or len(torch.unique(kept)) < len(kept)
+        or not torch.equal(heads.t2d.nonzero()[:, 0], kept.sort().values)
+    ):
         raise UserError(
-            f"the maps d2t and t2d in '{files.directory}' contradict each other or leave the vocabulary: copy the "
-            "files again"
+            f"the maps d2t and t2d in '{files.directory}' contradict each other, name a token twice or leave the "
+            "vocabulary: copy the files again"
         )
     if table is not None:
-        if table.shape != (heads.vocab_size, heads.hidden_size):
+        if table.shape != (heads.vocab_size, heads.hidden_size) or not bool(
+            torch.isfinite(table.float()).all()
+        ):
             raise UserError(
-                f"embed_tokens.weight in '{files.directory}' has shape {list(table.shape)}: copy it again"
+                f"embed_tokens.weight in '{files.directory}' has shape {list(table.shape)} for a target of "
+                f"{heads.vocab_size} tokens and width {heads.hidden_size}, or values that are not finite: copy it again"
             )
         heads.embed = nn.Embedding(*table.shape, _weight=table.float())
     heads.id, heads.revision = files.id, files.revision
-    heads.facts = {key: value for key, value in fields.items() if key in ("training", "texts")}
     return heads
 
 
-def _check_variant(files: HeadFiles) -> None:
+def _check_variant(files: HeadFiles, inner: Mapping[str, Any]) -> None:
     """Refuse what this module would read wrongly."""
-    fields, inner = files.config, files.config.get("transformer_layer_config", {})
+    fields = files.config
     own, target = inner.get("hidden_size", LlamaConfig().hidden_size), files.config.get("target_hidden_size")
     for what, wrong in (
         (f"a layer of type '{inner.get('model_type')}'", inner.get("model_type", "llama") != "llama"),

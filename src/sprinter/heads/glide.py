@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention
+from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import (
     HeadFiles,
     TextOfHeads,
@@ -27,6 +27,7 @@ from sprinter.heads.drafting import (
     output_layer,
     write_files,
 )
+from sprinter.heads.reading import HeadFields, fill
 
 __all__ = ["GlideHeads", "load_glide", "save_glide"]
 
@@ -169,10 +170,7 @@ class _GlideText(TextOfHeads):
         ids, before = list(text), self._text
         if ids == before:
             return
-        known = next(
-            (i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b),
-            min(len(ids), len(before)),
-        )
+        known = known_prefix(ids, before)
         first, read = min(known, len(ids) - 1), min(max(0, known - 1), len(ids) - 2)
         heads, self._text = self._heads, ids
         self._forget()
@@ -205,12 +203,9 @@ class _GlideText(TextOfHeads):
         positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
         query, key, value = heads.entries(embeds, positions)
         self._added.append((key, value))
-        sees = torch.zeros(len(paths), base + len(self._nodes), dtype=torch.bool)
-        sees[:, :base] = True
-        for i, path in enumerate(paths):
-            sees[i, [base + self._nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
+        sees = seen_by_nodes(paths, self._nodes, base, device)
         keys, values = (torch.cat(parts, 1) for parts in zip(self._own, *self._added, strict=True))
-        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees.to(device))
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
         out = heads.finish(embeds, attended, positions, self._target)
         self._logits |= dict(zip(paths, heads.token_logits(out), strict=True))
 
@@ -252,26 +247,20 @@ def load_glide(files: HeadFiles) -> GlideHeads:
     Raises:
         UserError: weights are missing, damaged, or do not fit the config.
     """
-    fields, weights = files.config, files.weights((WEIGHTS,))
+    fields, weights = HeadFields(files), files.weights((WEIGHTS,))
     try:
-        inner = {
-            key: value
-            for key, value in fields["layer_config"].items()
-            if key not in ("model_type", "architectures")
-        }
         heads = GlideHeads(
-            LlamaConfig(**inner), target_id=str(fields.get("base_model_name_or_path", "")),
-            target_fingerprint=fields.get("target_fingerprint"), accuracies=fields.get("accuracies", ()),
+            HeadFields(files, "layer_config").layer(weights, "mlp"),
+            target_id=fields.text("base_model_name_or_path") or "",
+            target_fingerprint=fields.text("target_fingerprint"), accuracies=fields.accuracies(),
         )  # fmt: skip
-        wanted = heads.state_dict()
-        for name in sorted(wanted.keys() | weights.keys()):
-            if name not in wanted or name not in weights or wanted[name].shape != weights[name].shape:
-                raise KeyError(name)
+        fill(heads, weights, files.directory)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"the glide head in '{files.directory}' lacks or misfits {error}: config.json and the weights do not "
             "belong together, copy or make them again"
         ) from None
-    heads.load_state_dict({name: value.float() for name, value in weights.items()})
     heads.id, heads.revision = files.id, files.revision
     return heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.drafting import TokenHeads, read_files
 from sprinter.heads.eagle3 import load_eagle3
@@ -13,6 +14,8 @@ from sprinter.heads.medusa import load_medusa
 
 __all__ = ["load_any_head"]
 
+_NAMES = ("sprinter_head", "speculators_model_type", "medusa_num_heads")
+
 
 def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
     """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's, EAGLE-3's, GliDe's).
@@ -21,10 +24,21 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
         UserError: the directory is missing, or what it holds is damaged.
     """
     files = read_files(source)
-    if files is not None and "medusa_num_heads" in files.config:
+    if files is None:
+        raise UserError(f"'{source}' is not a head: it has no config.json")
+    config, speculators = files.config, files.config.get("speculators_model_type")
+    if "medusa_num_heads" in config:
         return load_medusa(files)
-    if files is not None and files.config.get("speculators_model_type") == "eagle3":
+    if speculators == "eagle3":
         return load_eagle3(files)
-    if files is not None and files.config.get("sprinter_head") == "glide":
+    if config.get("sprinter_head") == "glide":
         return load_glide(files)
-    return load_head(source)
+    if speculators == "sprinter":
+        return load_head(source)
+    found = next(
+        (f'"{name}": {config[name]!r}' for name in _NAMES if name in config), f"none of {', '.join(_NAMES)}"
+    )
+    raise UserError(
+        f"'{source}' is not a head that Sprinter reads: its config.json has {found}; give one of 'sprinter gate train' "
+        "or 'sprinter draft train', Medusa's, or EAGLE-3's in the format of speculators"
+    )

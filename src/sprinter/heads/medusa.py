@@ -24,11 +24,14 @@ from sprinter.heads.drafting import (
     output_layer,
     write_files,
 )
+from sprinter.heads.reading import HeadFields, fill
 
 __all__ = ["MedusaHeads", "load_medusa", "save_medusa"]
 
 WEIGHTS = "medusa_lm_head.safetensors"
 _PICKLE = "medusa_lm_head.pt"
+_MOST = 64
+"""Heads, and blocks of a head."""
 
 
 class _Residual(nn.Module):
@@ -66,9 +69,9 @@ class MedusaHeads(TokenHeads):
     ) -> None:
         super().__init__(hidden_size, vocab_size, **more)
         for name, value in (("count", count), ("blocks", blocks)):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
                 raise UserError(
-                    f"{name}={value} of Medusa's heads is out of range: give a whole number in [1, 64]"
+                    f"{name}={value} of Medusa's heads is out of range: give a whole number in [1, {_MOST}]"
                 )
         self.count, self.blocks, self.shared = count, blocks, shared
         self.heads = nn.ModuleList(
@@ -162,28 +165,32 @@ def load_medusa(files: HeadFiles) -> MedusaHeads:
     Raises:
         UserError: weights are missing, damaged, or do not fit the config.
     """
-    fields, weights = files.config, files.weights((WEIGHTS, "model.safetensors"), (_PICKLE,))
+    fields, weights = HeadFields(files), files.weights((WEIGHTS, "model.safetensors"), (_PICKLE,))
     weights = {name.removeprefix("medusa_head."): value for name, value in weights.items()}
+    blocks, said = fields.whole("medusa_num_layers", 1, _MOST), fields.whole("medusa_num_heads", most=_MOST)
+    # Published configs say 2 where the weights have 5 heads.
+    stored = next(k for k in range(len(weights) + 1) if f"{k}.0.linear.weight" not in weights)
+    shared, more = fields.switch("shared_output"), {"accuracies": fields.accuracies()}
     try:
-        count, blocks = int(fields["medusa_num_heads"]), int(fields.get("medusa_num_layers", 1))
-        first = weights["0.0.linear.weight"]
-        shared = bool(fields.get("shared_output", False))
-        vocab = int(fields["vocab_size"]) if shared else len(weights[f"0.{blocks}.weight"])
+        first = _matrix(weights, "0.0.linear.weight")
+        vocab = fields.whole("vocab_size") if shared else len(_matrix(weights, f"0.{blocks}.weight"))
         heads = MedusaHeads(
-            first.shape[-1], vocab, count, blocks, shared,
-            target_id=str(fields.get("base_model_name_or_path", "")),
-            target_fingerprint=fields.get("target_fingerprint"), accuracies=fields.get("accuracies", ()),
+            first.shape[-1], vocab, max(stored, said), blocks, shared,
+            target_id=fields.text("base_model_name_or_path") or "",
+            target_fingerprint=fields.text("target_fingerprint"), **more,
         )  # fmt: skip
-        wanted = heads.heads.state_dict()
-        for name in sorted(wanted.keys() | weights.keys()):
-            if name not in wanted or name not in weights or wanted[name].shape != weights[name].shape:
-                raise KeyError(name)
-    except (KeyError, TypeError, ValueError) as error:
+        fill(heads.heads, weights, files.directory)
+    except KeyError as error:
         raise UserError(
             f"the Medusa heads in '{files.directory}' lack or misfit {error}: config.json and the weights do not "
             "belong together, copy or make them again"
         ) from None
-    heads.heads.load_state_dict({name: value.float() for name, value in weights.items()})
     heads.id, heads.revision = files.id, files.revision
-    heads.facts = {key: value for key, value in fields.items() if not key.startswith("medusa_")}
     return heads
+
+
+def _matrix(weights: Mapping[str, Tensor], name: str) -> Tensor:
+    found = weights[name]
+    if found.ndim != 2:
+        raise KeyError(name)
+    return found

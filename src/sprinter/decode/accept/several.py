@@ -48,8 +48,9 @@ class SeveralRule(Judge):
         """Judge the drafts depth by depth. A draft's number is part of the address of its random numbers."""
         tree, p, _, draws, round, position, _ = call
         branches, chains = tree.branches or [range(len(tree.tokens))], tree.chains()
-        rows, n, node = list(range(len(chains))), len(chains[0].tokens), -1
-        for depth in range(n):
+        rows, depth, node = list(range(len(chains))), 0, -1
+        # Drafts that are compared share a prefix: the law after it, if there is one, has given each its next token.
+        while depth < len(chains[rows[0]].tokens):
             place, candidates = position + depth, [chains[row].tokens[depth] for row in rows]
 
             def keep(index: int, chance: float, place: int = place, rows: list[int] = rows) -> bool:
@@ -60,9 +61,9 @@ class SeveralRule(Judge):
                 token = draws.token(law, round, place, Purpose.TARGET)
                 return Verdict(branches[rows[0]][:depth], token, [0.0] * (depth + 1))
             rows = self.follow(chains, rows, index, depth)
-            node = branches[rows[0]][depth]
-        token = draws.token(p[node + 1], round, position + n, Purpose.TARGET)
-        return Verdict(branches[rows[0]], token, [0.0] * (n + 1))
+            node, depth = branches[rows[0]][depth], depth + 1
+        token = draws.token(p[node + 1], round, position + depth, Purpose.TARGET)
+        return Verdict(branches[rows[0]], token, [0.0] * (depth + 1))
 
 
 @ACCEPT.rule("batch")

@@ -113,16 +113,21 @@ def heads_card(facts: Mapping[str, Any]) -> str:
         f"{'head' if medusa else 'step'} × "
         f"{heads['discount']:g} |",
         *_trained(training), "",
-        "How often the target's token has this rank in a head's law, on held-out texts:", "",
+        f"How often the target's token has this rank in a head's law, on {heads['accuracies_on']} texts:", "",
         "| tokens ahead | 1st | 2nd | 3rd | 4th | 5th |", "| --- |" + " --- |" * 5,
         *(
             f"| {number} | {' | '.join(f'{value:.3f}' for value in row[:5])} |"
             for number, row in enumerate(heads["accuracies"], 1)
         ), "",
-        f"Held-out prompts; tokens a target call of `heads` (chain) and `{'medusa' if medusa else 'eagle'}` (tree), "
-        "and the share of drafted tokens "
-        "that stay:", "",
-        *_table(facts["tasks"]), "",
+        *(
+            [
+                "Held-out prompts; tokens a target call of `heads` (chain) and "
+                f"`{'medusa' if medusa else 'eagle'}` (tree), and the share of drafted tokens that stay:", "",
+                *_table(facts["tasks"]), "",
+            ]
+            if facts["tasks"]
+            else ["No prompts were held out.", ""]
+        ),
         *(["![Losses by step](losses.png)", ""] if facts["picture"] else []),
     ]  # fmt: skip
     return "\n".join(lines)

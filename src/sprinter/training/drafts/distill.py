@@ -78,7 +78,7 @@ def distill(
         UserError: what is wrong with data, settings or folder, and how to fix it.
     """
     folder = Path(out)
-    check_folder(folder, restart)
+    check_folder(folder, restart, "draft")
     written = write_texts(pair, data, folder / "texts", texts, on_texts)
     fresh = fresh_student(pair, weights, written, student)
     judge = None
@@ -105,8 +105,11 @@ def distill(
     return facts
 
 
-def check_folder(folder: Path, restart: bool) -> None:
+def check_folder(folder: Path, restart: bool, sort: str) -> None:
     """Refuse a folder that holds another model; ``restart``: delete an earlier run in it.
+
+    Args:
+        sort: what is to be made in it, "draft" or "heads"; a folder of the other is refused.
 
     Raises:
         UserError: it is a file, or holds another model.
@@ -116,6 +119,18 @@ def check_folder(folder: Path, restart: bool) -> None:
     ours = (folder / FACTS).is_file() or (folder / "texts" / INFO).is_file()
     if (folder / "config.json").is_file() and not ours:
         raise UserError(f"'{folder}' holds another model: give another directory for the draft")
+    if (folder / FACTS).is_file():
+        try:
+            heads = "heads" in json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"'{folder / FACTS}' is damaged ({error}): give another --out, or delete that file"
+            ) from None
+        if heads != (sort == "heads"):
+            there = (
+                "heads of 'sprinter draft train'" if heads else "a draft model of 'sprinter draft distill'"
+            )
+            raise UserError(f"'{folder}' holds {there}, which would be overwritten: give another --out")
     if restart and ours:
         (folder / FACTS).unlink(missing_ok=True)
         for file in (*folder.glob(f"{TRAINING}/*/*.safetensors"), *folder.glob("texts/texts-*.safetensors")):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from sprinter.heads.eagle3 import Eagle3Heads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import RANKS, HeadLearner
+from sprinter.training.drafts.head_learner import RANKS, HeadLearner, draw_matrices
 from sprinter.training.drafts.losses import TopLaws, divergences, on_kept, tempered
 from sprinter.training.drafts.settings import HeadSettings, StudentSettings
 from sprinter.training.drafts.student import embedding_table, student_config
@@ -50,9 +50,7 @@ def fresh_eagle3(
         norm = getattr(target.base_model, "norm", None)
         if norm is not None and getattr(norm, "weight", None) is not None:
             heads.norm.weight.copy_(norm.weight)
-        for name, value in heads.block.named_parameters():
-            if value.ndim == 2:
-                value.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(settings.seed + len(name)))
+        draw_matrices(heads.block, settings.seed)
     heads.join(target)
     return heads
 

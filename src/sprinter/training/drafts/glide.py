@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from sprinter.heads.glide import GlideHeads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import HeadLearner
+from sprinter.training.drafts.head_learner import HeadLearner, draw_matrices
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import HeadSettings, StudentSettings
 from sprinter.training.drafts.student import embedding_table, student_config
@@ -41,9 +41,7 @@ def fresh_glide(target: PreTrainedModel, settings: HeadSettings, id: str, finger
     inner: Any = target.base_model
     last = inner.layers[-1]
     with torch.no_grad():
-        for name, value in heads.named_parameters():
-            if value.ndim == 2:
-                value.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(settings.seed + len(name)))
+        draw_matrices(heads, settings.seed)
         pairs: list[tuple[Any, Any]] = [
             (heads.norm, inner.norm),
             (heads.cross_layernorm, last.input_layernorm),

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sprinter.heads.drafting import TokenHeads
@@ -17,11 +17,20 @@ from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, temper
 from sprinter.training.drafts.run import Losses
 from sprinter.training.drafts.train import in_order
 
-__all__ = ["RANKS", "HeadLearner"]
+__all__ = ["RANKS", "HeadLearner", "draw_matrices"]
 
 RANKS = 10
 """Ranks whose accuracy is measured: those that a tree can name."""
 _TOPS = (1, 5)
+
+
+@torch.no_grad()
+def draw_matrices(module: nn.Module, seed: int) -> None:
+    """Fill all matrices of a module by normal numbers of standard deviation 0.02, one after the other by name."""
+    chance = torch.Generator().manual_seed(seed)
+    for _, value in sorted(module.named_parameters()):
+        if value.ndim == 2:
+            value.copy_(torch.empty(value.shape).normal_(0.0, 0.02, generator=chance))
 
 
 class HeadLearner(ABC):

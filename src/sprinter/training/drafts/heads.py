@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,8 @@ def train_heads(
     target = pair.models.target
     target.module("training of heads that draft")  # which llama.cpp cannot run
     folder = Path(out)
-    check_folder(folder, restart)
-    written = write_texts(pair, data, folder / "texts", texts, on_texts)
+    check_folder(folder, restart, "heads")
+    written = _long_enough(write_texts(pair, data, folder / "texts", texts, on_texts))
     held = written.part(True)
     name = Path(target.id).name if Path(target.id).expanduser().exists() else target.id  # a hub id in full
     learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
@@ -89,15 +89,37 @@ def train_heads(
     if picture is not None:
         save_bytes(folder / "losses.png", picture)
     learner.heads.accuracies = learner.accuracies(held or written.part(False), training.tokens)
+    measured = "held-out" if held else "training"
     (folder / FACTS).unlink(missing_ok=True)  # it is of the weights beside it
     facts = _facts(written, shape, training, run, learner)
+    facts["heads"]["accuracies_on"] = measured
     recorded = {key: value for key, value in facts["training"].items() if key != "history"}
-    _save(learner.heads, folder, weights, {"training": recorded, "texts": facts["texts"]})
+    _save(
+        learner.heads,
+        folder,
+        weights,
+        {"training": recorded, "texts": facts["texts"], "accuracies_on": measured},
+    )
     judged = _judged(pair, folder, written, judging, shape)
     facts |= {"tasks": judged, "picture": picture is not None}
     save_bytes(folder / "README.md", heads_card(facts))
     save_bytes(folder / FACTS, json.dumps(facts, indent=1) + "\n")
     return facts
+
+
+def _long_enough(texts: Texts) -> Texts:
+    """The texts that have a position to learn: the first token that heads draft follows one that the target has read.
+
+    Raises:
+        UserError: there are none to train on.
+    """
+    found = replace(texts, texts=tuple(text for text in texts.texts if len(text.ids) > 2))
+    if not found.part(False):
+        raise UserError(
+            "the texts are too short: heads learn from the third token of a text on, so give longer prompts, or more "
+            "than one token of answer (--new-tokens)"
+        )
+    return found
 
 
 def _fresh(
