@@ -191,5 +191,5 @@ def test_costs_beside_a_target_in_half_precision(make: Callable[[], TokenHeads])
     flat = sprinter.decode.costs.PassCosts(((1, 1.0), (8, 1.0)))
     pair._parts.pass_costs = flat  # in place of measuring
     assert pair._parts.head_costs.draft_s(1) > 0
-    out = pair.generate([3, 1, 4], max_new_tokens=6, never_slower=True)
+    out = pair.generate([3, 1, 4], max_new_tokens=6, min_new_tokens=6, never_slower=True)
     assert len(out.tokens) == 6
