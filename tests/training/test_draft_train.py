@@ -23,7 +23,8 @@ from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import WEIGHTS, MedusaHeads
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.data import TargetText, Texts
-from sprinter.training.drafts.distill import FACTS, Judging, distill
+from sprinter.training.drafts.distill import distill
+from sprinter.training.drafts.folder import FACTS, Judging
 from sprinter.training.drafts.heads import HEAD_TRAINING, train_heads
 from sprinter.training.drafts.losses import LOSSES
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
@@ -117,24 +118,6 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_target(tmp_path_factory.mktemp("models") / "target")
-
-
-@pytest.fixture(scope="module")
-def pair(target: Path) -> sprinter.Pair:
-    return sprinter.load_pair(target, device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
-    records = [{"prompt": f"the thing {i}", "kind": "ab"[i % 2]} for i in range(30)]
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
-
-
 @pytest.fixture(scope="module")
 def made(pair: sprinter.Pair, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("heads") / "medusa"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.gguf_files import NO_GGUF, saved_llama
-from tests.training.drafting import saved_target
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import sprinter
@@ -19,7 +18,8 @@ from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.models.convert import convert_gguf
 from sprinter.training.drafts.data import INFO, write_texts
-from sprinter.training.drafts.distill import FACTS, Judging, distill
+from sprinter.training.drafts.distill import distill
+from sprinter.training.drafts.folder import FACTS, Judging
 from sprinter.training.drafts.judge import OwnDrafts, overlaps
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.sizes import check_plan
@@ -29,24 +29,6 @@ TEXTS = TextSettings(new_tokens=10, prompt_tokens=16, shard=10, held_out=0.2, to
 STUDENT = StudentSettings(layers=1)
 JUDGING = Judging(gamma=3, prompts=2, new_tokens=12)
 TRAINING = TrainingSettings(steps=6, tokens=128, checkpoint=3, lr=3e-3, threads=1)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return saved_target(tmp_path_factory.mktemp("models") / "target")
-
-
-@pytest.fixture(scope="module")
-def pair(target: Path) -> sprinter.Pair:
-    return sprinter.load_pair(target, device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("data") / "prompts.jsonl"
-    records = [{"prompt": f"the thing {i}", "answer": "x", "kind": "ab"[i % 2]} for i in range(30)]
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return file
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ A folder ``out`` holds the draft, as transformers loads it, and what the run nee
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,17 @@ from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair, load_models
 from sprinter.training.drafts.card import draw_losses, model_card
-from sprinter.training.drafts.data import INFO, Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_folder, run_facts, training_key
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.run import LossPoint, loss_temperature
-from sprinter.training.drafts.settings import HeadSettings, StudentSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
 from sprinter.training.drafts.train import TrainedStudent, settle_scale, train
 
-__all__ = ["FACTS", "TRAINING", "Judging", "check_folder", "distill", "fresh_student", "training_key"]
+__all__ = ["distill", "fresh_student"]
 
-FACTS, TRAINING = "draft.json", "training"
 _SCALED_ON = 2048  # tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Judging:
-    """How the finished draft is measured.
-
-    Args:
-        gamma: length of its drafts. prompts: maximum number of held-out prompts of a task that are answered.
-        new_tokens: maximum length of these answers.
-    """
-
-    gamma: int = 4
-    prompts: int = 6
-    new_tokens: int = 96
 
 
 def distill(
@@ -105,45 +90,6 @@ def distill(
     return facts
 
 
-def check_folder(folder: Path, restart: bool, sort: str) -> None:
-    """Refuse a folder that holds another model; ``restart``: delete an earlier run in it.
-
-    Args:
-        sort: what is to be made in it, "draft" or "heads"; a folder of the other is refused.
-
-    Raises:
-        UserError: it is a file, or holds another model.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"'{folder}' is a file: give a directory for the draft")
-    ours = (folder / FACTS).is_file() or (folder / "texts" / INFO).is_file()
-    if (folder / "config.json").is_file() and not ours:
-        raise UserError(f"'{folder}' holds another model: give another directory for the draft")
-    if (folder / FACTS).is_file():
-        try:
-            heads = "heads" in json.loads((folder / FACTS).read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(
-                f"'{folder / FACTS}' is damaged ({error}): give another --out, or delete that file"
-            ) from None
-        if heads != (sort == "heads"):
-            there = (
-                "heads of 'sprinter draft train'" if heads else "a draft model of 'sprinter draft distill'"
-            )
-            raise UserError(f"'{folder}' holds {there}, which would be overwritten: give another --out")
-    if restart and ours:
-        (folder / FACTS).unlink(missing_ok=True)
-        for file in (*folder.glob(f"{TRAINING}/*/*.safetensors"), *folder.glob("texts/texts-*.safetensors")):
-            file.unlink()
-        (folder / "texts" / INFO).unlink(missing_ok=True)
-
-
-def training_key(texts: Texts, student: StudentSettings | HeadSettings, training: TrainingSettings) -> str:
-    """The name of a training's folder: others on the same texts do not touch it."""
-    facts = [texts.info["hash"], asdict(student), asdict(training)]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def fresh_student(
     pair: Pair, weights: PreTrainedModel, texts: Texts, settings: StudentSettings
 ) -> LlamaForCausalLM:
@@ -173,24 +119,10 @@ def fresh_student(
 def _facts(
     texts: Texts, student: StudentSettings, training: TrainingSettings, trained: TrainedStudent
 ) -> dict[str, Any]:
-    parts = texts.part(False), texts.part(True)
-    config = trained.student.config
-    return {
-        "texts": {
-            **texts.info,
-            "train_texts": len(parts[0]),
-            "held_out_texts": len(parts[1]),
-            "train_tokens": sum(len(text.ids) - text.prompt for text in parts[0]),
-        },
-        "student": {
-            **asdict(student), "width": config.hidden_size, "parameters": size_of(trained.student),
-        },
-        "training": {
-            **asdict(training), "temperature": loss_temperature(training, texts), "steps": trained.steps,
-            "tokens": trained.tokens, "seconds": round(trained.seconds, 1),
-            "history": [point._asdict() for point in trained.history],
-        },
+    shape = {
+        **asdict(student), "width": trained.student.config.hidden_size, "parameters": size_of(trained.student),
     }  # fmt: skip
+    return {"student": shape, **run_facts(texts, training, loss_temperature(training, texts), trained)}
 
 
 def _judged(

@@ -24,8 +24,8 @@ from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import MedusaHeads, save_medusa
 from sprinter.training.drafts.card import draw_losses, heads_card
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
-from sprinter.training.drafts.distill import FACTS, TRAINING, Judging, check_folder, training_key
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_folder, run_facts, training_key
 from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.head_learner import HeadLearner
 from sprinter.training.drafts.judge import accepted, by_task
@@ -158,22 +158,12 @@ def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[
 def _facts(
     texts: Texts, shape: HeadSettings, training: TrainingSettings, run: Run, learner: HeadLearner
 ) -> dict[str, Any]:
-    train, held = texts.part(False), texts.part(True)
-    return {
-        "texts": {
-            **texts.info, "train_texts": len(train), "held_out_texts": len(held),
-            "train_tokens": sum(len(text.ids) - text.prompt for text in train),
-        },
-        "heads": {
-            **asdict(shape), "parameters": sum(value.numel() for value in learner.named().values()),
-            "accuracies": [list(row) for row in learner.heads.accuracies],
-            "tree": choose_nodes(learner.heads.accuracies, 24) if shape.kind == "medusa" else "eagle",
-        },
-        "training": {
-            **asdict(training), "temperature": learner.temperature, "steps": run.steps, "tokens": run.tokens,
-            "seconds": round(run.seconds, 1), "history": [point._asdict() for point in run.history],
-        },
+    heads = {
+        **asdict(shape), "parameters": sum(value.numel() for value in learner.named().values()),
+        "accuracies": [list(row) for row in learner.heads.accuracies],
+        "tree": choose_nodes(learner.heads.accuracies, 24) if shape.kind == "medusa" else "eagle",
     }  # fmt: skip
+    return {"heads": heads, **run_facts(texts, training, learner.temperature, run)}
 
 
 def _judged(

@@ -22,7 +22,8 @@ from transformers import PreTrainedModel
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.training.drafts.data import Texts
-from sprinter.training.drafts.distill import fresh_student, training_key
+from sprinter.training.drafts.distill import fresh_student
+from sprinter.training.drafts.folder import training_key
 from sprinter.training.drafts.run import LossPoint
 from sprinter.training.drafts.settings import StudentSettings, TrainingSettings
 from sprinter.training.drafts.student import size_of

@@ -1,0 +1,101 @@
+"""The folder of a draft model or of heads in the making: whose it is, and the facts that its draft.json records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sprinter.errors import UserError
+from sprinter.training.drafts.data import INFO, Texts
+from sprinter.training.drafts.run import LossPoint
+from sprinter.training.drafts.settings import HeadSettings, StudentSettings, TrainingSettings
+
+__all__ = ["FACTS", "TRAINING", "Judging", "check_folder", "run_facts", "training_key"]
+
+FACTS, TRAINING = "draft.json", "training"
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """How the finished draft is measured.
+
+    Args:
+        gamma: length of its drafts. prompts: maximum number of held-out prompts of a task that are answered.
+        new_tokens: maximum length of these answers.
+    """
+
+    gamma: int = 4
+    prompts: int = 6
+    new_tokens: int = 96
+
+
+class _Trained(Protocol):
+    """A training that has ended: ``seconds`` and ``tokens`` of the whole of it."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    history: list[LossPoint]
+
+
+def check_folder(folder: Path, restart: bool, sort: str) -> None:
+    """Refuse a folder that holds another model; ``restart``: delete an earlier run in it.
+
+    Args:
+        sort: what is to be made in it, "draft" or "heads"; a folder of the other is refused.
+
+    Raises:
+        UserError: it is a file, or holds another model.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"'{folder}' is a file: give a directory for the draft")
+    ours = (folder / FACTS).is_file() or (folder / "texts" / INFO).is_file()
+    if (folder / "config.json").is_file() and not ours:
+        raise UserError(f"'{folder}' holds another model: give another directory for the draft")
+    if (folder / FACTS).is_file():
+        try:
+            heads = "heads" in json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"'{folder / FACTS}' is damaged ({error}): give another --out, or delete that file"
+            ) from None
+        if heads != (sort == "heads"):
+            there = (
+                "heads of 'sprinter draft train'" if heads else "a draft model of 'sprinter draft distill'"
+            )
+            raise UserError(f"'{folder}' holds {there}, which would be overwritten: give another --out")
+    if restart and ours:
+        (folder / FACTS).unlink(missing_ok=True)
+        for file in (*folder.glob(f"{TRAINING}/*/*.safetensors"), *folder.glob("texts/texts-*.safetensors")):
+            file.unlink()
+        (folder / "texts" / INFO).unlink(missing_ok=True)
+
+
+def training_key(texts: Texts, student: StudentSettings | HeadSettings, training: TrainingSettings) -> str:
+    """The name of a training's folder: others on the same texts do not touch it."""
+    facts = [texts.info["hash"], asdict(student), asdict(training)]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def run_facts(
+    texts: Texts, training: TrainingSettings, temperature: float, trained: _Trained
+) -> dict[str, Any]:
+    """What draft.json says of texts and training, by "texts" and "training".
+
+    Args:
+        temperature: of the laws in the loss.
+    """
+    train, held = texts.part(False), texts.part(True)
+    return {
+        "texts": {
+            **texts.info, "train_texts": len(train), "held_out_texts": len(held),
+            "train_tokens": sum(len(text.ids) - text.prompt for text in train),
+        },
+        "training": {
+            **asdict(training), "temperature": temperature, "steps": trained.steps, "tokens": trained.tokens,
+            "seconds": round(trained.seconds, 1), "history": [point._asdict() for point in trained.history],
+        },
+    }  # fmt: skip
