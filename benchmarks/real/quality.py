@@ -114,7 +114,7 @@ def line(
         "over_most": max(over, default=0.0),
         "below_sum": sum(below),
         "below_most": max(below, default=0.0),
-        "same_text": hashlib.sha256(made.text.encode()).hexdigest()[:12],  # equal for equal texts
+        "text_hash": hashlib.sha256(made.text.encode()).hexdigest()[:12],  # equal for equal texts
     }
 
 
@@ -144,7 +144,7 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
 
 
-def compared(folder: Path, chosen: Any) -> None:
+def check_same_run(folder: Path, chosen: Any) -> None:
     """Refuse to add an arm to others that had other prompts or weights."""
     mine = {name: getattr(chosen, name) for name in ("suites", "system", "dtype")}
     for record in kept(folder):
@@ -163,15 +163,23 @@ def merge(folder: Path) -> None:
     order = {arm: at for at, arm in enumerate(EVERY)}
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
     lines = [text for record in records for text in record["texts"]]
-    newest = max(records, key=lambda record: record["ended"])
-    facts = {name: newest[name] for name in ("command", "environment", "suites", "dtype", "system")} | {
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by command and environment
+    for record in records:
+        made = record["command"], json.dumps(record["environment"], sort_keys=True)
+        runs.setdefault(made, []).append(record)
+    facts = {name: records[0][name] for name in ("suites", "dtype", "system")} | {
         "benchmark": "real/quality",
         "part": "quality",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
-        "commits": sorted({record["environment"]["commit"] for record in records}),
+        "runs": {
+            ", ".join(f"`{one['arm']}`" for one in own): {
+                "command": said, "environment": json.loads(where),
+            }
+            for (said, where), own in runs.items()
+        },
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "gate": next((record["gate"] for record in records if record["gate"]), None),
-    }
+    }  # fmt: skip
     collected, shown = collect({"quality": lines})
     write_results("real/quality", facts | collected, shown)
 
@@ -198,7 +206,7 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    compared(chosen.out, chosen)
+    check_same_run(chosen.out, chosen)
     if not chosen.merge:
         measure_arms(chosen)
     merge(chosen.out)

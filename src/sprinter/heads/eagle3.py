@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import (
 from sprinter.errors import UserError
 from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, dtype_beside, write_files
-from sprinter.heads.reading import HeadFields, fill
+from sprinter.heads.reading import HeadFields, fill, fitting
 
 __all__ = ["Eagle3Heads", "aux_layers", "load_eagle3", "save_eagle3"]
 
@@ -316,7 +316,7 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
     verifier = HeadFields(files, "speculators_config", {}).fields.get("verifier")
     verified = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
     few = fields.whole("draft_vocab_size")
-    try:
+    with fitting("EAGLE-3 head", files):
         listed = "d2t" if "d2t" in weights else "lm_head.weight"
         if weights[listed].shape[:1] != (few,):  # before memory is taken
             raise KeyError(listed)
@@ -330,13 +330,6 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
             weights |= {"d2t": heads.d2t, "t2d": heads.t2d}  # the whole vocabulary
         weights["d2t"], weights["t2d"] = weights["d2t"].long(), weights["t2d"].bool()
         fill(heads, weights, files.directory)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"the EAGLE-3 head in '{files.directory}' lacks or misfits {error}: config.json and the weights do not "
-            "belong together, copy or make them again"
-        ) from None
     kept = heads.kept
     inside = int(kept.min()) >= 0 and int(kept.max()) < heads.vocab_size
     if (

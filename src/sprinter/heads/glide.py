@@ -27,7 +27,7 @@ from sprinter.heads.drafting import (
     output_layer,
     write_files,
 )
-from sprinter.heads.reading import HeadFields, fill
+from sprinter.heads.reading import HeadFields, fill, fitting
 
 __all__ = ["GlideHeads", "load_glide", "save_glide"]
 
@@ -248,19 +248,12 @@ def load_glide(files: HeadFiles) -> GlideHeads:
         UserError: weights are missing, damaged, or do not fit the config.
     """
     fields, weights = HeadFields(files), files.weights((WEIGHTS,))
-    try:
+    with fitting("glide head", files):
         heads = GlideHeads(
             HeadFields(files, "layer_config").layer(weights, "mlp"),
             target_id=fields.text("base_model_name_or_path") or "",
             target_fingerprint=fields.text("target_fingerprint"), accuracies=fields.accuracies(),
         )  # fmt: skip
         fill(heads, weights, files.directory)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(
-            f"the glide head in '{files.directory}' lacks or misfits {error}: config.json and the weights do not "
-            "belong together, copy or make them again"
-        ) from None
     heads.id, heads.revision = files.id, files.revision
     return heads

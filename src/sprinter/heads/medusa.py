@@ -24,7 +24,7 @@ from sprinter.heads.drafting import (
     output_layer,
     write_files,
 )
-from sprinter.heads.reading import HeadFields, fill
+from sprinter.heads.reading import HeadFields, fill, fitting
 
 __all__ = ["MedusaHeads", "load_medusa", "save_medusa"]
 
@@ -171,7 +171,7 @@ def load_medusa(files: HeadFiles) -> MedusaHeads:
     # Published configs say 2 where the weights have 5 heads.
     stored = next(k for k in range(len(weights) + 1) if f"{k}.0.linear.weight" not in weights)
     shared, more = fields.switch("shared_output"), {"accuracies": fields.accuracies()}
-    try:
+    with fitting("Medusa heads", files):
         first = _matrix(weights, "0.0.linear.weight")
         vocab = fields.whole("vocab_size") if shared else len(_matrix(weights, f"0.{blocks}.weight"))
         heads = MedusaHeads(
@@ -180,11 +180,6 @@ def load_medusa(files: HeadFiles) -> MedusaHeads:
             target_fingerprint=fields.text("target_fingerprint"), **more,
         )  # fmt: skip
         fill(heads.heads, weights, files.directory)
-    except KeyError as error:
-        raise UserError(
-            f"the Medusa heads in '{files.directory}' lack or misfit {error}: config.json and the weights do not "
-            "belong together, copy or make them again"
-        ) from None
     heads.id, heads.revision = files.id, files.revision
     return heads
 

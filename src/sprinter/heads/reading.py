@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ from transformers import LlamaConfig
 from sprinter.errors import UserError
 from sprinter.heads.drafting import HeadFiles
 
-__all__ = ["HeadFields", "fill"]
+__all__ = ["HeadFields", "fill", "fitting"]
 
 _LARGEST = 1 << 24
 _SIZES = (
@@ -144,6 +145,28 @@ class HeadFields:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+@contextmanager
+def fitting(what: str, files: HeadFiles) -> Iterator[None]:
+    """Turn what weights raise that do not fit their config into one line.
+
+    Args:
+        what: the heads, for the message.
+
+    Raises:
+        UserError: in place of a KeyError, TypeError, ValueError or AttributeError; a UserError stays.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        lack = "lack or misfit" if what.endswith("s") else "lacks or misfits"
+        raise UserError(
+            f"the {what} in '{files.directory}' {lack} {error}: config.json and the weights do not belong together, "
+            "copy or make them again"
+        ) from None
 
 
 def fill(module: nn.Module, weights: Mapping[str, Tensor], directory: object) -> None:

@@ -32,7 +32,7 @@ class Judging:
     new_tokens: int = 96
 
 
-class _Trained(Protocol):
+class _EndedTraining(Protocol):
     """A training that has ended: ``seconds`` and ``tokens`` of the whole of it."""
 
     steps: int
@@ -81,7 +81,7 @@ def training_key(texts: Texts, student: StudentSettings | HeadSettings, training
 
 
 def run_facts(
-    texts: Texts, training: TrainingSettings, temperature: float, trained: _Trained
+    texts: Texts, training: TrainingSettings, temperature: float, trained: _EndedTraining
 ) -> dict[str, Any]:
     """What draft.json says of texts and training, by "texts" and "training".
 
