@@ -27,6 +27,11 @@ namespace {
 constexpr int CHANNELS = 16, GROUP = 32, SUPER = 256;
 constexpr int64_t AHEAD = 8192;  // bytes between a code that is used and one that is fetched
 
+// A sum that starts at SHIFT has the bits of SHIFTED + sum, if it is below 2^22. Times a scale of at most 22 bits,
+// SHIFTED is exact: one fused operation makes of the sum what converting and multiplying would.
+constexpr int32_t SHIFT = 0x4b400000;
+constexpr float SHIFTED = 12582912.0f;
+
 template <int BITS_, int SCALED_, bool NESTED_, bool MINIMUM_>
 struct Format {
     static constexpr int BITS = BITS_;           // of a code
@@ -55,7 +60,7 @@ struct Format {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 struct Vec {
-    static constexpr int LANES = 16, MOST = 8;
+    static constexpr int LANES = 16, MOST = 16;
     using Float = __m512;
     using Int = __m512i;
     static constexpr bool SIGNED = false;  // whether dot_eight takes the offset off the codes
@@ -70,6 +75,7 @@ struct Vec {
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static Float less(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
     static Float floats(Int x) { return _mm512_cvtepi32_ps(x); }
+    static Float times(Int shifted, Float scale, Float less) { return fma(_mm512_castsi512_ps(shifted), scale, less); }
     static Int all(int32_t x) { return _mm512_set1_epi32(x); }
     static Int load(const uint8_t* at) { return _mm512_loadu_si512(at); }
     static Int low(Int x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
@@ -102,6 +108,7 @@ struct Vec {
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static Float less(Float a, Float b, Float c) { return _mm256_fnmadd_ps(a, b, c); }
     static Float floats(Int x) { return _mm256_cvtepi32_ps(x); }
+    static Float times(Int shifted, Float scale, Float less) { return fma(_mm256_castsi256_ps(shifted), scale, less); }
     static Int all(int32_t x) { return _mm256_set1_epi32(x); }
     static Int load(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
     static Int low(Int x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
@@ -165,6 +172,7 @@ struct Vec {  // any processor
     static Float fma(Float a, Float b, Float c) { return a * b + c; }
     static Float less(Float a, Float b, Float c) { return c - a * b; }
     static Float floats(Int x) { return __builtin_convertvector(x, Float); }
+    static Float times(Int shifted, Float scale, Float) { return floats(shifted - SHIFT) * scale; }
     static Int all(int32_t x) { return Int{x, x, x, x}; }
     static Int load(const uint8_t* at) {
         Int made;
@@ -199,7 +207,8 @@ struct Rounded {  // rows of activations in 8 bits: [chunks, groups, CHUNK] of 3
     int64_t groups;
     int8_t* codes;
     float *scale, *sum;  // of a group; sum = scale times the sum of its codes
-    int32_t* start;      // -offset times the sum of the codes that share a scale; with two of them [.., 2, CHUNK]
+    int32_t* start;      // -offset times the sum of the codes that share a scale; with two of them [.., 2, CHUNK].
+                         // SHIFT is added to the first.
 
     int64_t slot(int64_t row, int64_t g) const { return (row / CHUNK * groups + g) * CHUNK + row % CHUNK; }
     template <class F>
@@ -251,7 +260,7 @@ void round_group(const float* x, const Rounded& made, int64_t row, int64_t g) {
         int32_t sum = 0;
         for (int k = 0; k < F::SCALED; ++k) sum += wide[part * F::SCALED + k];
         const bool without = F::BITS == 8 && Vec::SIGNED;
-        made.start[made.first_start<F>(row, g) + part * CHUNK] = without ? 0 : -F::OFFSET * sum;
+        made.start[made.first_start<F>(row, g) + part * CHUNK] = (part ? 0 : SHIFT) - (without ? 0 : F::OFFSET * sum);
         total += sum;
     }
     made.scale[at] = scale + poison;
@@ -302,43 +311,49 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
         const int8_t* numbers = x.codes + x.slot(row, g) * GROUP;
         const float *scale = x.scale + x.slot(row, g), *sum = x.sum + x.slot(row, g);
         const int32_t* start = x.start + x.template first_start<F>(row, g);
-        typename V::Int sums[F::PARTS][N];
-#pragma GCC unroll 2
-        for (int part = 0; part < F::PARTS; ++part)
-#pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) sums[part][r] = V::all(start[part * CHUNK + r]);
-#pragma GCC unroll 8
-        for (int j = 0; j < 8; ++j) {
-            const auto code = codes_of<F>(codes, j, from);
-            const int part = F::PARTS == 1 ? 0 : j / 4;
-#pragma GCC unroll 8
-            for (int r = 0; r < N; ++r) {
-                int32_t four;
-                std::memcpy(&four, numbers + r * GROUP + 4 * j, 4);
-                if constexpr (F::BITS == 8) sums[part][r] = V::dot_eight(sums[part][r], code, V::all(four));
-                else sums[part][r] = V::dot(sums[part][r], code, V::all(four));
-            }
-        }
         const auto own = scales_of<F>(scales, g, from);
+        const auto less = V::mul(own.scale[0], V::all(-SHIFTED));
+        typename V::Float scaled[N];
+#pragma GCC unroll 2
+        for (int part = 0; part < F::PARTS; ++part) {
+            typename V::Int sums[N];
+#pragma GCC unroll 16
+            for (int r = 0; r < N; ++r) sums[r] = V::all(start[part * CHUNK + r]);
 #pragma GCC unroll 8
+            for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j) {
+                const auto code = codes_of<F>(codes, j, from);
+#pragma GCC unroll 16
+                for (int r = 0; r < N; ++r) {
+                    int32_t four;
+                    std::memcpy(&four, numbers + r * GROUP + 4 * j, 4);
+                    if constexpr (F::BITS == 8) sums[r] = V::dot_eight(sums[r], code, V::all(four));
+                    else sums[r] = V::dot(sums[r], code, V::all(four));
+                }
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < N; ++r)
+                scaled[r] = part ? V::fma(V::floats(sums[r]), own.scale[part], scaled[r])
+                                 : V::times(sums[r], own.scale[0], less);
+        }
+#pragma GCC unroll 16
         for (int r = 0; r < N; ++r) {
-            auto scaled = V::mul(V::floats(sums[0][r]), own.scale[0]);
-            if constexpr (F::PARTS == 2) scaled = V::fma(V::floats(sums[1][r]), own.scale[1], scaled);
-            total[r] = V::fma(scaled, V::all(scale[r]), total[r]);
+            total[r] = V::fma(scaled[r], V::all(scale[r]), total[r]);
             if constexpr (F::MINIMUM) total[r] = V::less(own.minimum, V::all(sum[r]), total[r]);
         }
     }
     for (int r = 0; r < N; ++r) V::store(made + r * CHANNELS + from, total[r]);
 }
 
+// Products of up to N rows; more are computed than are wanted where that spares a kind of its own.
 template <class F, int N = Vec::MOST>
 void multiply_rows(
     int rows, const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, int from, float* made
 ) {
-    if constexpr (N > 0) {
-        if (rows == N) multiply<F, N>(scales, codes, x, row, from, made);
-        else multiply_rows<F, N - 1>(rows, scales, codes, x, row, from, made);
+    constexpr int NEXT = N > 8 ? N - 4 : N > 4 ? N - 2 : N - 1;
+    if constexpr (NEXT > 0) {
+        if (rows <= NEXT) return multiply_rows<F, NEXT>(rows, scales, codes, x, row, from, made);
     }
+    multiply<F, N>(scales, codes, x, row, from, made);
 }
 
 // Inside a parallel region. y [rows, high] = x [rows, width] times the weights, plus bias [high] and more [rows, high],
