@@ -5,100 +5,74 @@
 
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include "vectors.h"
+
 #include <vector>
 
 namespace {
 
-constexpr int WIDE = 16;
-typedef float Floats __attribute__((vector_size(4 * WIDE)));
-typedef float Half __attribute__((vector_size(2 * WIDE)));
-typedef float Quarter __attribute__((vector_size(WIDE)));
-
-Floats load(const float* from) {
-    Floats made;
-    std::memcpy(&made, from, sizeof made);
-    return made;
-}
-
-float total(Floats x) {
-    Half halves[2];
-    std::memcpy(halves, &x, sizeof halves);
-    halves[0] += halves[1];
-    Quarter quarters[2];
-    std::memcpy(quarters, halves, sizeof quarters);
-    const Quarter sum = quarters[0] + quarters[1];
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+// COUNT of the keys' products with a query: each sum has the order of `dot`.
+template <int COUNT>
+void dots(const float* query, const float* keys, int64_t step, const int64_t* seen, int64_t d, float* made) {
+    Floats sums[COUNT] = {};
+    int64_t i = 0;
+    for (; i + WIDE <= d; i += WIDE) {
+        const Floats part = load(query + i);
+#pragma GCC unroll 8
+        for (int c = 0; c < COUNT; ++c) sums[c] += part * load(keys + seen[c] * step + i);
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < COUNT; ++c) {
+        float rest = 0.0f;
+        for (int64_t k = i; k < d; ++k) rest += query[k] * keys[seen[c] * step + k];
+        made[c] = total(sums[c]) + rest;
+    }
 }
 
 float dot(const float* a, const float* b, int64_t d) {
-    Floats sum = {};
-    int64_t i = 0;
-    for (; i + WIDE <= d; i += WIDE) sum += load(a + i) * load(b + i);
-    float rest = 0.0f;
-    for (; i < d; ++i) rest += a[i] * b[i];
-    return total(sum) + rest;
+    const int64_t first = 0;
+    float made;
+    dots<1>(a, b, 0, &first, d, &made);
+    return made;
 }
 
-// e^x for x <= 0, to about 1e-7 of its value; 0 below -87.
-float exponential(float x) {
-    const float rounded = std::nearbyint(std::max(x, -87.0f) * 1.44269504f);
-    const float r = (std::max(x, -87.0f) - rounded * 0.693145752f) - rounded * 1.42860677e-6f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    const int32_t bits = (int32_t(rounded) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    return x < -87.0f ? 0.0f : y * power;
-}
-
-struct Scratch {
-    std::vector<int64_t> seen;  // keys
-    std::vector<float> scores;
-};
-
-void attend(
-    const float* query, const float* keys, const float* values, int64_t key_step, int64_t value_step, int64_t d,
-    int64_t d_v, float scale, float cap, Scratch& scratch, float* made
-) {
-    const int64_t many = int64_t(scratch.seen.size());
-    float* scores = scratch.scores.data();
-    float largest = -INFINITY;
-    for (int64_t c = 0; c < many; ++c) {
-        float score = dot(query, keys + scratch.seen[c] * key_step, d) * scale;
-        if (cap > 0.0f) score = cap * std::tanh(score / cap);
-        scores[c] = score;
-        largest = std::max(largest, score);
-    }
-    float poison = 0.0f;  // not a number if one of the scores is none
-    for (int64_t c = 0; c < many; ++c) poison += scores[c] * 0.0f;
+// Scores in place -> weights; the sum of the weights' inverse. `scores` has room for whole vectors.
+float soften(float* scores, int64_t many, float scale, float cap) {
     const int64_t whole = (many + WIDE - 1) / WIDE * WIDE;
-    for (int64_t c = 0; c < many; ++c) scores[c] = exponential(scores[c] - largest);
+    for (int64_t c = 0; c < many; ++c) scores[c] *= scale;
+    if (cap > 0.0f)
+        for (int64_t c = 0; c < many; ++c) scores[c] = cap * std::tanh(scores[c] / cap);
+    Floats most = Floats{} - INFINITY, poison = {}, sum = {};  // poison: not a number if one of the scores is none
     std::fill(scores + many, scores + whole, 0.0f);
-    Floats sum = {};
-    for (int64_t c = 0; c < whole; c += WIDE) sum += load(scores + c);
-    const float share = 1.0f / total(sum) + poison;
-    std::fill(made, made + d_v, 0.0f);
+    for (int64_t c = 0; c < whole; c += WIDE) poison += load(scores + c) * 0.0f;
+    std::fill(scores + many, scores + whole, -INFINITY);
+    for (int64_t c = 0; c < whole; c += WIDE) most = larger(most, load(scores + c));
+    const float highest = most_of(most);
+    for (int64_t c = 0; c < whole; c += WIDE) {
+        const Floats part = exponential(load(scores + c) - highest);
+        store(scores + c, part);
+        sum += part;
+    }
+    return 1.0f / total(sum) + total(poison);
+}
+
+// made [d] += the weighted sum of values, one after the other.
+void add_values(
+    const float* weights, const float* values, int64_t step, const int64_t* seen, int64_t many, int64_t d, float* made
+) {
     int64_t i = 0;
-    for (; i + 4 * WIDE <= d_v; i += 4 * WIDE) {
-        Floats sums[4] = {};
+    for (; i + 4 * WIDE <= d; i += 4 * WIDE) {
+        Floats sums[4];
+        std::memcpy(sums, made + i, sizeof sums);
         for (int64_t c = 0; c < many; ++c) {
-            const float* value = values + scratch.seen[c] * value_step + i;
-            for (int part = 0; part < 4; ++part) sums[part] += scores[c] * load(value + WIDE * part);
+            const float* value = values + seen[c] * step + i;
+#pragma GCC unroll 4
+            for (int part = 0; part < 4; ++part) sums[part] += weights[c] * load(value + WIDE * part);
         }
         std::memcpy(made + i, sums, sizeof sums);
     }
-    for (int64_t c = 0; c < many; ++c)
-        for (int64_t k = i; k < d_v; ++k) made[k] += scores[c] * values[scratch.seen[c] * value_step + k];
-    for (int64_t k = 0; k < d_v; ++k) made[k] *= share;
+    for (int64_t c = 0; c < many && i < d; ++c)
+        for (int64_t k = i; k < d; ++k) made[k] += weights[c] * values[seen[c] * step + k];
 }
 
 struct Attention {
@@ -119,26 +93,54 @@ struct Attention {
     float scale, cap;
 };
 
+// Query i of the heads that share keys and values `own`. A block of keys is read for all of them while it is in the cache.
+void attend(
+    const Attention& a, int64_t b, int64_t i, int64_t own, const std::vector<int64_t>& seen,
+    std::vector<float>& scores, float* made
+) {
+    constexpr int64_t BLOCK = 32;
+    constexpr int TOGETHER = 8;
+    const int64_t group = a.heads / a.kv, row = a.rows ? a.rows[b] : b, many = int64_t(seen.size());
+    const int64_t room = (many + WIDE - 1) / WIDE * WIDE;
+    const float* query = a.query + b * a.query_step[0] + own * group * a.query_step[1] + i * a.query_step[2];
+    const float* keys = a.key + row * a.key_step[0] + own * a.key_step[1];
+    const float* values = a.value + row * a.value_step[0] + own * a.value_step[1];
+    if (int64_t(scores.size()) < group * room) scores.resize(size_t(group * room));
+    for (int64_t first = 0; first < many; first += BLOCK)
+        for (int64_t h = 0; h < group; ++h) {
+            const float* asked = query + h * a.query_step[1];
+            const int64_t end = std::min(many, first + BLOCK);
+            int64_t c = first;
+            for (; c + TOGETHER <= end; c += TOGETHER)
+                dots<TOGETHER>(asked, keys, a.key_step[2], &seen[c], a.d, &scores[h * room + c]);
+            for (; c < end; ++c) dots<1>(asked, keys, a.key_step[2], &seen[c], a.d, &scores[h * room + c]);
+        }
+    std::fill(made, made + group * a.d_v, 0.0f);
+    std::vector<float> share(static_cast<size_t>(group));
+    for (int64_t h = 0; h < group; ++h) share[h] = soften(scores.data() + h * room, many, a.scale, a.cap);
+    for (int64_t first = 0; first < many; first += BLOCK)
+        for (int64_t h = 0; h < group; ++h)
+            add_values(
+                &scores[h * room + first], values, a.value_step[2], &seen[first], std::min(BLOCK, many - first), a.d_v,
+                made + h * a.d_v
+            );
+    for (int64_t h = 0; h < group; ++h)
+        for (int64_t k = 0; k < a.d_v; ++k) made[h * a.d_v + k] *= share[h];
+}
+
 // Inside a parallel region. made [batch, n, heads, d_v].
 void attend_all(const Attention& a, float* made) {
-    Scratch scratch;
-    scratch.scores.resize(size_t(a.keys + WIDE));
+    std::vector<int64_t> seen;  // keys
+    std::vector<float> scores;
 #pragma omp for collapse(2)
     for (int64_t b = 0; b < a.batch; ++b)
         for (int64_t task = 0; task < a.kv * a.n; ++task) {
-            const int64_t i = task / a.kv, own = task % a.kv, group = a.heads / a.kv;
-            const int64_t row = a.rows ? a.rows[b] : b;
-            scratch.seen.clear();
+            const int64_t i = task / a.kv, own = task % a.kv;
+            const uint8_t* mask = a.mask ? a.mask + b * a.mask_step[0] + i * a.mask_step[1] : nullptr;
+            seen.clear();
             for (int64_t k = 0; k < a.keys; ++k)
-                if (a.mask ? a.mask[b * a.mask_step[0] + i * a.mask_step[1] + k] : k <= a.keys - a.n + i)
-                    scratch.seen.push_back(k);
-            for (int64_t h = own * group; h < (own + 1) * group; ++h)
-                attend(
-                    a.query + b * a.query_step[0] + h * a.query_step[1] + i * a.query_step[2],
-                    a.key + row * a.key_step[0] + own * a.key_step[1],
-                    a.value + row * a.value_step[0] + own * a.value_step[1], a.key_step[2], a.value_step[2], a.d, a.d_v,
-                    a.scale, a.cap, scratch, made + ((b * a.n + i) * a.heads + h) * a.d_v
-                );
+                if (mask ? mask[k] : k <= a.keys - a.n + i) seen.push_back(k);
+            attend(a, b, i, own, seen, scores, made + ((b * a.n + i) * a.heads + own * (a.heads / a.kv)) * a.d_v);
         }
 }
 

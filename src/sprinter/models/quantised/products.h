@@ -12,10 +12,8 @@
 
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include "vectors.h"
+
 #include <vector>
 
 #if defined(__x86_64__)
@@ -247,24 +245,28 @@ class Room {  // for rounded activations
 template <class F>
 void round_group(const float* x, const Rounded& made, int64_t row, int64_t g) {
     const int64_t at = made.slot(row, g);
-    float largest = 0.0f, poison = 0.0f;  // not a number if one of the activations is none, or infinite
-    for (int k = 0; k < GROUP; ++k) largest = std::max(largest, std::fabs(x[k]));
-    for (int k = 0; k < GROUP; ++k) poison += x[k] * 0.0f;
-    const float scale = largest / 127.0f;
+    Floats most = {}, poisons = {};  // not a number if one of the activations is none, or infinite
+    for (int k = 0; k < GROUP; k += WIDE) {
+        most = larger(most, absolute(load(x + k)));
+        poisons += load(x + k) * 0.0f;
+    }
+    const float largest = most_of(most), poison = total(poisons), scale = largest / 127.0f;
     const float times = largest > 1e-30f && poison == 0.0f ? 127.0f / largest : 0.0f;
-    int32_t wide[GROUP];
-    for (int k = 0; k < GROUP; ++k) wide[k] = int32_t(std::nearbyint(x[k] * times));
-    for (int k = 0; k < GROUP; ++k) made.codes[at * GROUP + k] = int8_t(wide[k]);
-    int32_t total = 0;
+    int32_t whole = 0;
     for (int part = 0; part < F::PARTS; ++part) {
         int32_t sum = 0;
-        for (int k = 0; k < F::SCALED; ++k) sum += wide[part * F::SCALED + k];
+        for (int k = part * F::SCALED; k < (part + 1) * F::SCALED; k += WIDE) {
+            const Ints wide = __builtin_convertvector(nearest(load(x + k) * times), Ints);
+            const Bytes codes = __builtin_convertvector(wide, Bytes);
+            std::memcpy(made.codes + at * GROUP + k, &codes, sizeof codes);
+            sum += total(wide);
+        }
         const bool without = F::BITS == 8 && Vec::SIGNED;
         made.start[made.first_start<F>(row, g) + part * CHUNK] = (part ? 0 : SHIFT) - (without ? 0 : F::OFFSET * sum);
-        total += sum;
+        whole += sum;
     }
     made.scale[at] = scale + poison;
-    made.sum[at] = scale * float(total);
+    made.sum[at] = scale * float(whole);
 }
 
 // --- products --------------------------------------------------------------------------------------------------------
