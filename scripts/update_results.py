@@ -289,6 +289,7 @@ TOPICS = {
             "real/probe": "Overlap and signals by kind of text",
             "real/gates": "Gates against the draft's own certainty",
             "real/quality": "Accuracy and drift in batches",
+            "real/speed": "Speed, one text at a time, beside other engines",
             "real/weights": "Weights of 4 and 8 bits against bfloat16 and llama.cpp",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
         },

@@ -36,8 +36,8 @@ from benchmarks.common import (
     read_off,
     write_results,
 )
+from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.real.quality import questions
-from benchmarks.real.tables import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites import load_suite
 from sprinter.decode.costs import PassCosts

@@ -1,5 +1,5 @@
 """Measurements on real models.
 
-``tables.py`` compares methods on an instruct pair in chat, ``collect.py`` joins its parts to drift against quality,
-``arms.py`` lists the arms, ``equality.py`` compares greedy texts.
+``quality.py`` compares methods on an instruct pair in chat, ``collect.py`` joins them to drift against quality,
+``speed.py`` times them beside other engines, ``arms.py`` lists the arms, ``equality.py`` compares greedy texts.
 """

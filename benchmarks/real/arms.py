@@ -5,7 +5,14 @@ Each part holds the bases, so that its speeds are ratios of answers that were in
 
 from __future__ import annotations
 
+from typing import Any
+
 from benchmarks.smoke import sized
+
+TARGET = "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+DRAFT = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+MARKS = ("pass_at_1", "exact_match")
+"""Measures that say whether an answer is right."""
 
 PLAIN, EXACT, BEST = "autoregressive", "speculative(gamma=5)", "svip"
 BASES = (PLAIN, EXACT)
@@ -30,10 +37,19 @@ PARTS: dict[str, tuple[str, ...]] = {
         "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "margin", "cascade",
         "cascade(alpha=0.1)", "fly", "cactus",
     ),
-    "peers": (*BASES, BEST, "llamacpp:plain", "llamacpp:lookup"),
 }  # fmt: skip
+PEERS = (
+    *BASES, BEST, "certain(threshold=0.1)", "lookup", "llama-server:plain", "llama-server:draft", "llama-server:ngram",
+    "transformers:plain", "transformers:assisted", "transformers:lookup",
+)  # fmt: skip
+"""Other engines, beside some arms of this one."""
 SMOKE_ARMS = sized((), ("autoregressive", "speculative(gamma=5)", "fuzzy"))
 EVERY = tuple(
     dict.fromkeys(arm for part in ("named", "dial", "lossy", "lossless", "gate") for arm in PARTS[part])
 )
 """All arms of this package's engine, the most telling ones first."""
+
+
+def right(quality: dict[str, Any]) -> float | None:
+    """Whether an answer is right, as far as its suite can say."""
+    return next((float(quality[name]) for name in MARKS if name in quality), None)

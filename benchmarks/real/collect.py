@@ -1,9 +1,9 @@
-"""Drift against quality over all parts that ``tables.py`` has measured. No model is run.
+"""Drift against quality over all texts that ``quality.py`` has measured. No model is run.
 
 For every arm and suite: accuracy and its difference from the target's own (paired by prompt, 95 % bootstrap), drift,
-target calls and draft steps a token, and speed over the bases of the same part. Then how well drift, and other measures
-of distance, predict the loss of accuracy: over lossy arms (Spearman's rank correlation), and within an arm, over its
-answers to prompts that the target alone gets right (AUC for "this answer is wrong").
+target calls and draft steps a token, and speed over the bases where ``speed.py`` has timed it. Then how well drift, and
+other measures of distance, predict the loss of accuracy: over lossy arms (Spearman's rank correlation), and within an
+arm, over its answers to prompts that the target alone gets right (AUC for "this answer is wrong").
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import cells, grid
-from benchmarks.real.arms import BASES, PARTS
-from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_ratios, ratio_of_sums
+from benchmarks.real.arms import BASES
+from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_sums
 
 PLAIN, EXACT = BASES
+Speeds = dict[tuple[str, str, float], tuple[BootstrapInterval, BootstrapInterval]]
+"""(arm, suite, temperature) -> speed over the target alone, and over the exact base."""
 PREDICTORS: dict[str, tuple[str, str | None]] = {
     "mean drift": ("drift_sum", "drift_tokens"),
     "sum of drifts": ("drift_sum", None),
@@ -34,14 +36,12 @@ PREDICTORS: dict[str, tuple[str, str | None]] = {
     "length": ("new_tokens", None),
 }
 """Measure of an answer -> field of a text, and the field that it is divided by."""
-COLUMNS = ("new_tokens", "seconds", "target_calls", "draft_steps", "drift_sum", "drift_tokens", "right")
 
 
 @dataclass
 class Measured:
-    """The texts of one arm on one suite at one temperature, of one part, by prompt."""
+    """The texts of one arm on one suite at one temperature, by prompt."""
 
-    part: str
     arm: str
     suite: str
     temperature: float
@@ -58,47 +58,44 @@ class Measured:
         return ratio_of_sums(tops, bottoms) if known else None
 
 
-def read_parts(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The texts of all parts in a folder, by the part's name."""
-    paths = ((part, folder / f"{part}.json") for part in PARTS)
-    return {
-        part: json.loads(path.read_text(encoding="utf-8"))["texts"] for part, path in paths if path.is_file()
-    }
-
-
-def read(parts: dict[str, list[dict[str, Any]]]) -> list[Measured]:
-    """The arms of all parts; the bases once for each part."""
-    found: dict[tuple[str, str, str, float], Measured] = {}
-    for part, texts in parts.items():
-        for text in texts:
-            key = part, text["model_id"], text["suite"], text["temperature"]
-            found.setdefault(key, Measured(*key)).texts[text["question_id"]] = text
+def read(texts: Sequence[dict[str, Any]]) -> list[Measured]:
+    """The arms of all texts."""
+    found: dict[tuple[str, str, float], Measured] = {}
+    for text in texts:
+        key = text["model_id"], text["suite"], text["temperature"]
+        found.setdefault(key, Measured(*key)).texts[text["question_id"]] = text
     return [*found.values()]
 
 
-def rows_of(measured: list[Measured]) -> Iterator[dict[str, Any]]:
-    """One row an arm, suite and temperature; the bases as the part with the most prompts has them."""
-    by_key = {(one.part, one.arm, one.suite, one.temperature): one for one in measured}
-    shown: dict[tuple[str, str, float], Measured] = {}
-    for one in measured:
-        key = one.arm, one.suite, one.temperature
-        if key not in shown or len(one.texts) > len(shown[key].texts):
-            shown[key] = one
-    for one in shown.values():
-        plain, exact = (by_key.get((one.part, base, one.suite, one.temperature)) for base in BASES)
+def read_speeds(path: Path) -> Speeds:
+    """Speeds over the bases, by arm, suite and temperature; of an arm in several parts, the first."""
+    found: Speeds = {}
+    if path.is_file():
+        for rows in json.loads(path.read_text(encoding="utf-8"))["parts"].values():
+            for row in rows:
+                speeds = tuple(row["over_plain"]), tuple(row["over_exact"])
+                found.setdefault((row["arm"], row["suite"], row["temperature"]), speeds)
+    return found
+
+
+def rows_of(measured: list[Measured], speeds: Speeds) -> Iterator[dict[str, Any]]:
+    """One row an arm, suite and temperature."""
+    by_key = {(one.arm, one.suite, one.temperature): one for one in measured}
+    for key, one in by_key.items():
+        plain = by_key.get((PLAIN, one.suite, one.temperature))
+        over_plain, over_exact = speeds.get(key, (None, None))
         yield {
             "arm": one.arm,
             "suite": one.suite,
             "temperature": one.temperature,
-            "part": one.part,
             "prompts": len(one.texts),
             "accuracy": _accuracy(one),
             "accuracy_change": None if plain is None else _change(one, plain),
             "mean_drift": one.ratio("drift_sum", "drift_tokens"),
             "target_calls_per_token": one.ratio("target_calls", "new_tokens"),
             "draft_steps_per_token": one.ratio("draft_steps", "new_tokens"),
-            "speed_over_exact": None if exact is None else _speed(one, exact),
-            "speed_over_plain": None if plain is None else _speed(one, plain),
+            "speed_over_exact": over_exact,
+            "speed_over_plain": over_plain,
         }
 
 
@@ -118,14 +115,6 @@ def _change(one: Measured, base: Measured) -> BootstrapInterval | None:
     return None if np.isnan(gain).any() else bootstrap(lambda rows: gain[rows].mean(-1), len(gain))
 
 
-def _speed(one: Measured, base: Measured) -> BootstrapInterval | None:
-    prompts = _together(one, base)
-    if np.isnan(one.column("seconds", prompts)).any():  # texts of a batch
-        return None
-    tops, bottoms = ([arm.column(name, prompts) for name in ("new_tokens", "seconds")] for arm in (one, base))
-    return ratio_of_ratios((tops[0], tops[1]), (bottoms[0], bottoms[1]))
-
-
 def predictor(texts: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     """A measure of every text; NaN where it was not taken."""
     top, bottom = PREDICTORS[name]
@@ -140,9 +129,9 @@ def lossy(one: Measured) -> bool:
 
 def over_arms(measured: list[Measured], rows: list[dict[str, Any]]) -> tuple[int, dict[str, float | None]]:
     """Number of lossy arms, and over them the rank correlation of each measure's mean and the accuracy's change."""
-    changes = {(row["arm"], row["part"]): row["accuracy_change"] for row in rows if row["accuracy_change"]}
-    arms = [one for one in measured if (one.arm, one.part) in changes and lossy(one)]
-    change = np.array([changes[one.arm, one.part][0] for one in arms])
+    changes = {row["arm"]: row["accuracy_change"] for row in rows if row["accuracy_change"]}
+    arms = [one for one in measured if one.arm in changes and lossy(one)]
+    change = np.array([changes[one.arm][0] for one in arms])
     return len(arms), {
         name: correlation(
             np.array([float(np.mean(predictor([*one.texts.values()], name))) for one in arms]), change
@@ -167,16 +156,14 @@ def over_answers(measured: list[Measured]) -> dict[str, Any]:
     The areas of the lossy arms are averaged, weighted by their pairs of a right and a wrong answer, so that a measure
     that only tells the arms apart has 0.5. Intervals: bootstrap over prompts.
     """
-    plain = {
-        (one.part, prompt): text for one in measured if one.arm == PLAIN for prompt, text in one.texts.items()
-    }
+    plain = {prompt: text for one in measured if one.arm == PLAIN for prompt, text in one.texts.items()}
     arms: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for one in measured:
-        if lossy(one) and one.arm not in arms:  # an arm of several parts counts once
+        if lossy(one):
             arms[one.arm] = [
                 (prompt, text)
                 for prompt, text in one.texts.items()
-                if plain.get((one.part, prompt), {}).get("right") and text["right"] is not None
+                if plain.get(prompt, {}).get("right") and text["right"] is not None
             ]
     pooled = [(arm, prompt, text) for arm, answers in arms.items() for prompt, text in answers]
     wrong = np.array([not text["right"] for *_, text in pooled], dtype=bool)
@@ -222,10 +209,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return np.asarray(below + (equal - 1) / 2)
 
 
-def collect(parts: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], str]:
-    """Rows and correlations of all parts' texts, and their tables in Markdown."""
-    measured = read(parts)
-    rows = [*rows_of(measured)]
+def collect(texts: Sequence[dict[str, Any]], speeds: Speeds) -> tuple[dict[str, Any], str]:
+    """Rows and correlations of all texts, and their tables in Markdown."""
+    measured = read(texts)
+    rows = [*rows_of(measured, speeds)]
     lines: list[str] = []
     links = []
     for suite, temperature in sorted({(row["suite"], row["temperature"]) for row in rows}):
@@ -266,7 +253,7 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
                 *(_cells(row[name]) for name in ("speed_over_plain", "speed_over_exact")),
             ]
         )
-        for row in sorted(rows, key=lambda row: -(row["speed_over_exact"] or (0,))[0])
+        for row in sorted(rows, key=lambda row: -(row["speed_over_plain"] or (0,))[0])
     ]  # fmt: skip
     return grid(head, shown)
 

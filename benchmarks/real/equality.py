@@ -21,7 +21,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import command, grid, option_parser, write_results
-from benchmarks.real.tables import DRAFT, TARGET
+from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.environment import environment
 from sprinter.bench.suites import load_suite, turn_ids

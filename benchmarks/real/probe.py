@@ -21,8 +21,8 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import command, environment, grid, heldout_prompts, option_parser, write_results
+from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.real.gate_prompts import records
-from benchmarks.real.tables import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.agreement import CLOSE, SIGNS, agreement, certain_positions
 from sprinter.bench.suites.chat import ask_for_code, ask_for_number

@@ -2,9 +2,10 @@
 
     python benchmarks/real/quality.py --data DIR [--arms ...] [--suites humaneval:40 gsm8k:40] [--gate DIR]
 
-``tables.py`` times one text at a time, which takes hours an arm for a 1.5 B target on two cores. Here our kernels run
-the same GGUF blocks on all prompts at once, and an arm takes minutes. With them a token's law does not depend on the
-batch that it is in, so greedy exact methods write the target's own texts, and every change of accuracy is the method's.
+``speed.py`` times one text at a time, which would take hours an arm for so many texts on two cores. Here our kernels
+run the same GGUF blocks on all prompts at once, and an arm takes minutes. With them a token's law does not depend on
+the batch that it is in, so greedy exact methods write the target's own texts, and every change of accuracy is the
+method's.
 Each arm's measures are kept in --out, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of
 what is there without running a model.
 """
@@ -27,9 +28,8 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import RESULTS, command, environment, option_parser, write_results
-from benchmarks.real.arms import BASES, EVERY, PARTS, SMOKE_ARMS
-from benchmarks.real.collect import collect
-from benchmarks.real.tables import DRAFT, TARGET, right
+from benchmarks.real.arms import BASES, DRAFT, EVERY, PARTS, SMOKE_ARMS, TARGET, right
+from benchmarks.real.collect import collect, read_speeds
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.quality.measure import QualitySettings, measure, prepare
 from sprinter.bench.sample import Sample, Suite
@@ -87,7 +87,7 @@ def shortfalls(tokens: Sequence[Token]) -> list[float]:
 def line(
     arm: str, temperature: float, asked: Question, made: Generation, quality: dict[str, float]
 ) -> dict[str, Any]:
-    """One text in the form of ``tables.compact``: without seconds, as texts of a batch have none of their own."""
+    """One text: its counts, drift and whether it is right."""
     drifts = [token.distance for token in made.tokens if token.distance is not None]
     over, below = overshoots(made.tokens), shortfalls(made.tokens)
     return {
@@ -101,7 +101,6 @@ def line(
         "prompt_tokens": len(asked.ids),
         "new_tokens": made.stats.new_tokens,
         "finish": made.finish_reason,
-        "seconds": None,
         "target_calls": made.stats.target_calls,
         "draft_steps": made.stats.draft_steps,
         "trusted": Counter(token.origin.value for token in made.tokens).get("trusted", 0),
@@ -169,7 +168,6 @@ def merge(folder: Path) -> None:
         runs.setdefault(made, []).append(record)
     facts = {name: records[0][name] for name in ("suites", "dtype", "system")} | {
         "benchmark": "real/quality",
-        "part": "quality",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
         "runs": {
             ", ".join(f"`{one['arm']}`" for one in own): {
@@ -180,7 +178,7 @@ def merge(folder: Path) -> None:
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "gate": next((record["gate"] for record in records if record["gate"]), None),
     }  # fmt: skip
-    collected, shown = collect({"quality": lines})
+    collected, shown = collect(lines, read_speeds(RESULTS / "real" / "speed.json"))
     write_results("real/quality", facts | collected, shown)
 
 

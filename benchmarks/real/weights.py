@@ -36,7 +36,7 @@ from benchmarks.common import (
     speed_ratio,
     write_results,
 )  # fmt: skip
-from benchmarks.real.tables import DRAFT, TARGET
+from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites import load_suite, turn_ids
 from sprinter.laws import kl_divergence, tv_distance

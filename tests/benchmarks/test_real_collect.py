@@ -12,7 +12,7 @@ from benchmarks.real.collect import area, collect, correlation
 def text(arm: str, prompt: int, right: float, drift: float, **more: float) -> dict[str, Any]:
     return {
         "suite": "gsm8k", "question_id": str(prompt), "category": "", "temperature": 0.0, "model_id": arm,
-        "right": right, "new_tokens": 10, "seconds": None, "target_calls": 5, "draft_steps": 10, "trusted": 0,
+        "right": right, "new_tokens": 10, "target_calls": 5, "draft_steps": 10, "trusted": 0,
         "drift_sum": drift, "drift_first": drift / 2, "drift_tokens": 10, **more,
     }  # fmt: skip
 
@@ -36,7 +36,7 @@ def test_area_is_the_chance_that_a_wrong_answer_has_the_larger_value() -> None:
 
 
 def test_drift_that_causes_harm_foretells_it() -> None:
-    found, table = collect({"quality": answers()})
+    found, table = collect(answers(), {})
     (link,) = found["correlation"]
     assert link["arms"] == 5 and link["answers"] == 5 * 30
     assert link["wrong"] == sum(one["right"] == 0 and int(one["question_id"]) % 4 != 0 for one in answers())

@@ -70,7 +70,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/gates": {"auc", "calls_at"},
     "real/probe": {"rows"},
     "real/quality": {"rows", "correlation"},
-    "real/tables": {"rows", "correlation"},
+    "real/speed": {"parts"},
     "real/weights": {"law", "passes", "texts", "dial"},
     "serve/crowd": {"crowd"},
     "serve/evaluate": {"rows"},
