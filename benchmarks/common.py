@@ -262,6 +262,7 @@ def command(name: str) -> str:
         "--prompts-file",
         "--gate",
         "--draft-folder",
+        "--draft-vocabulary",
     )
     named = tuple(f"{folder}=" for folder in folders)
     kept = [

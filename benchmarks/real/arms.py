@@ -37,6 +37,10 @@ PARTS: dict[str, tuple[str, ...]] = {
         "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "margin", "cascade",
         "cascade(alpha=0.1)", "fly", "cactus",
     ),
+    "cut": (
+        *BASES, BEST, "speculative(gamma=3)", "cut:speculative(gamma=3)", "cut:speculative(gamma=5)",
+        "cut:speculative(gamma=8)", "cut:svip",
+    ),
 }  # fmt: skip
 PEERS = (
     *BASES, BEST, "certain(threshold=0.1)", "lookup", "llama-server:plain", "llama-server:draft", "llama-server:ngram",

@@ -5,8 +5,8 @@
 What ``quality.py`` measures in batches is timed here: the arms of a part take turns, prompt by prompt, on the GGUF
 files' own blocks. Each part holds the bases, and speeds are ratios to them on the same prompts. Part ``peers``:
 llama.cpp's server on the same files (plain, with the draft, with n-grams; the program that SPRINTER_LLAMA_SERVER
-names), and transformers on their weights in bfloat16 (plain, assisted, prompt lookup). Times include the prompt, which
-every arm reads anew; parts can be measured one after another.
+names), and transformers on their weights in bfloat16 (plain, assisted, prompt lookup). Part ``cut``: the draft with a
+part of its vocabulary. Times include the prompt, which every arm reads anew; parts can be measured one after another.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ LIBRARY: Mapping[str, Mapping[str, Any]] = {
     "transformers": {"runner": "torch", "dtype": "bfloat16", "compile": False},
 }
 """Engines that run in this process -> how the pair is loaded for them."""
+CUT = "cut"
+"""Prefix of arms whose draft has the tokens of --draft-vocabulary alone."""
 SERVED: Mapping[str, Sequence[str]] = {
     "llama-server:plain": (),
     "llama-server:draft": ("--spec-type", "draft-simple", "--spec-draft-n-max", "5"),
@@ -117,8 +119,9 @@ def open_arms(
     def pair_of(engine: str) -> sprinter.Pair:
         options = LIBRARY.get(engine, OWN)
         if engine not in pairs:
-            gate = {"gate": chosen.gate, "heads": chosen.heads} if engine == "own" else {}
-            pairs[engine] = sprinter.load_pair(chosen.target, chosen.draft, **options, **gate)
+            more = {"gate": chosen.gate, "heads": chosen.heads} if engine not in LIBRARY else {}
+            more |= {"draft_vocabulary": chosen.draft_vocabulary} if engine == CUT else {}
+            pairs[engine] = sprinter.load_pair(chosen.target, chosen.draft, **options, **more)
         return pairs[engine]
 
     found: dict[str, Arm | Served] = {}
@@ -128,7 +131,7 @@ def open_arms(
         if name in SERVED:
             found[name] = stack.enter_context(served(name, chosen, folder))
         else:
-            arm = parse_arm(name)
+            arm = parse_arm(name.removeprefix(f"{CUT}:"))
             arm.start(pair_of(engine))
             found[name] = arm
     return pair_of("own"), found
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--target", default=sized(TARGET, None))
     parser.add_argument("--draft", default=sized(DRAFT, None))
+    parser.add_argument("--draft-vocabulary", help="file of 'sprinter draft vocabulary', for part cut")
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     chosen = parser.parse_args()
@@ -229,6 +233,8 @@ def main() -> None:
     for part in chosen.parts:
         began = time.time()
         arms = PEERS if part == "peers" else PARTS[part]
+        if part == "cut" and chosen.draft_vocabulary is None:
+            parser.error("part cut needs --draft-vocabulary")
         if part == "peers" and "SPRINTER_LLAMA_SERVER" not in os.environ:
             sys.exit("error: llama-server is not at hand: set SPRINTER_LLAMA_SERVER to the program")
         wanted = [arm for arm in SMOKE_ARMS or arms if heads or arm in BASES or arm not in PARTS["gate"]]

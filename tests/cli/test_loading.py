@@ -16,13 +16,13 @@ from sprinter.errors import UserError
 
 LOADING = {
     "--target": "t", "--draft": "d", "--gate": "g", "--head": "h", "--tokenizer": "k", "--revision": "r",
-    "--draft-revision": "s", "--trust-remote-code": None, "--device": "cpu", "--dtype": "float32",
-    "--runner": "torch", "--compile": None, "--profile": "f",
+    "--draft-revision": "s", "--draft-vocabulary": "v", "--trust-remote-code": None, "--device": "cpu",
+    "--dtype": "float32", "--runner": "torch", "--compile": None, "--profile": "f",
 }  # fmt: skip
 GIVEN = {
     "draft": "d", "gate": "g", "heads": ["h"], "tokenizer": "k", "revision": "r", "draft_revision": "s",
-    "trust_remote_code": True, "device": "cpu", "dtype": "float32", "runner": "torch", "compile": True,
-    "profile": "f",
+    "draft_vocabulary": "v", "trust_remote_code": True, "device": "cpu", "dtype": "float32",
+    "runner": "torch", "compile": True, "profile": "f",
 }  # fmt: skip
 COMMANDS: dict[str, tuple[str, ...]] = {
     "chat": ("chat",),
@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "draft distill": ("draft", "distill", "--data", "{file}", "--out", "{folder}"),
     "draft sizes": ("draft", "sizes", "--data", "{file}", "--out", "{folder}"),
     "draft train": ("draft", "train", "--data", "{file}", "--out", "{folder}"),
+    "draft vocabulary": ("draft", "vocabulary", "--data", "{file}", "--out", "{file}.json"),
     "theory predict": ("theory", "predict"),
     "theory pareto": ("theory", "pareto"),
     "theory flops": ("theory", "flops", "-m", "speculative"),
@@ -43,11 +44,11 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
 _HEADS, _PROFILE = {"--gate", "--head", "--compile", "--profile"}, {"--profile"}
-_DRAFTS = {*_HEADS, "--draft", "--draft-revision"}
+_DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
 UNUSED = {  # what a command has no use for
     "gate label": _HEADS, "gate mine": _HEADS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "draft distill": _DRAFTS,
-    "draft sizes": _DRAFTS, "draft train": _DRAFTS,
+    "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
 }  # fmt: skip
 
 

@@ -17,14 +17,14 @@ from transformers import LlamaForCausalLM
 
 from sprinter.errors import UserError
 from sprinter.laws import overlap, residual
-from sprinter.models.cut import CutLlamaForCausalLM, check_map
+from sprinter.models.cut import CutLlamaForCausalLM, check_map, frequent_tokens
 from sprinter.training.drafts.batches import collate, orders, steps_of
 from sprinter.training.drafts.data import Texts
 from sprinter.training.drafts.losses import TopLaws, divergences, parse_loss, tempered
 from sprinter.training.drafts.run import CHECKPOINT
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.sizes import DraftCosts, best_speed, fit_overlap, parse_shape
-from sprinter.training.drafts.student import frequent_tokens, make_student, size_of
+from sprinter.training.drafts.student import make_student, size_of
 from sprinter.training.drafts.train import log_laws, train, validate
 
 SETTINGS = TrainingSettings(steps=24, tokens=128, checkpoint=4, lr=3e-3, threads=1)

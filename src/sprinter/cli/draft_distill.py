@@ -42,7 +42,7 @@ from sprinter.cli.pages import console, print_json
 __all__ = ["command"]
 
 
-@loads(without=("draft", "draft_revision", "gate", "head", "compile"))
+@loads(without=("draft", "draft_revision", "draft_vocabulary", "gate", "head", "compile"))
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder of the draft.", show_default=False)],

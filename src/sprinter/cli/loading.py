@@ -34,6 +34,7 @@ class Loading:
     tokenizer: options.TokenizerOption = None
     revision: options.RevisionOption = None
     draft_revision: options.DraftRevisionOption = None
+    draft_vocabulary: options.DraftVocabularyOption = None
     trust_remote_code: options.TrustRemoteCodeOption = False
     device: options.DeviceOption = None
     device_map: options.DeviceMapOption = None
@@ -67,6 +68,8 @@ class Loading:
     def arguments(self) -> dict[str, Any]:
         """Arguments for ``load_pair``: the options that were given."""
         given = {"target": None, "draft": None, "gate": None, **self.given()}
+        if (kept := self.draft_vocabulary) is not None and kept.isdecimal():
+            given["draft_vocabulary"] = int(kept)
         return {"heads": given.pop("head", ()), **given}
 
 

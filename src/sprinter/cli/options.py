@@ -12,6 +12,7 @@ __all__ = [
     "DeviceOption",
     "DraftOption",
     "DraftRevisionOption",
+    "DraftVocabularyOption",
     "DtypeOption",
     "GateOption",
     "HeadsOption",
@@ -66,6 +67,14 @@ RevisionOption = Annotated[
 ]
 DraftRevisionOption = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of the draft on the hub.", rich_help_panel=_MODELS)
+]
+DraftVocabularyOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Tokens that the draft may write: a number, or a file by 'sprinter draft vocabulary'.",
+        show_default="all",
+        rich_help_panel=_MODELS,
+    ),
 ]
 TrustRemoteCodeOption = Annotated[
     bool,

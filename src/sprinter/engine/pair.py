@@ -67,7 +67,7 @@ def load_pair(
         prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit; "all":
             generated tokens too, which changes last bits and so, rarely, a token.
         options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
-            draft_revision, trust_remote_code, compile; see ``load_models``.
+            draft_revision, draft_vocabulary, trust_remote_code, compile; see ``load_models``.
 
     Raises:
         UserError: a missing or invalid directory, different vocabularies, a gate of another draft, a profile of another

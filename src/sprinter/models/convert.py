@@ -87,7 +87,7 @@ def for_runner(
     installed()  # report what is missing before anything is fetched or converted
     if dtype not in _DTYPES:
         raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
-    for name in ("attn_implementation", "quantization_config"):
+    for name in ("attn_implementation", "quantization_config", "draft_vocabulary"):
         if options.get(name) is not None:
             raise UserError(
                 f"{name}= is for models that transformers runs: leave it out, or use runner torch"

@@ -1,27 +1,36 @@
-"""Llama models whose output layer knows a part of the vocabulary, as drafts of targets with large vocabularies.
+"""Output layers that know a part of the vocabulary, for drafts of targets with large vocabularies.
 
 The input embedding has a row for every token of the target, since the text before a draft may hold any of them; a
 lookup costs the same for any number of rows. The output layer has rows for the ``draft_vocabulary`` tokens of a map.
 All other tokens have a logit of −1e4, so their probability is exactly 0: exact methods stay exact, and a token outside
-the map is written when the target draws it. The model type is our own, so that an engine that does not know the map
-refuses the folder instead of reading it wrongly.
+the map is written when the target draws it. A distilled draft may have such a layer from the start; its model type is
+our own, so that an engine that does not know the map refuses the folder instead of reading it wrongly. Any other draft
+can be given one when it is loaded (``draft_vocabulary``), as in FR-Spec (Zhao et al. 2025, arXiv 2502.14856).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from sprinter.errors import UserError
+from sprinter.fingerprint import count_as, weights_fingerprint
 
-__all__ = ["CUT_TYPE", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_map"]
+__all__ = [
+    "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_map", "cut_output",
+    "frequent_tokens", "kept_tokens",
+]  # fmt: skip
 
 CUT_TYPE = "sprinter_cut_llama"
 """Model type in ``config.json``."""
+VOCABULARY_FORMAT = "sprinter-draft-vocabulary"
+"""``format`` of the file that ``sprinter draft vocabulary`` writes."""
 _OUTSIDE = -1e4
 """Logit of tokens outside the map; exp of its distance from any other logit is 0, and float16 can hold it."""
 
@@ -33,6 +42,7 @@ class CutHead(nn.Module):
         hidden: size of its inputs.
         vocab: number of logits.
         kept: number of tokens that it knows.
+        bias: whether there is one.
 
     Attributes:
         in_features, out_features: as those of the linear layer in its place.
@@ -42,10 +52,10 @@ class CutHead(nn.Module):
 
     ids: Tensor
 
-    def __init__(self, hidden: int, vocab: int, kept: int) -> None:
+    def __init__(self, hidden: int, vocab: int, kept: int, bias: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = hidden, vocab
-        self.words = nn.Linear(hidden, kept, bias=False)
+        self.words = nn.Linear(hidden, kept, bias=bias)
         self.register_buffer("ids", torch.arange(kept))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -80,6 +90,92 @@ class CutLlamaForCausalLM(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         self.post_init()  # type: ignore[no-untyped-call]
 
 
+def frequent_tokens(texts: Iterable[Tensor], count: int, vocab: int, always: Iterable[int] = ()) -> Tensor:
+    """The most frequent tokens of texts, ascending; tokens that do not occur follow by id, as common words come first.
+
+    Args:
+        texts: token ids of each text.
+        count: number of tokens.
+        vocab: size of the vocabulary.
+        always: tokens that are kept in any case, such as those that end a text.
+
+    Raises:
+        UserError: more tokens than the vocabulary has.
+    """
+    if count > vocab:
+        raise UserError(f"vocabulary={count} exceeds the target's {vocab} tokens: give less, or leave it out")
+    counts = torch.zeros(vocab, dtype=torch.int64)
+    for text in texts:
+        counts += torch.bincount(text, minlength=vocab)[:vocab]
+    counts[list(always)] = 1 << 60
+    return counts.argsort(descending=True, stable=True)[:count].sort().values
+
+
+def kept_tokens(given: int | str | Path | Sequence[int], vocab: int, always: Sequence[int]) -> Tensor:
+    """The token ids that a draft keeps, ascending.
+
+    Args:
+        given: their number (those with the least ids: tokenizers number tokens in the order in which they learned them,
+            frequent ones first), their ids, or the file of ``sprinter draft vocabulary``.
+        vocab: size of the draft's vocabulary.
+        always: tokens that end a text, kept in any case if a number is given.
+
+    Raises:
+        UserError: a number out of range, no such file, ids of another vocabulary.
+    """
+    if isinstance(given, bool) or (isinstance(given, int) and not len(always) < given <= vocab):
+        raise UserError(
+            f"draft_vocabulary={given}: give a number of tokens from {len(always) + 1} to {vocab}"
+        )
+    if isinstance(given, int):
+        return frequent_tokens((), given, vocab, always)
+    ids = _read_vocabulary(Path(given)) if isinstance(given, str | Path) else list(given)
+    check_map(ids, vocab)
+    return torch.tensor(ids)
+
+
+def _read_vocabulary(path: Path) -> list[int]:
+    try:
+        found = json.loads(path.expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"the draft's vocabulary {path} cannot be read ({error.strerror}): check the path"
+        ) from error
+    except ValueError:
+        found = None
+    ids = found.get("ids") if isinstance(found, dict) and found.get("format") == VOCABULARY_FORMAT else None
+    if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
+        raise UserError(f"{path} is no vocabulary of a draft: make one with 'sprinter draft vocabulary'")
+    return ids
+
+
+def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
+    """Let a model's output layer know these tokens alone, in place, and return the path of what is left of it.
+
+    The model keeps its fingerprint: a gate reads hidden states, which stay what they are.
+
+    Raises:
+        UserError: its output layer is no linear layer, or is cut already.
+    """
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, nn.Linear):
+        raise UserError(
+            f"the draft's output layer is a {type(head).__name__}, which cannot be cut: leave draft_vocabulary out"
+        )
+    fingerprint = weights_fingerprint(model)
+    path = next(name for name, part in model.named_modules() if part is head)
+    cut = CutHead(head.in_features, head.out_features, len(ids), bias=head.bias is not None)
+    cut.words.to(head.weight.dtype).requires_grad_(False)
+    with torch.no_grad():
+        cut.words.weight.copy_(head.weight[ids])
+        if head.bias is not None:
+            cut.words.bias.copy_(head.bias[ids])
+    cut.ids = ids
+    model.set_submodule(path, cut.to(head.weight.device))
+    count_as(model, fingerprint)
+    return f"{path}.words"
+
+
 def check_map(ids: Tensor | Sequence[int], vocab: int) -> None:
     """Refuse a map that is not of a vocabulary of this size.
 
@@ -91,7 +187,7 @@ def check_map(ids: Tensor | Sequence[int], vocab: int) -> None:
         return
     raise UserError(
         f"the draft's vocabulary map is not of the target's vocabulary ({len(known)} tokens up to "
-        f"{int(known.max()) if len(known) else -1}, {vocab} token ids): distil the draft for this target"
+        f"{int(known.max()) if len(known) else -1}, {vocab} token ids): make it for this target"
     )
 
 

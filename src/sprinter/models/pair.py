@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
-from sprinter.models.cut import CutHead, check_map
+from sprinter.models.cut import CutHead, check_map, cut_output, kept_tokens
 from sprinter.models.devices import device_of, dtype_name, dtype_of
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
@@ -101,7 +102,9 @@ class LoadedModel:
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
         name = self.quantised or str(self.model.dtype).removeprefix("torch.")
-        return name if self.stored is None else f"{name} (from {self.stored})"
+        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        kept = f", {len(head.ids)} tokens" if isinstance(head, CutHead) else ""
+        return f"{name}{kept}" if self.stored is None else f"{name} (from {self.stored}){kept}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,7 @@ def load_models(
     trust_remote_code: bool = False,
     compile: bool | None = None,
     dequantise: bool = False,
+    draft_vocabulary: int | str | Path | Sequence[int] | None = None,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
@@ -193,6 +197,9 @@ def load_models(
             on disk); None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
         dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
             bfloat16, or float32 for a file in float32).
+        draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
+            vocabulary is large; the others have a draft probability of 0, so exact methods stay exact. Their number,
+            their ids, or the file of ``sprinter draft vocabulary``; None: all tokens. See ``kept_tokens``.
 
     Raises:
         UserError: one line that says what is wrong and how to fix it.
@@ -203,6 +210,8 @@ def load_models(
         raise UserError(
             f"draft_revision={draft_revision} was given without a draft: give draft=..., or leave it out"
         )
+    if draft is None and draft_vocabulary is not None:
+        raise UserError("draft_vocabulary was given without a draft: give draft=..., or leave it out")
     where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
     quantised = name if (name := dtype_name(dtype)) in (*BITS, GGUF) else None
     if quantised and (where.type != "cpu" or device_map is not None or quantization_config is not None):
@@ -220,7 +229,7 @@ def load_models(
     extra = {name: value for name, value in given.items() if value is not None}
     options = _Options(
         where, torch.float32 if quantised else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
-        extra, dequantise or quantised is not None, quantised,
+        extra, dequantise or quantised is not None, quantised, draft_vocabulary,
     )  # fmt: skip
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
@@ -259,6 +268,7 @@ class _Options:
     extra: Mapping[str, Any]
     dequantise: bool
     quantised: str | None = None
+    vocabulary: int | str | Path | Sequence[int] | None = None
 
 
 def _check_options(origin: Provenance, options: _Options) -> None:
@@ -286,12 +296,26 @@ def _load(
     origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase, words: Vocabulary
 ) -> LoadedModel:
     begun, stored, ends = time.perf_counter(), None, None
+    cut = (
+        None if which == "target" or options.vocabulary is None else partial(kept_tokens, options.vocabulary)
+    )
+    if cut is not None and (
+        isinstance(origin.at, PreTrainedModel) or (origin.gguf and not options.dequantise)
+    ):
+        where = (
+            "in memory already" if origin.gguf is None else "run by llama.cpp: give dtype=gguf or int8 too"
+        )
+        raise UserError(
+            f"draft_vocabulary is for drafts that are loaded with PyTorch, and {origin.name} is {where}"
+        )
     if isinstance(origin.at, PreTrainedModel):
         model = origin.at
     elif origin.gguf is None:
         model = _weights(origin.at, origin.name, which, options)
+        if cut is not None:
+            cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
     elif options.dequantise:
-        read = dequantised(origin.gguf, options.dtype, options.quantised == GGUF, **options.extra)
+        read = dequantised(origin.gguf, options.dtype, options.quantised == GGUF, cut, **options.extra)
         model, stored, ends = read.model, read.stored, read.eos_ids
         model.to(options.device)  # type: ignore[arg-type]
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as
+from sprinter.models.cut import cut_output
 from sprinter.models.gguf.config import Family, family_of, model_config, not_here
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
@@ -54,7 +55,13 @@ class Dequantised:
     eos_ids: tuple[int, ...]
 
 
-def dequantised(path: Path, dtype: torch.dtype | str, keep: bool = False, **options: Any) -> Dequantised:
+def dequantised(
+    path: Path,
+    dtype: torch.dtype | str,
+    keep: bool = False,
+    cut: Callable[[int, tuple[int, ...]], Tensor] | None = None,
+    **options: Any,
+) -> Dequantised:
     """Read a GGUF file into a transformers model.
 
     Takes the memory of the model in ``dtype``, and a few MB for what is being read. The model has the
@@ -64,6 +71,8 @@ def dequantised(path: Path, dtype: torch.dtype | str, keep: bool = False, **opti
         path: an existing file.
         dtype: of the weights; "auto": float32 if the file holds float32, else bfloat16.
         keep: keep matrices of 4 to 8 bits as they are stored (see ``models.quantised``); all else is in float32.
+        cut: of the vocabulary's size and the tokens that end a text, the tokens that the output layer is to know;
+            None: all.
         options: passed to transformers (attn_implementation).
 
     Raises:
@@ -82,12 +91,20 @@ def dequantised(path: Path, dtype: torch.dtype | str, keep: bool = False, **opti
         config = model_config(head, eos_ids, factors)
         place = _Places(gguf, config, family, head)
         kept = _matrices(place, tensors) if keep else {}
+        ids = None if cut is None else cut(config.vocab_size, eos_ids)
+        known = None if ids is None or not keep else _known_words(place, tensors, ids)
         weights = dict(_weights(place, tensors, dtype, kept))
         if unread := head.tensors.keys() - tensors.seen:
             raise ValueError(f"its tensor {min(unread)} has no place in a {family.model_type} model")
     except (ValueError, NotImplementedError) as error:
         raise not_here(path.name, error) from error
     model = _model(config, weights, dtype, options)
+    if ids is not None:
+        words = cut_output(model, ids)
+        if known is not None:
+            kept = {name: matrix for name, matrix in kept.items() if f"{name}.weight" != _HEAD} | {
+                words: known
+            }
     if kept:
         put_matrices(model, kept)
     model.name_or_path = str(path)
@@ -127,8 +144,8 @@ class _Tensors:
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
 
-    def matrix(self, name: str, order: NDArray[np.int64], width: int) -> Matrix:
-        """A matrix of this width with the codes that are stored, its rows in this order.
+    def matrix(self, name: str, order: NDArray[np.int64], high: int, width: int) -> Matrix:
+        """A matrix with the codes that are stored, ``[high, width]``: these of its rows, in this order.
 
         Raises:
             ValueError: it cannot be read, or it is stored in another way.
@@ -138,8 +155,8 @@ class _Tensors:
             raise ValueError(
                 f"its tensor {name} is stored as {kind.name}, not in 4 to 8 bits: use dtype=int8"
             )
-        if list(shape) != [len(order), width]:
-            raise ValueError(f"its tensor {name} has shape {list(shape)}, wanted {[len(order), width]}")
+        if list(shape) != [high, width]:
+            raise ValueError(f"its tensor {name} has shape {list(shape)}, wanted {[high, width]}")
         return Matrix.of_stored(stored.reshape(shape[0], -1), FORMATS[kind.name], order)
 
     def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
@@ -215,9 +232,15 @@ def _matrices(place: _Places, tensors: _Tensors) -> dict[str, Matrix]:
         stored = place.stored(f"{path}.weight")
         if stored not in made:
             order = place.in_order(path + ".", torch.arange(len(layer.weight)))
-            made[stored] = tensors.matrix(stored, order.numpy(), layer.weight.shape[1])
+            made[stored] = tensors.matrix(stored, order.numpy(), *layer.weight.shape)
         found[path] = made[stored]
     return found
+
+
+def _known_words(place: _Places, tensors: _Tensors, ids: Tensor) -> Matrix:
+    """The rows of the output layer for these tokens."""
+    config = place.config
+    return tensors.matrix(place.stored(_HEAD), ids.numpy(), config.vocab_size, config.hidden_size)
 
 
 def _weights(

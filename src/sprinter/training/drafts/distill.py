@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
+from sprinter.models.cut import frequent_tokens
 from sprinter.models.pair import LoadedPair, load_models
 from sprinter.training.drafts.card import draw_losses, model_card
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
@@ -23,7 +24,7 @@ from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_fold
 from sprinter.training.drafts.judge import OwnDrafts, accepted, by_task, overlaps
 from sprinter.training.drafts.run import LossPoint, loss_temperature
 from sprinter.training.drafts.settings import StudentSettings, TextSettings, TrainingSettings
-from sprinter.training.drafts.student import frequent_tokens, make_student, save_student, size_of
+from sprinter.training.drafts.student import make_student, save_student, size_of
 from sprinter.training.drafts.train import TrainedStudent, settle_scale, train
 
 __all__ = ["distill", "fresh_student"]

@@ -22,6 +22,7 @@ from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
 from sprinter.heads.glide import GlideHeads, save_glide
 from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import MedusaHeads, save_medusa
+from sprinter.models.cut import frequent_tokens
 from sprinter.training.drafts.card import draw_losses, heads_card
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
@@ -32,7 +33,6 @@ from sprinter.training.drafts.judge import accepted, by_task
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
 from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
-from sprinter.training.drafts.student import frequent_tokens
 
 __all__ = ["HEAD_TRAINING", "train_heads"]
 

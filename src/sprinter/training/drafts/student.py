@@ -8,7 +8,6 @@ is of no use without those before it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from sprinter.models.cut import CutLlamaConfig, CutLlamaForCausalLM, check_map
 from sprinter.training.drafts.data import save_bytes
 from sprinter.training.drafts.settings import StudentSettings
 
-__all__ = ["embedding_table", "frequent_tokens", "make_student", "save_student", "size_of", "student_config"]
+__all__ = ["embedding_table", "make_student", "save_student", "size_of", "student_config"]
 
 _LONGEST = 8192
 
@@ -69,27 +68,6 @@ def make_student(
     embedding.padding_idx = None
     student.train()
     return student
-
-
-def frequent_tokens(texts: Iterable[Tensor], count: int, vocab: int, always: Iterable[int] = ()) -> Tensor:
-    """The most frequent tokens of texts, ascending; tokens that do not occur follow by id, as common words come first.
-
-    Args:
-        texts: token ids of each text.
-        count: number of tokens.
-        vocab: size of the vocabulary.
-        always: tokens that are kept in any case, such as those that end a text.
-
-    Raises:
-        UserError: more tokens than the vocabulary has.
-    """
-    if count > vocab:
-        raise UserError(f"vocabulary={count} exceeds the target's {vocab} tokens: give less, or leave it out")
-    counts = torch.zeros(vocab, dtype=torch.int64)
-    for text in texts:
-        counts += torch.bincount(text, minlength=vocab)[:vocab]
-    counts[list(always)] = 1 << 60
-    return counts.argsort(descending=True, stable=True)[:count].sort().values
 
 
 def save_student(
