@@ -71,11 +71,12 @@ def texts(results: dict[str, Any]) -> str:
 
 
 def readme_block() -> str:
-    """The README's table: temperature 1 of the main job."""
+    """The README's tables: the real pair beside other engines, and temperature 1 of the main job."""
     results = load("methods/main_job")
     if results is None:
         return "No results yet: `scripts/update_results.py` writes them from `benchmarks/results/`."
     lines = [
+        *real_lines(),
         "The built-in pair at temperature 1, on text that it was not trained on (95 % intervals over paragraphs;",
         "speed is relative to plain decoding with the target, arms interleaved; more in [results](docs/results.md)):",
         "",
@@ -90,6 +91,52 @@ def readme_block() -> str:
                 f"| {row['mean_drift'][0]:.3f} | {row['trusted_share']:.0%} |"
             )
     return "\n".join([*lines, "", where(results), *captured_lines()])
+
+
+_ENGINES = {
+    "transformers:plain": "transformers in bfloat16",
+    "transformers:assisted": "transformers in bfloat16, with the draft",
+    "transformers:lookup": "transformers in bfloat16, prompt lookup",
+    "llama-server:plain": "llama.cpp",
+    "llama-server:draft": "llama.cpp, with the draft",
+    "llama-server:ngram": "llama.cpp, n-grams",
+}
+
+
+def real_lines() -> list[str]:
+    """The README's first table: a real pair beside other engines, with what lossy methods do to answers."""
+    speed, quality = load("real/speed"), load("real/quality")
+    if speed is None or quality is None or "peers" not in speed["parts"]:
+        return []
+    suites = {"humaneval": "HumanEval", "gsm8k": "GSM8K"}
+    found = {(row["arm"], row["suite"]): row for row in speed["parts"]["peers"]}
+    answers = {(row["arm"], row["suite"]): row for row in quality["rows"] if row["temperature"] == 0}
+    lines = [
+        "Qwen2.5-Coder-1.5B-Instruct with its 0.5B sister (Q4_K_M files), in chat, greedy, all arms in turn on one",
+        "machine. Tokens/s include the prompt. Accuracy (pass@1, exact match) minus the target's, with its 95 % interval:",
+        "",
+        f"| arm | {' | '.join(f'{name}, tokens/s' for name in suites.values())} | {' | '.join(suites.values())} |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for arm in dict.fromkeys(arm for arm, _ in found):
+        cells = [f"{found[arm, suite]['tokens_per_s']:.1f}" for suite in suites]
+        for suite in suites:
+            row = answers.get((arm, suite))
+            if row is None or row["accuracy_change"] is None or arm == "autoregressive":
+                cells.append("–")
+            else:
+                change, low, high = row["accuracy_change"]
+                cells.append(f"{change:+.2f} [{low:.2f}, {high:.2f}]")
+        lines.append(f"| {_ENGINES.get(arm, f'`{arm}`')} | {' | '.join(cells)} |")
+    shown = {"speed": speed["runs"]["peers"]}
+    return [
+        *lines,
+        "",
+        where({"runs": shown}),
+        "",
+        "What drift does to answers: [drift and quality](docs/studies/drift-and-quality.md).",
+        "",
+    ]
 
 
 def captured_lines() -> list[str]:

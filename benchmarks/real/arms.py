@@ -5,6 +5,7 @@ Each part holds the bases, so that its speeds are ratios of answers that were in
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.smoke import sized
@@ -47,6 +48,8 @@ PEERS = (
     "transformers:plain", "transformers:assisted", "transformers:lookup",
 )  # fmt: skip
 """Other engines, beside some arms of this one."""
+TRAINED = ("specdec++", "disco")
+"""Arms that read heads of their own."""
 SMOKE_ARMS = sized((), ("autoregressive", "speculative(gamma=5)", "fuzzy"))
 EVERY = tuple(
     dict.fromkeys(arm for part in ("named", "dial", "lossy", "lossless", "gate") for arm in PARTS[part])
@@ -57,3 +60,9 @@ EVERY = tuple(
 def right(quality: dict[str, Any]) -> float | None:
     """Whether an answer is right, as far as its suite can say."""
     return next((float(quality[name]) for name in MARKS if name in quality), None)
+
+
+def runnable(arms: Iterable[str], gate: str | None, heads: Sequence[str]) -> list[str]:
+    """Those of the arms whose gate and heads were given."""
+    lacking = {*(() if gate else PARTS["gate"]), *(() if heads else TRAINED)} - {*BASES}
+    return [arm for arm in arms if arm not in lacking]

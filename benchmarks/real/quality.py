@@ -28,7 +28,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import RESULTS, command, environment, option_parser, write_results
-from benchmarks.real.arms import BASES, DRAFT, EVERY, PARTS, SMOKE_ARMS, TARGET, right
+from benchmarks.real.arms import DRAFT, EVERY, SMOKE_ARMS, TARGET, right, runnable
 from benchmarks.real.collect import collect, read_speeds
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.quality.measure import QualitySettings, measure, prepare
@@ -237,8 +237,7 @@ def measure_arms(chosen: Any) -> None:
     ]
     asked = questions(pair, suites)
     prepare(QualitySettings(run_code=not SMOKE, likelihood=False), [one.sample for one in asked])
-    heads = bool(chosen.gate or chosen.heads)
-    arms = chosen.arms or [arm for arm in EVERY if heads or arm not in PARTS["gate"] or arm in BASES]
+    arms = chosen.arms or runnable(EVERY, chosen.gate, chosen.heads)
     for temperature in chosen.temperatures:
         for arm in arms:
             path = chosen.out / f"{re.sub(r'[^a-z0-9.+-]+', '-', arm).strip('-')}-t{temperature:g}.json"

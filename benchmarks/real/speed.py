@@ -30,7 +30,7 @@ import torch
 
 import sprinter
 from benchmarks.common import cells, grid, in_turn, kept_results, note_run, option_parser, write_results
-from benchmarks.real.arms import BASES, DRAFT, PARTS, PEERS, SMOKE_ARMS, TARGET
+from benchmarks.real.arms import BASES, DRAFT, PARTS, PEERS, SMOKE_ARMS, TARGET, runnable
 from benchmarks.serve.servers import free_port, llama_server, started
 from benchmarks.smoke import sized
 from sprinter.bench.arm import Arm, Ask
@@ -229,7 +229,6 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     chosen = parser.parse_args()
     results = kept_results(NAME)
-    heads = bool(chosen.gate or chosen.heads)
     for part in chosen.parts:
         began = time.time()
         arms = PEERS if part == "peers" else PARTS[part]
@@ -237,7 +236,7 @@ def main() -> None:
             parser.error("part cut needs --draft-vocabulary")
         if part == "peers" and "SPRINTER_LLAMA_SERVER" not in os.environ:
             sys.exit("error: llama-server is not at hand: set SPRINTER_LLAMA_SERVER to the program")
-        wanted = [arm for arm in SMOKE_ARMS or arms if heads or arm in BASES or arm not in PARTS["gate"]]
+        wanted = runnable(SMOKE_ARMS or arms, chosen.gate, chosen.heads)
         results.setdefault("parts", {})[part] = measure(chosen, wanted)
         note_run(results, NAME, part, began)
         write_results(NAME, results, table(results["parts"]))
