@@ -113,7 +113,7 @@ def real_lines() -> list[str]:
     answers = {(row["arm"], row["suite"]): row for row in quality["rows"] if row["temperature"] == 0}
     lines = [
         "Qwen2.5-Coder-1.5B-Instruct with its 0.5B sister (Q4_K_M files), in chat, greedy, all arms in turn on one",
-        "machine. Tokens/s include the prompt. Accuracy (pass@1, exact match) minus the target's, with its 95 % interval:",
+        "machine. Tokens/s include the prompt. Accuracy (pass@1, exact match) minus the target's, 95 % interval:",
         "",
         f"| arm | {' | '.join(f'{name}, tokens/s' for name in suites.values())} | {' | '.join(suites.values())} |",
         "| --- | --- | --- | --- | --- |",
