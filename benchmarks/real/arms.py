@@ -19,14 +19,14 @@ PLAIN, EXACT, BEST = "autoregressive", "speculative(gamma=5)", "svip"
 BASES = (PLAIN, EXACT)
 PARTS: dict[str, tuple[str, ...]] = {
     "named": (
-        *BASES, BEST, "certain", "sprinter", "fuzzy",
+        *BASES, BEST, "certain(threshold=0.3)", "sprinter", "fuzzy",
     ),
     "lossless": (
         *BASES, *(f"speculative(gamma={gamma})" for gamma in (3, 8)), "svip(h=0.2)", BEST, "svip(h=0.5)", "adaedl",
         "confidence", "confidence(c=0.8)", "heuristic", "lookup",
     ),
     "dial": (
-        *BASES, "draft-only", "certain", "certain(threshold=0.1)", "certain(threshold=0.5)", "certain(threshold=1.0)",
+        *BASES, "draft-only", *(f"certain(threshold={entropy})" for entropy in (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)),
         "certain(threshold=0.5, head=16)", "draft-only(head=16)", "coin(rate=0.3)", "coin(rate=0.6)",
         "allocation(share=0.5)",
     ),

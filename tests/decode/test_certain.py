@@ -71,7 +71,7 @@ def test_trusted_positions_have_the_drafts_law_and_others_the_targets() -> None:
 
 def test_the_default_threshold_is_a_number_in_results() -> None:
     method = parse_method("certain").settle({})
-    assert method.name == "certain(signal=entropy, threshold=2.0, cap=20, tail=0)"
+    assert method.name == "certain(signal=entropy, threshold=0.3, cap=20, tail=0)"
     assert method.trust == Certain("entropy", CERTAINTY["entropy"].measured)
     composed = parse_method("trust=certain(signal=margin),stop=untrusted").settle({})
     assert f"threshold={CERTAINTY['margin'].measured:g}" in composed.name

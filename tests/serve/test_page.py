@@ -57,7 +57,7 @@ def test_what_the_page_knows_of_the_pair(server: Running) -> None:
     assert (found["model"], found["draft"], found["chat"]) == ("builtin", "draft", True)
     methods = {one["name"]: one for one in found["methods"]}
     assert methods["sprinter"]["spec"].startswith("sprinter(tau=0.") and not methods["sprinter"]["lossless"]
-    assert methods["certain"]["spec"].startswith("certain(signal=entropy, threshold=2.0")
+    assert methods["certain"]["spec"].startswith("certain(signal=entropy, threshold=0.3")
     assert "/" not in found["draft"]
 
 
