@@ -228,16 +228,21 @@ def main() -> None:
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     chosen = parser.parse_args()
+    if "cut" in chosen.parts and chosen.draft_vocabulary is None:
+        parser.error("part cut needs --draft-vocabulary")
+    if "peers" in chosen.parts and "SPRINTER_LLAMA_SERVER" not in os.environ:
+        sys.exit("error: llama-server is not at hand: set SPRINTER_LLAMA_SERVER to the program")
     results = kept_results(NAME)
     for part in chosen.parts:
         began = time.time()
         arms = PEERS if part == "peers" else PARTS[part]
-        if part == "cut" and chosen.draft_vocabulary is None:
-            parser.error("part cut needs --draft-vocabulary")
-        if part == "peers" and "SPRINTER_LLAMA_SERVER" not in os.environ:
-            sys.exit("error: llama-server is not at hand: set SPRINTER_LLAMA_SERVER to the program")
         wanted = runnable(SMOKE_ARMS or arms, chosen.gate, chosen.heads)
-        results.setdefault("parts", {})[part] = measure(chosen, wanted)
+        rows = measure(chosen, wanted)
+        again = {(row["suite"], row["temperature"]) for row in rows}
+        kept = results.setdefault("parts", {}).get(part, [])
+        results["parts"][part] = [
+            row for row in kept if (row["suite"], row["temperature"]) not in again
+        ] + rows
         note_run(results, NAME, part, began)
         write_results(NAME, results, table(results["parts"]))
 

@@ -44,9 +44,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 OWN = {"chat": {"prefix_reuse": "all"}}  # what a command asks for beside the options of loading
 _HEADS, _PROFILE = {"--gate", "--head", "--compile", "--profile"}, {"--profile"}
+_LABELS = {*_HEADS, "--draft-vocabulary"}
 _DRAFTS = {*_HEADS, "--draft", "--draft-revision", "--draft-vocabulary"}
 UNUSED = {  # what a command has no use for
-    "gate label": _HEADS, "gate mine": _HEADS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
+    "gate label": _LABELS, "gate mine": _LABELS, "doctor": _PROFILE, "demo": _PROFILE, "theory predict": _PROFILE,
     "theory pareto": _PROFILE, "theory flops": _PROFILE, "tune": _PROFILE, "draft distill": _DRAFTS,
     "draft sizes": _DRAFTS, "draft train": _DRAFTS, "draft vocabulary": _DRAFTS,
 }  # fmt: skip

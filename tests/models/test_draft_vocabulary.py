@@ -100,8 +100,15 @@ def test_tokens_by_number_by_ids_and_from_a_file(tmp_path: Path) -> None:
         (0, "from 2 to"),
         (True, "from 2 to"),
         (10**6, "from 2 to"),
-        ([5, 3], "is not of the target's vocabulary"),
-        ([3, 10**6], "is not of the target's vocabulary"),
+        ([5, 3], "ascending order"),
+        ([3, 3], "ascending order"),
+        ([3, 10**6], "not all ids from 0 to"),
+        ([-1, 3], "not all ids from 0 to"),
+        ([1.5, 2.5], "not all ids from 0 to"),
+        ([False, True], "not all ids from 0 to"),
+        (["1", "2"], "not all ids from 0 to"),
+        (32768.0, "from 2 to"),
+        (-5, "from 2 to"),
         ("missing.json", "cannot be read"),
         ("other.json", "sprinter draft vocabulary"),
     ],
@@ -112,12 +119,29 @@ def test_what_is_no_vocabulary(folders: tuple[Path, Path], tmp_path: Path, given
     assert said in refusal(*folders, draft_vocabulary=given)
 
 
+def test_a_gguf_draft_is_refused_with_the_same_line(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    saved_llama(tmp_path / "m", intermediate_size=96)
+    file = converted(tmp_path / "m", "q8_0")
+    said = refusal(file, file, dtype="gguf", dequantise=True, draft_vocabulary=tmp_path / "missing.json")
+    assert "cannot be read" in said and "llamacpp" not in said
+
+
+def test_padding_is_never_kept(folders: tuple[Path, Path]) -> None:
+    words = len(byte_tokenizer())
+    draft = load_models(*folders, draft_vocabulary=words).draft
+    assert draft is not None and draft.vocab_size > words
+    assert draft.words is not None and draft.words.startswith(f"{words}:")
+    assert f"from 2 to {words}" in refusal(*folders, draft_vocabulary=words + 1)
+
+
 def test_a_draft_that_cannot_be_cut(folders: tuple[Path, Path]) -> None:
     target, draft = folders
     assert "without a draft" in refusal(target, draft_vocabulary=KEPT)
     loaded = load_models(target, draft).draft
     assert loaded is not None
     assert "in memory" in refusal(target, loaded.model, draft_vocabulary=KEPT)
+    assert "device_map" in refusal(target, draft, draft_vocabulary=KEPT, device_map="cpu")
 
 
 def test_the_most_frequent_tokens_of_texts(tmp_path: Path) -> None:

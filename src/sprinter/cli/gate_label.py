@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@loads(without=("gate", "head", "compile", "profile"))  # labelling makes its own runners
+@loads(without=("draft_vocabulary", "gate", "head", "compile", "profile"))  # labelling makes its own runners
 def command(
     data: Annotated[
         list[str],

@@ -10,8 +10,10 @@ can be given one when it is loaded (``draft_vocabulary``), as in FR-Spec (Zhao e
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +26,7 @@ from sprinter.fingerprint import count_as, weights_fingerprint
 
 __all__ = [
     "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_map", "cut_output",
-    "frequent_tokens", "kept_tokens",
+    "frequent_tokens", "keeping", "kept_tokens", "known_words",
 ]  # fmt: skip
 
 CUT_TYPE = "sprinter_cut_llama"
@@ -123,20 +125,35 @@ def kept_tokens(given: int | str | Path | Sequence[int], vocab: int, always: Seq
     Raises:
         UserError: a number out of range, no such file, ids of another vocabulary.
     """
-    if isinstance(given, bool) or (isinstance(given, int) and not len(always) < given <= vocab):
+    if isinstance(given, str | Path):
+        given = _read_vocabulary(Path(given))
+    if isinstance(given, int) and not isinstance(given, bool) and len(always) < given <= vocab:
+        return frequent_tokens((), given, vocab, always)
+    if not isinstance(given, Sequence):
         raise UserError(
             f"draft_vocabulary={given}: give a number of tokens from {len(always) + 1} to {vocab}"
         )
-    if isinstance(given, int):
-        return frequent_tokens((), given, vocab, always)
-    ids = _read_vocabulary(Path(given)) if isinstance(given, str | Path) else list(given)
-    check_map(ids, vocab)
+    ids = list(given)
+    if not ids or not all(type(one) is int and 0 <= one < vocab for one in ids):
+        raise UserError(
+            f"the tokens of draft_vocabulary are not all ids from 0 to {vocab - 1}: choose them for this target"
+        )
+    if any(first >= second for first, second in pairwise(ids)):
+        raise UserError("the tokens of draft_vocabulary are not in ascending order: sort them, each once")
     return torch.tensor(ids)
+
+
+def keeping(
+    given: int | str | Path | Sequence[int], words: Mapping[str, int]
+) -> Callable[[int, Sequence[int]], Tensor]:
+    """``kept_tokens`` for a number of logits and the tokens that end a text; logits of padding are never kept."""
+    known = max(words.values(), default=-1) + 1
+    return lambda logits, ends: kept_tokens(given, min(logits, known), ends)
 
 
 def _read_vocabulary(path: Path) -> list[int]:
     try:
-        found = json.loads(path.expanduser().read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
             f"the draft's vocabulary {path} cannot be read ({error.strerror}): check the path"
@@ -158,7 +175,9 @@ def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
         UserError: its output layer is no linear layer, or is cut already.
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not isinstance(head, nn.Linear):
+    if getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None):
+        raise UserError("the draft bounds its logits, so no token can have none: leave draft_vocabulary out")
+    if type(head) is not nn.Linear or not head.weight.is_floating_point() or head.weight.is_meta:
         raise UserError(
             f"the draft's output layer is a {type(head).__name__}, which cannot be cut: leave draft_vocabulary out"
         )
@@ -174,6 +193,14 @@ def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
     model.set_submodule(path, cut.to(head.weight.device))
     count_as(model, fingerprint)
     return f"{path}.words"
+
+
+def known_words(model: PreTrainedModel) -> str | None:
+    """ "NUMBER:HASH" of the tokens of a ``CutHead``, for records; None if the model has none."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not isinstance(head, CutHead):
+        return None
+    return f"{len(head.ids)}:{hashlib.sha256(head.ids.cpu().numpy().tobytes()).hexdigest()[:12]}"
 
 
 def check_map(ids: Tensor | Sequence[int], vocab: int) -> None:

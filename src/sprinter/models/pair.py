@@ -6,30 +6,29 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
-from sprinter.models.cut import CutHead, check_map, cut_output, kept_tokens
+from sprinter.models.cut import CutHead, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import device_of, dtype_name, dtype_of
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
-from sprinter.models.gguf.tokenizer import gguf_tokenizer, gguf_tokens
 from sprinter.models.quantised.layers import parameter_count
 from sprinter.models.quantised.quantise import BITS, GGUF, quantise
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
+from sprinter.models.tokenizers import find_tokenizer, own_vocabulary
 from sprinter.models.vocabulary import Vocabulary, check_rows, check_same_vocabulary, common_tokens
 
 __all__ = [
@@ -102,9 +101,13 @@ class LoadedModel:
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
         name = self.quantised or str(self.model.dtype).removeprefix("torch.")
-        head = self.model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        kept = f", {len(head.ids)} tokens" if isinstance(head, CutHead) else ""
+        kept = "" if self.words is None else f", {self.words.partition(':')[0]} tokens"
         return f"{name}{kept}" if self.stored is None else f"{name} (from {self.stored}){kept}"
+
+    @property
+    def words(self) -> str | None:
+        """ "NUMBER:HASH" of the tokens that its output layer knows; None: all of them."""
+        return None if isinstance(self.model, GgufModel) else known_words(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +215,10 @@ def load_models(
         )
     if draft is None and draft_vocabulary is not None:
         raise UserError("draft_vocabulary was given without a draft: give draft=..., or leave it out")
+    if draft_vocabulary is not None and (device_map is not None or quantization_config is not None):
+        raise UserError(
+            "draft_vocabulary does not go with device_map or quantization_config: leave one of them out"
+        )
     where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
     quantised = name if (name := dtype_name(dtype)) in (*BITS, GGUF) else None
     if quantised and (where.type != "cpu" or device_map is not None or quantization_config is not None):
@@ -236,10 +243,10 @@ def load_models(
     for origin in (target_origin, draft_origin):
         if origin is not None:
             _check_options(origin, options)
-    speaker = _speaker(tokenizer, target_origin, trust_remote_code)
+    speaker = find_tokenizer(tokenizer, target_origin, trust_remote_code)
     words = speaker.get_vocab()
     loaded = _load(target_origin, "target", options, speaker, words)
-    drafted = None if draft_origin is None else _own_vocabulary(draft_origin, trust_remote_code)
+    drafted = None if draft_origin is None else own_vocabulary(draft_origin, trust_remote_code)
     if tokenizer is None and draft_origin is not None and drafted is not None:
         check_same_vocabulary(words, drafted, target_origin.name, draft_origin.name)
     drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker, words)
@@ -250,7 +257,7 @@ def load_models(
         )
     tokens = None
     if tokenizer is not None:
-        own = {"target": _own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
+        own = {"target": own_vocabulary(target_origin, trust_remote_code), "draft": drafted}
         tokens = common_tokens(words, own)
         _check_ends(loaded, tokens)
     forget_heads()
@@ -296,9 +303,7 @@ def _load(
     origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase, words: Vocabulary
 ) -> LoadedModel:
     begun, stored, ends = time.perf_counter(), None, None
-    cut = (
-        None if which == "target" or options.vocabulary is None else partial(kept_tokens, options.vocabulary)
-    )
+    cut = None if which == "target" or options.vocabulary is None else keeping(options.vocabulary, words)
     if cut is not None and (
         isinstance(origin.at, PreTrainedModel) or (origin.gguf and not options.dequantise)
     ):
@@ -398,49 +403,6 @@ def _served(model: PreTrainedModel, which: str, name: str, context: int) -> int:
         which, name, longest, context, runner_kind(model)[1],
     )  # fmt: skip
     return longest
-
-
-def _speaker(
-    given: str | Path | PreTrainedTokenizerBase | None, target: Provenance, trust: bool
-) -> PreTrainedTokenizerBase:
-    """The pair's tokenizer: the one that was given, else the target's own."""
-    if isinstance(given, PreTrainedTokenizerBase):
-        return given
-    if given is not None and not isinstance(given, str | Path):
-        raise UserError(
-            f"tokenizer={given!r} is none: give a directory, a hub id, a GGUF file or a tokenizer"
-        )
-    if given is not None:
-        path = Path(given).expanduser()
-        return gguf_tokenizer(path) if path.suffix == ".gguf" else _read_tokenizer(given, trust)
-    own = _own_tokenizer(target, trust)
-    if own is None:
-        raise UserError(f"the target {target.name} comes without a tokenizer: give one as tokenizer=")
-    return own
-
-
-def _own_tokenizer(origin: Provenance, trust: bool) -> PreTrainedTokenizerBase | None:
-    if origin.gguf is not None:
-        return gguf_tokenizer(origin.gguf)
-    directory = origin.tokenizer_dir
-    return None if directory is None else _read_tokenizer(directory, trust)
-
-
-def _read_tokenizer(source: str | Path, trust: bool) -> PreTrainedTokenizerBase:
-    tokenizer: Any
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust)
-    except Exception as error:
-        raise load_error(error, str(source), "tokenizer") from error
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    return tokenizer
-
-
-def _own_vocabulary(origin: Provenance, trust: bool) -> Vocabulary | None:
-    if origin.gguf is not None:
-        return gguf_tokens(origin.gguf) or None
-    own = _own_tokenizer(origin, trust)
-    return None if own is None else own.get_vocab()
 
 
 def _check_ends(target: LoadedModel, tokens: int | None) -> None:

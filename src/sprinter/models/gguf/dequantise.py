@@ -96,6 +96,8 @@ def dequantised(
         weights = dict(_weights(place, tensors, dtype, kept))
         if unread := head.tensors.keys() - tensors.seen:
             raise ValueError(f"its tensor {min(unread)} has no place in a {family.model_type} model")
+    except UserError:  # of the cut: a line of its own
+        raise
     except (ValueError, NotImplementedError) as error:
         raise not_here(path.name, error) from error
     model = _model(config, weights, dtype, options)

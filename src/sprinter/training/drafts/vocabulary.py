@@ -54,27 +54,24 @@ def choose_vocabulary(
     if tokenizer is None:
         raise UserError("the target has no tokenizer to count tokens with: give tokenizer=...")
     ends = models.target.eos_ids
-    if not len(ends) < size <= models.vocab_size:
-        raise UserError(f"size={size}: give a number of tokens from {len(ends) + 1} to {models.vocab_size}")
+    words = min(models.vocab_size, max(tokenizer.get_vocab().values()) + 1)
+    if not len(ends) < size <= words:
+        raise UserError(f"size={size}: give a number of tokens from {len(ends) + 1} to {words}")
     texts = [*islice(_texts(tokenizer, data, field, split), limit)]
     if len(texts) < _FEW:
         raise UserError(f"{len(texts)} texts are too few to count tokens in: give {_FEW} or more")
     apart = torch.cat(texts[::_HELD_OUT])
     rest = [text for i, text in enumerate(texts) if i % _HELD_OUT]
-    sizes = sorted(
-        {size, *(2**power for power in range(12, 18) if len(ends) < 2**power <= models.vocab_size)}
-    )
+    sizes = sorted({size, *(2**power for power in range(12, 18) if len(ends) < 2**power <= words)})
     covered = {
-        str(count): float(
-            torch.isin(apart, frequent_tokens(rest, count, models.vocab_size, ends)).float().mean()
-        )
+        str(count): float(torch.isin(apart, frequent_tokens(rest, count, words, ends)).float().mean())
         for count in sizes
     }
     facts = {
-        "format": VOCABULARY_FORMAT, "vocabulary": models.vocab_size, "size": size, "texts": len(texts),
+        "format": VOCABULARY_FORMAT, "vocabulary": words, "size": size, "texts": len(texts),
         "tokens": sum(map(len, texts)), "covered": covered,
     }  # fmt: skip
-    ids = frequent_tokens(texts, size, models.vocab_size, ends).tolist()
+    ids = frequent_tokens(texts, size, words, ends).tolist()
     try:
         write_atomic(out, json.dumps({**facts, "ids": ids}) + "\n")
     except OSError as error:
