@@ -44,7 +44,11 @@ def test_the_shell_completes_commands_options_and_methods(environment: dict[str,
         return ended.stdout.split()
 
     assert complete("sprinter gen") == ["generate"]
-    assert set(complete("sprinter generate x --draft")) == {"--draft", "--draft-revision"}
+    assert set(complete("sprinter generate x --draft")) == {
+        "--draft",
+        "--draft-revision",
+        "--draft-vocabulary",
+    }
     assert complete("sprinter generate x -m spec") == ["speculative", "specdec++", "specinfer", "spectr"]
 
 
