@@ -105,7 +105,8 @@ void attend(
     const float* query = a.query + b * a.query_step[0] + own * group * a.query_step[1] + i * a.query_step[2];
     const float* keys = a.key + row * a.key_step[0] + own * a.key_step[1];
     const float* values = a.value + row * a.value_step[0] + own * a.value_step[1];
-    if (int64_t(scores.size()) < group * room) scores.resize(size_t(group * room));
+    if (int64_t(scores.size()) < group * (room + 1)) scores.resize(size_t(group * (room + 1)));
+    float* share = scores.data() + group * room;  // of each head: what its weights are multiplied by
     for (int64_t first = 0; first < many; first += BLOCK)
         for (int64_t h = 0; h < group; ++h) {
             const float* asked = query + h * a.query_step[1];
@@ -116,7 +117,6 @@ void attend(
             for (; c < end; ++c) dots<1>(asked, keys, a.key_step[2], &seen[c], a.d, &scores[h * room + c]);
         }
     std::fill(made, made + group * a.d_v, 0.0f);
-    std::vector<float> share(static_cast<size_t>(group));
     for (int64_t h = 0; h < group; ++h) share[h] = soften(scores.data() + h * room, many, a.scale, a.cap);
     for (int64_t first = 0; first < many; first += BLOCK)
         for (int64_t h = 0; h < group; ++h)
