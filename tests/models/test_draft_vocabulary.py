@@ -52,7 +52,7 @@ def check_cut(whole: Any, cut: Any, count: int) -> None:
     assert outside.any() and (found.softmax(-1)[..., outside] == 0).all()
     assert cut.vocab_size == whole.vocab_size
     assert weights_fingerprint(cut.model) == weights_fingerprint(whole.model), "a gate of the draft fits"
-    assert f", {count} tokens" in cut.weights and "tokens" not in whole.weights
+    assert cut.words.startswith(f"{count}:") and whole.words is None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

@@ -77,6 +77,7 @@ def _model_facts(model: LoadedModel) -> dict[str, Any]:
         "sha256": weights_fingerprint(model.model),
         "parameters": model.size,
         "dtype": model.weights,
+        **({} if model.words is None else {"draft_vocabulary": model.words}),
         "context": model.context,
         "vocab_size": model.vocab_size,
     }

@@ -289,6 +289,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
         "revision": model.revision,
         "sha256": weights_fingerprint(model.model),
         "dtype": model.weights,
+        **({} if model.words is None else {"draft_vocabulary": model.words}),
         "runner": runner_kind(model.model)[0],
     }
 

@@ -98,7 +98,7 @@ def _model(model: LoadedModel) -> dict[str, Any]:
     return {
         "id": model.id,
         "revision": model.revision,
-        "dtype": model.quantised or model.weights.partition(",")[0],
+        "dtype": model.quantised or model.weights,
         **({} if model.words is None else {"draft_vocabulary": model.words}),
         "device": str(model.model.device),
         "runner": runner_kind(model.model)[0],

@@ -196,7 +196,7 @@ def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
 
 
 def known_words(model: PreTrainedModel) -> str | None:
-    """ "NUMBER:HASH" of the tokens of a ``CutHead``, for records; None if the model has none."""
+    """Number and hash of the tokens of a ``CutHead``, "NUMBER:HASH", for records; None if the model has none."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, CutHead):
         return None

@@ -101,12 +101,11 @@ class LoadedModel:
         if isinstance(self.model, GgufModel):
             return f"{self.model.weights} (GGUF)"
         name = self.quantised or str(self.model.dtype).removeprefix("torch.")
-        kept = "" if self.words is None else f", {self.words.partition(':')[0]} tokens"
-        return f"{name}{kept}" if self.stored is None else f"{name} (from {self.stored}){kept}"
+        return name if self.stored is None else f"{name} (from {self.stored})"
 
     @property
     def words(self) -> str | None:
-        """ "NUMBER:HASH" of the tokens that its output layer knows; None: all of them."""
+        """Number and hash, "NUMBER:HASH", of the tokens that its output layer knows; None: all of them."""
         return None if isinstance(self.model, GgufModel) else known_words(self.model)
 
 

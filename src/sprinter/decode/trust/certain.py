@@ -29,7 +29,7 @@ CERTAINTY: Mapping[str, _Certainty] = {
     "max_prob": _Certainty(False, 1.0, 0.9),
     "margin": _Certainty(False, 1e6, 3.0),
 }
-"""The signals that ``certain`` reads; thresholds above those of entropy cost answers in maths (docs/studies)."""
+"""The signals that ``certain`` reads; trusting more costs answers in maths (docs/studies/drift-and-quality.md)."""
 
 
 @TRUST.rule("certain")
