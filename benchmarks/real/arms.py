@@ -38,6 +38,14 @@ PARTS: dict[str, tuple[str, ...]] = {
         "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "margin", "cascade",
         "cascade(alpha=0.1)", "fly", "cactus",
     ),
+    "lengths": (
+        *BASES, *(f"speculative(gamma={gamma})" for gamma in (2, 3, 8)), BEST, "adaedl", "calibrated",
+        "optimal(step=measured, token=measured)", "auto",
+    ),
+    "block": (
+        *BASES, *(f"{rule}(gamma={gamma})" for gamma in (3, 5, 8) for rule in ("speculative", "block")
+                  if (rule, gamma) != ("speculative", 5)),
+    ),
     "cut": (
         *BASES, BEST, "speculative(gamma=3)", "cut:speculative(gamma=3)", "cut:speculative(gamma=5)",
         "cut:speculative(gamma=8)", "cut:svip",

@@ -6,8 +6,8 @@
 run the same GGUF blocks on all prompts at once, and an arm takes minutes. With them a token's law does not depend on
 the batch that it is in, so greedy exact methods write the target's own texts, and every change of accuracy is the
 method's.
-Each arm's measures are kept in --out, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of
-what is there without running a model.
+Each arm's measures are kept, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of what is
+there without running a model.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def check_same_run(folder: Path, chosen: Any) -> None:
         if any(record[name] != value for name, value in mine.items()):
             theirs = {name: record[name] for name in mine}
             sys.exit(
-                f"error: {folder} has {record['arm']} with {theirs}: choose another --out than for {mine}"
+                f"error: {folder} has {record['arm']} with {theirs}: choose another --name for {mine}"
             )
 
 
@@ -167,7 +167,7 @@ def merge(folder: Path) -> None:
         made = record["command"], json.dumps(record["environment"], sort_keys=True)
         runs.setdefault(made, []).append(record)
     facts = {name: records[0][name] for name in ("suites", "dtype", "system")} | {
-        "benchmark": "real/quality",
+        "benchmark": f"real/{folder.name}",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
         "runs": {
             ", ".join(f"`{one['arm']}`" for one in own): {
@@ -179,7 +179,7 @@ def merge(folder: Path) -> None:
         "gate": next((record["gate"] for record in records if record["gate"]), None),
     }  # fmt: skip
     collected, shown = collect(lines, read_speeds(RESULTS / "real" / "speed.json"))
-    write_results("real/quality", facts | collected, shown)
+    write_results(f"real/{folder.name}", facts | collected, shown)
 
 
 def main() -> None:
@@ -198,11 +198,10 @@ def main() -> None:
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     parser.add_argument("--dtype", default=sized("gguf", None), help="of both models' weights")
-    parser.add_argument(
-        "--out", type=Path, default=scratch("quality") if SMOKE else RESULTS / "real" / "quality"
-    )
+    parser.add_argument("--name", default="quality", help="of the results")
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
+    chosen.out = scratch(chosen.name) if SMOKE else RESULTS / "real" / chosen.name
     chosen.out.mkdir(parents=True, exist_ok=True)
     check_same_run(chosen.out, chosen)
     if not chosen.merge:
@@ -211,7 +210,7 @@ def main() -> None:
 
 
 def measure_arms(chosen: Any) -> None:
-    """Measure each arm that --out lacks; an arm is written as soon as it has ended."""
+    """Measure each arm that the folder lacks; an arm is written as soon as it has ended."""
     weights = {} if chosen.dtype is None else {"runner": "torch", "dtype": chosen.dtype}
     # All arms read the same prompts: from the second arm on they come from the cache.
     pair = sprinter.load_pair(

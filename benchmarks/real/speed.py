@@ -6,7 +6,9 @@ What ``quality.py`` measures in batches is timed here: the arms of a part take t
 files' own blocks. Each part holds the bases, and speeds are ratios to them on the same prompts. Part ``peers``:
 llama.cpp's server on the same files (plain, with the draft, with n-grams; the program that SPRINTER_LLAMA_SERVER
 names), and transformers on their weights in bfloat16 (plain, assisted, prompt lookup). Part ``cut``: the draft with a
-part of its vocabulary. Times include the prompt, which every arm reads anew; parts can be measured one after another.
+part of its vocabulary. Parts ``lengths`` and ``block``: stop rules on several kinds of text, and block verification
+(where it differs from ``exact``: at temperatures above 0). Of several suites there are also rows of all of them
+together. Times include the prompt, which every arm reads anew; parts can be measured one after another.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ LIBRARY: Mapping[str, Mapping[str, Any]] = {
     "transformers": {"runner": "torch", "dtype": "bfloat16", "compile": False},
 }
 """Engines that run in this process -> how the pair is loaded for them."""
+TOGETHER = "together"
+"""Name of the rows of all suites of a run."""
 CUT = "cut"
 """Prefix of arms whose draft has the tokens of --draft-vocabulary alone."""
 SERVED: Mapping[str, Sequence[str]] = {
@@ -72,6 +76,15 @@ class Timed:
         """Speed over that of another arm on the same prompts."""
         mine, theirs = ((np.array(one.tokens, dtype=float), np.array(one.seconds)) for one in (self, base))
         return ratio_of_ratios(mine, theirs)
+
+
+def together(parts: Sequence[Timed], suite: str) -> Timed:
+    """One arm's measures on several suites, as of one."""
+    whole = Timed(parts[0].arm, suite, parts[0].temperature)
+    for part in parts:
+        for name in ("tokens", "seconds", "calls", "texts"):
+            getattr(whole, name).extend(getattr(part, name))
+    return whole
 
 
 class Served:
@@ -141,7 +154,7 @@ def measure(chosen: Any, names: Sequence[str]) -> list[dict[str, Any]]:
     """One row an arm, suite and temperature."""
     with ExitStack() as stack:
         pair, arms = open_arms(names, chosen, stack)
-        rows: list[dict[str, Any]] = []
+        timed: dict[float, list[dict[str, Timed]]] = {}  # by temperature: of each suite, by arm
         for name in chosen.suites:
             chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
             suite = load_suite(
@@ -149,8 +162,17 @@ def measure(chosen: Any, names: Sequence[str]) -> list[dict[str, Any]]:
             )
             prompts = [turn_prompt(pair, sample, 0, [], chat=suite.chat) for sample in suite.samples]
             for temperature in chosen.temperatures:
-                rows += turns(arms, name, prompts, temperature, chosen.new_tokens)
-        return rows
+                found = turns(arms, name, prompts, temperature, chosen.new_tokens)
+                timed.setdefault(temperature, []).append(found)
+    for suites in timed.values():
+        if len(suites) > 1:
+            suites.append({arm: together([one[arm] for one in suites], TOGETHER) for arm in names})
+    return [
+        row(one, found[BASES[0]], found[BASES[1]])
+        for suites in timed.values()
+        for found in suites
+        for one in found.values()
+    ]
 
 
 def turns(
@@ -159,7 +181,7 @@ def turns(
     prompts: Sequence[tuple[Sequence[int], Sequence[int]]],
     temperature: float,
     new_tokens: int,
-) -> list[dict[str, Any]]:
+) -> dict[str, Timed]:
     """The arms in turn, prompt by prompt, after a warm-up each."""
     timed = {name: Timed(name, suite, temperature) for name in arms}
 
@@ -181,7 +203,7 @@ def turns(
         one.seconds.append(seconds)
         one.calls.append(calls)
         one.texts.append(list(ids))
-    return [row(one, timed[BASES[0]], timed[BASES[1]]) for one in timed.values()]
+    return timed
 
 
 def row(one: Timed, plain: Timed, exact: Timed) -> dict[str, Any]:
@@ -238,7 +260,7 @@ def main() -> None:
         arms = PEERS if part == "peers" else PARTS[part]
         wanted = runnable(SMOKE_ARMS or arms, chosen.gate, chosen.heads)
         rows = measure(chosen, wanted)
-        again = {(row["suite"], row["temperature"]) for row in rows}
+        again = {(name, row["temperature"]) for row in rows for name in (row["suite"], TOGETHER)}
         kept = results.setdefault("parts", {}).get(part, [])
         results["parts"][part] = [
             row for row in kept if (row["suite"], row["temperature"]) not in again
