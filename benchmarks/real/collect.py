@@ -23,6 +23,12 @@ from sprinter.bench.statistics import BootstrapInterval, bootstrap, ratio_of_sum
 PLAIN, EXACT = BASES
 Speeds = dict[tuple[str, str, float], tuple[BootstrapInterval, BootstrapInterval]]
 """(arm, suite, temperature) -> speed over the target alone, and over the exact base."""
+CHANGES: dict[str, tuple[str, str | None]] = {
+    "accuracy_change": ("right", None),
+    "rouge1_change": ("rouge1", None),
+    "likelihood_change": ("log_likelihood", "new_tokens"),
+}
+"""Measure of an answer that is compared with the target's own -> field, and the field that it is divided by."""
 PREDICTORS: dict[str, tuple[str, str | None]] = {
     "mean drift": ("drift_sum", "drift_tokens"),
     "sum of drifts": ("drift_sum", None),
@@ -90,7 +96,10 @@ def rows_of(measured: list[Measured], speeds: Speeds) -> Iterator[dict[str, Any]
             "temperature": one.temperature,
             "prompts": len(one.texts),
             "accuracy": _accuracy(one),
-            "accuracy_change": None if plain is None else _change(one, plain),
+            **{
+                name: None if plain is None else _change(one, plain, *measure)
+                for name, measure in CHANGES.items()
+            },
             "mean_drift": one.ratio("drift_sum", "drift_tokens"),
             "target_calls_per_token": one.ratio("target_calls", "new_tokens"),
             "draft_steps_per_token": one.ratio("draft_steps", "new_tokens"),
@@ -108,18 +117,23 @@ def _accuracy(one: Measured) -> BootstrapInterval | None:
     return None if np.isnan(right).any() else ratio_of_sums(right, np.ones(len(right)))
 
 
-def _change(one: Measured, base: Measured) -> BootstrapInterval | None:
-    """Accuracy minus that of the base on the same prompts."""
+def _change(one: Measured, base: Measured, top: str, bottom: str | None) -> BootstrapInterval | None:
+    """A measure's mean minus that of the base on the same prompts; None where it was not taken."""
     prompts = _together(one, base)
-    gain = one.column("right", prompts) - base.column("right", prompts)
+    own, other = (ratios([side.texts[prompt] for prompt in prompts], top, bottom) for side in (one, base))
+    gain = own - other
     return None if np.isnan(gain).any() else bootstrap(lambda rows: gain[rows].mean(-1), len(gain))
+
+
+def ratios(texts: Sequence[dict[str, Any]], top: str, bottom: str | None) -> np.ndarray:
+    """A field of every text, divided by another; NaN where it was not taken, ``[texts]``."""
+    tops = np.array([text.get(top, np.nan) for text in texts], dtype=float)
+    return tops if bottom is None else tops / np.array([text[bottom] for text in texts], dtype=float)
 
 
 def predictor(texts: Sequence[dict[str, Any]], name: str) -> np.ndarray:
     """A measure of every text; NaN where it was not taken."""
-    top, bottom = PREDICTORS[name]
-    tops = np.array([text.get(top, np.nan) for text in texts], dtype=float)
-    return tops if bottom is None else tops / np.array([text[bottom] for text in texts], dtype=float)
+    return ratios(texts, *PREDICTORS[name])
 
 
 def lossy(one: Measured) -> bool:
@@ -240,22 +254,37 @@ def collect(texts: Sequence[dict[str, Any]], speeds: Speeds) -> tuple[dict[str, 
 
 
 def _table(rows: list[dict[str, Any]]) -> list[str]:
-    head = (
-        "arm | prompts | right | change | drift | target calls/token | draft steps/token | ÷ target alone | "
-        f"÷ `{EXACT}`"
+    judged = {"right": ("accuracy", 2), "change": ("accuracy_change", 2)}
+    if not any(row["accuracy"] for row in rows):  # answers that are not right or wrong
+        judged = {
+            "change of ROUGE-1": ("rouge1_change", 3),
+            "change of log-likelihood a token": ("likelihood_change", 3),
+        }
+    measures = {**judged, "drift": ("mean_drift", 3)}
+    shown = {head: of for head, of in measures.items() if any(row[of[0]] for row in rows)}
+    head = " | ".join(
+        [
+            "arm",
+            "prompts",
+            *shown,
+            "target calls/token",
+            "draft steps/token",
+            "÷ target alone",
+            f"÷ `{EXACT}`",
+        ]
     )
-    shown = [
+    lines = [
         " | ".join(
             [
                 f"`{row['arm']}`", str(row["prompts"]),
-                *(_cells(row[name]) for name in ("accuracy", "accuracy_change")), _cells(row["mean_drift"], 3),
+                *(_cells(row[name], digits) for name, digits in shown.values()),
                 *(_number(row[name]) for name in ("target_calls_per_token", "draft_steps_per_token")),
                 *(_cells(row[name]) for name in ("speed_over_plain", "speed_over_exact")),
             ]
         )
         for row in sorted(rows, key=lambda row: -(row["speed_over_plain"] or (0,))[0])
     ]  # fmt: skip
-    return grid(head, shown)
+    return grid(head, lines)
 
 
 def _cells(values: BootstrapInterval | None, digits: int = 2) -> str:

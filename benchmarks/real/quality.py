@@ -111,6 +111,7 @@ def line(
         "least_ratio": made.stats.least_ratio,
         "over_sum": sum(over),
         "over_most": max(over, default=0.0),
+        "log_likelihood": sum(token.logprob for token in made.tokens if token.logprob is not None),  # raw law
         "below_sum": sum(below),
         "below_most": max(below, default=0.0),
         "text_hash": hashlib.sha256(made.text.encode()).hexdigest()[:12],  # equal for equal texts
@@ -149,9 +150,7 @@ def check_same_run(folder: Path, chosen: Any) -> None:
     for record in kept(folder):
         if any(record[name] != value for name, value in mine.items()):
             theirs = {name: record[name] for name in mine}
-            sys.exit(
-                f"error: {folder} has {record['arm']} with {theirs}: choose another --name for {mine}"
-            )
+            sys.exit(f"error: {folder} has {record['arm']} with {theirs}: choose another --name for {mine}")
 
 
 def merge(folder: Path) -> None:
