@@ -17,7 +17,16 @@ from sprinter.decode.conformance import check_accept, check_same_law
 from sprinter.decode.draft import Control
 from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, joint_law, target_joint_law
 from sprinter.decode.method import Method
-from sprinter.decode.stop import Fixed, Svip, Untrusted
+from sprinter.decode.stop import (
+    AdaEdl,
+    Calibrated,
+    Fixed,
+    Heuristic,
+    Optimal,
+    StopRule,
+    Svip,
+    Untrusted,
+)
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import Coin, Gate, Nobody
 from sprinter.laws import residual
@@ -251,6 +260,19 @@ def test_block_keeps_all_of_a_greedy_text_that_the_target_would_write() -> None:
     other[1] = torch.eye(5)[0]
     found = Block().outcomes((2, 4, 1), other, laws[:3])
     assert torch.equal(found[1], other[1]) and float(found.sum()) == 1.0
+
+
+@pytest.mark.parametrize(
+    "stop",
+    [*map(Fixed, (1, 2, 3, 4)), Svip(0.6), AdaEdl(), Heuristic(2), Calibrated(0.5), Optimal(0.1, 0.02)],
+    ids=str,
+)
+def test_block_is_exact_under_stops_that_look_at_the_draft(stop: StopRule) -> None:
+    """And under stops that learn from its verdicts; drafts of up to 4 tokens, zeros in both laws."""
+    method = Method(stop=stop, accept=Block(), cap=4)
+    for pair, length in ((MarkovPair(2, 13), 5), (MarkovPair(3, 12, sharp=2.0, zeros=0.35), 4)):
+        found = joint_law(method, pair, length)
+        check_same_law(found, target_joint_law(pair, length), f"block under {stop} on {pair}")
 
 
 @pytest.mark.parametrize(
