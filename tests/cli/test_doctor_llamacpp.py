@@ -54,3 +54,29 @@ def test_a_report_on_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
         assert done == 0
         assert checks["llama.cpp"]["status"] == status
         assert checks["llama.cpp"]["detail"] == f"weights {words}: SPRINTER_LLAMACPP_REPACK={asked}"
+
+
+def test_a_probe_compares_runners_and_keeps_the_fastest(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name, seed in (("target", 1), ("draft", 2)):
+        saved_llama(tmp_path / name, seed)
+    pair = [str(converted(tmp_path / name)) for name in ("target", "draft")]
+    texts = tmp_path / "texts.txt"
+    texts.write_text("The river rises in the hills.\n")
+    line = ("doctor", "--target", pair[0], "--draft", pair[1], "--probe", str(texts), "--probe-tokens", "20")
+    done, out, err = run(*line, "--json")
+    assert done == 0, err
+    found = json.loads(out)["probe"]
+    assert set(found["runners"]) == {"llamacpp", "torch, dtype gguf"}
+    timed = {name: one for name, one in found["runners"].items() if "error" not in one}
+    assert "llamacpp" in timed and found["fastest_runner"] in timed
+    assert found["seconds"] == timed[found["fastest_runner"]]
+    done, out, err = run(*line, "--runner", "llamacpp", "--json")
+    assert (json.loads(out)["probe"]["runners"], json.loads(out)["probe"]["fastest_runner"]) == ({}, None)
+    done, out, err = run(*line)
+    assert "Fastest here: runner " in " ".join(out.split())

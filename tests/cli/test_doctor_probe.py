@@ -83,7 +83,9 @@ def test_a_share_of_each_text() -> None:
 def test_the_best_draft_length_weighs_the_costs() -> None:
     flat = PassTimes(dict.fromkeys(range(1, 10), 1.0), 0.05)
     steep = PassTimes({n: float(n) for n in range(1, 10)}, 0.05)
-    assert _best_gamma(0.9, flat) > _best_gamma(0.6, flat) > _best_gamma(0.6, steep) == 1
+    lengths = [_best_gamma(beta, times)[0] for beta, times in ((0.9, flat), (0.6, flat), (0.6, steep))]
+    assert lengths[0] > lengths[1] > lengths[2] == 1
+    assert _best_gamma(1.0, flat)[1] == pytest.approx((12 * 0.05 + 1) / 13)  # the longest draft, all accepted
 
 
 def test_one_class_has_no_area() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.loading import Loading, load
 from sprinter.cli.pages import console
+from sprinter.cli.probe_runners import compare_runners
 from sprinter.cli.probe_texts import ProbeTexts, read_probe
 from sprinter.cli.theory_common import ProgressLine
 from sprinter.errors import UserError
@@ -59,7 +60,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         UserError: no draft, or what is wrong with the texts.
     """
     from sprinter.bench.agreement import agreement, certain_positions
-    from sprinter.laws import Sampling
+    from sprinter.laws import Sampling, overlap
     from sprinter.theory.given import read_passages
     from sprinter.theory.passes import measure_passes
 
@@ -77,7 +78,13 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         pair, texts.passages, sampling=sampling, progress=step("reading the texts with both models")
     )
     times = measure_passes(pair, sampling=sampling, progress=step("timing forward passes"))
-    methods = _methods(pair, recording, times, asked.max_drift, sampling, progress)
+    beta = float(overlap(recording.p, recording.q).mean())
+    runners, fastest = compare_runners(
+        loading, pair, times, lambda one: min(one.pass_s(1), _best_gamma(beta, one)[1]), sampling, progress
+    )
+    if fastest is not None and not isinstance(best := runners[fastest], str):
+        times = best
+    methods = _methods(pair, recording, times, beta, asked.max_drift, sampling, progress)
     progress.close()
     return {
         "target": pair.models.target.id,
@@ -86,10 +93,11 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
         **_sizes(asked.file, texts),
         **agreement(recording),
         "certain": certain_positions(recording),
-        "seconds": {
-            "target_pass": {str(n): seconds for n, seconds in times.target_s.items()},
-            "draft_step": times.draft_s,
+        "seconds": _seconds(times),
+        "runners": {
+            name: {"error": one} if isinstance(one, str) else _seconds(one) for name, one in runners.items()
         },
+        "fastest_runner": fastest,
         "max_drift": asked.max_drift,
         "methods": methods,
     }
@@ -107,16 +115,16 @@ def _methods(
     pair: Pair,
     recording: Recording,
     times: PassTimes,
+    beta: float,
     max_drift: float,
     sampling: Sampling,
     progress: ProgressLine,
 ) -> list[dict[str, Any]]:
     """The fastest setting of each method with a drift of at most ``max_drift``."""
     from sprinter.decode.spec import parse_method
-    from sprinter.laws import overlap
     from sprinter.theory.replay import replay
 
-    gamma = _best_gamma(float(overlap(recording.p, recording.q).mean()), times)
+    gamma, _ = _best_gamma(beta, times)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
     tried["block"] = [f"block(gamma={gamma})"]
     tried["optimal"] = [times.optimal]
@@ -138,15 +146,24 @@ def _methods(
     return rows
 
 
-def _best_gamma(overlap: float, times: PassTimes) -> int:
-    """The draft length with the largest expected speed, from independent acceptances (Leviathan et al. 2023)."""
+def _best_gamma(overlap: float, times: PassTimes) -> tuple[int, float]:
+    """The draft length with the largest expected speed, from independent acceptances (Leviathan et al. 2023), and
+    seconds a token with it."""
     from sprinter.theory.speculation import expected_tokens
 
-    def speed(gamma: int) -> float:
+    def token_s(gamma: int) -> float:
         round_s = gamma * times.draft_s + times.pass_s(gamma + 1)
-        return float(expected_tokens(overlap, gamma)) / round_s
+        return round_s / float(expected_tokens(overlap, gamma))
 
-    return max(_GAMMAS, key=speed)
+    best = min(_GAMMAS, key=token_s)
+    return best, token_s(best)
+
+
+def _seconds(times: PassTimes) -> dict[str, Any]:
+    return {
+        "target_pass": {str(n): seconds for n, seconds in times.target_s.items()},
+        "draft_step": times.draft_s,
+    }
 
 
 def _row(spec: str, lossless: bool, run: Replay, times: PassTimes) -> dict[str, Any]:
@@ -174,7 +191,13 @@ def show_probe(found: Mapping[str, Any]) -> None:
     )
     page.print(_agreement_table(found))
     page.print(_certain_table(found["certain"]))
-    page.print(_cost_table(found["seconds"]))
+    for name, seconds in (found["runners"] or {None: found["seconds"]}).items():
+        if error := seconds.get("error"):
+            page.print(f"runner {name}: {error}\n")
+        else:
+            page.print(_cost_table(seconds, name))
+    if (fastest := found["fastest_runner"]) is not None:
+        page.print(f"Fastest here: runner {fastest}. --runner auto takes it for these files from now on.\n")
     page.print(_method_table(found["methods"], found["max_drift"]))
     page.print(
         "Expected on these texts from the times above, without the loop's own; drift is TV to the target's law."
@@ -217,9 +240,10 @@ def _certain_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _cost_table(seconds: Mapping[str, Any]) -> Table:
+def _cost_table(seconds: Mapping[str, Any], runner: str | None) -> Table:
     passes = seconds["target_pass"]
-    table = _table("Milliseconds of a forward pass", ("", *passes))
+    title = "Milliseconds of a forward pass" + ("" if runner is None else f", runner {runner}")
+    table = _table(title, ("", *passes))
     table.add_row("target, by number of tokens", *(f"{1e3 * each:.1f}" for each in passes.values()))
     table.add_row("draft step", f"{1e3 * seconds['draft_step']:.1f}", *[""] * (len(passes) - 1))
     return table

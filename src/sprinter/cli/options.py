@@ -113,8 +113,8 @@ CompileOption = Annotated[
 RunnerOption = Annotated[
     Literal["auto", "torch", "llamacpp"],
     typer.Option(
-        help="auto: llama.cpp for GGUF files. torch: PyTorch, GGUF files are dequantised. "
-        "llamacpp: other models are converted once, and cached.",
+        help="auto: for GGUF files what 'doctor --probe' found to be fastest here, before that llama.cpp. "
+        "torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached.",
         rich_help_panel=_MODELS,
     ),
 ]

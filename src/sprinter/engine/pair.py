@@ -20,6 +20,7 @@ from sprinter.engine.policy import Policy
 from sprinter.engine.prefix import DEFAULT, PrefixCache
 from sprinter.engine.profile import Profile, read_profile
 from sprinter.engine.prompt import PromptInput, PromptInputs, is_several
+from sprinter.engine.runners import fastest_options
 from sprinter.engine.stream import Stream
 from sprinter.engine.task import Task
 from sprinter.errors import UserError
@@ -57,9 +58,9 @@ def load_pair(
         gate: directory or hub id of a gate that was trained for this draft.
         heads: directories or hub ids of other heads for this draft, which "specdec++" and "disco" read, or for this
             target ("judge", "diversed"), or heads on the target that draft in place of a draft model (Medusa's).
-        runner: "auto" (llama.cpp runs GGUF files, PyTorch other models), "torch" (GGUF files too, their weights
-            dequantised to ``dtype``) or "llamacpp" (other models are converted once and cached; dtype "float32",
-            "float16" or "q8_0").
+        runner: "auto" (PyTorch; for a pair of GGUF files what ``sprinter doctor --probe`` found to be fastest here, and
+            before that llama.cpp), "torch" (GGUF files too, their weights dequantised to ``dtype``) or "llamacpp"
+            (other models are converted once and cached; dtype "float32", "float16" or "q8_0").
         profile: file that ``sprinter tune`` wrote for this pair: without a method, or with ``method="auto"``, a text is
             decoded by the fastest setting within its ``budget``, and by the fastest exact one without a budget.
         prefix_cache_bytes: maximum memory of idle KV caches, from which later texts reuse the beginning that they share
@@ -83,6 +84,9 @@ def load_pair(
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
     tuned = None if profile is None else read_profile(profile)
     cache = PrefixCache(prefix_cache_bytes, prefix_reuse)
+    if runner == "auto":
+        options |= fastest_options(target, draft, options)
+        runner = options.pop("runner", runner)
     target, draft, options = for_runner(runner, target, draft, options)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate

@@ -1,0 +1,67 @@
+"""What forward passes of a pair of GGUF files cost with each runner: for ``sprinter doctor --probe``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sprinter.cli.loading import Loading, load
+from sprinter.cli.theory_common import ProgressLine
+from sprinter.errors import UserError
+
+if TYPE_CHECKING:
+    from sprinter.engine.pair import Pair
+    from sprinter.laws import Sampling
+    from sprinter.theory.passes import PassTimes
+
+__all__ = ["compare_runners"]
+
+
+def compare_runners(
+    loading: Loading,
+    pair: Pair,
+    times: PassTimes,
+    token_s: Callable[[PassTimes], float],
+    sampling: Sampling,
+    progress: ProgressLine,
+) -> tuple[dict[str, PassTimes | str], str | None]:
+    """Time the passes of the other runners that could serve the pair, and keep the fastest for ``--runner auto``.
+
+    Args:
+        loading: of the pair; where it names a runner, a dtype or a device, nothing is compared.
+        pair, times: as loaded, and its own times.
+        token_s: seconds a token with given times.
+
+    Returns:
+        Times by runner, or why it cannot serve the pair, and the fastest one; none of both where there is no choice.
+    """
+    from sprinter.engine.runners import RIVALS, keep_fastest, rival_of
+    from sprinter.theory.passes import measure_passes
+
+    own = rival_of(pair.models)
+    asked = (loading.dtype, loading.device, loading.device_map, loading.draft_vocabulary, loading.compile)
+    if own is None or loading.target is None or loading.runner != "auto" or any(asked):
+        return {}, None
+    found: dict[str, PassTimes | str] = {own: times}
+    for name, options in RIVALS.items():
+        if name == own:
+            continue
+        progress(f"loading the models with runner {name}")
+        try:
+            other = load(replace(loading, **options))
+            found[name] = measure_passes(
+                other,
+                sampling=sampling,
+                progress=_step(progress, f"timing forward passes with runner {name}"),
+            )
+        except UserError as error:
+            found[name] = str(error)
+    timed: Mapping[str, PassTimes] = {name: one for name, one in found.items() if not isinstance(one, str)}
+    fastest = min(timed, key=lambda name: token_s(timed[name]))
+    keep_fastest(loading.target, loading.draft, loading.arguments(), fastest)
+    return found, fastest
+
+
+def _step(progress: ProgressLine, stage: str) -> Any:
+    return lambda done, wanted: progress(stage, done, wanted)

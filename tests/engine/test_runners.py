@@ -1,0 +1,119 @@
+"""``runner="auto"`` takes what a probe has found for these files on this machine, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.gguf_files import NO_GGUF, converted, saved_llama
+
+import sprinter
+from sprinter.engine import runners
+from sprinter.engine.runners import RIVALS, fastest_options, keep_fastest, rival_of
+from sprinter.errors import UserError
+
+OURS = "torch, dtype gguf"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two GGUF files and an empty cache directory, on a machine without a GPU."""
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(runners, "device_of", lambda name: torch.device("cpu"))
+    found = []
+    for name in ("target", "draft"):
+        found.append(tmp_path / f"{name}.gguf")
+        found[-1].write_bytes(b"GGUF" + name.encode())
+    return found[0], found[1]
+
+
+def test_nothing_is_chosen_before_a_probe(files: tuple[Path, Path]) -> None:
+    assert fastest_options(*files, {}) == {}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_what_was_found_is_taken(files: tuple[Path, Path], name: str) -> None:
+    keep_fastest(*files, {}, name)
+    assert fastest_options(*files, {}) == RIVALS[name]
+    assert fastest_options(*files, {"dtype": "auto", "device": "auto"}) == RIVALS[name]
+    assert fastest_options(str(files[0]), str(files[1]), {"trust_remote_code": False}) == RIVALS[name]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dtype": "int8"}, {"device": "cpu"}, {"device_map": {"": "cpu"}}, {"attn_implementation": "eager"},
+        {"draft_vocabulary": 100}, {"compile": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_settle_the_runner_are_not_replaced(
+    files: tuple[Path, Path], given: dict[str, Any]
+) -> None:
+    keep_fastest(*files, {}, OURS)
+    assert fastest_options(*files, given) == {}
+
+
+def test_it_is_known_of_these_files_and_this_machine_alone(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = files
+    keep_fastest(target, draft, {}, OURS)
+    assert fastest_options(target, None, {}) == {} == fastest_options(draft, target, {})
+    assert fastest_options("org/model", "org/draft", {}) == {}
+    threads = torch.get_num_threads()
+    with monkeypatch.context() as other:
+        other.setattr(runners.torch, "get_num_threads", lambda: threads + 1)
+        assert fastest_options(target, draft, {}) == {}
+    with monkeypatch.context() as other:
+        other.setattr(runners, "cpu_name", lambda: "another")
+        assert fastest_options(target, draft, {}) == {}
+    with monkeypatch.context() as other:
+        other.setattr(runners, "device_of", lambda name: torch.device("cuda"))
+        assert fastest_options(target, draft, {}) == {}
+    assert fastest_options(target, draft, {}) == RIVALS[OURS]
+    draft.write_bytes(b"GGUF, another model")
+    assert fastest_options(target, draft, {}) == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"fastest": "vllm"}), json.dumps({"other": 1})])
+def test_a_damaged_choice_counts_as_none(files: tuple[Path, Path], tmp_path: Path, text: str) -> None:
+    keep_fastest(*files, {}, OURS)
+    (kept,) = (tmp_path / "cache" / "runners").glob("*.json")
+    kept.write_text(text)
+    assert fastest_options(*files, {}) == {}
+
+
+def test_a_choice_that_others_could_have_written_is_not_taken(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    keep_fastest(*files, {}, OURS)
+    (kept,) = (tmp_path / "cache" / "runners").glob("*.json")
+    kept.chmod(0o666)
+    assert fastest_options(*files, {}) == {}
+
+
+def test_only_pairs_of_files_have_a_choice(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give two as target and draft"):
+        keep_fastest(tmp_path, tmp_path, {}, OURS)
+
+
+def test_a_pair_is_loaded_as_a_probe_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(runners, "device_of", lambda name: torch.device("cpu"))
+    made = []
+    for name, seed in (("target", 1), ("draft", 2)):
+        saved_llama(tmp_path / name, seed)
+        made.append(converted(tmp_path / name))
+    monkeypatch.setitem(
+        RIVALS, OURS, {"runner": "torch", "dtype": "float32"}
+    )  # files of random weights, in float32
+    target, draft = made
+    keep_fastest(target, draft, {}, OURS)
+    pair = sprinter.load_pair(target, draft)
+    assert isinstance(pair.models.target.model, torch.nn.Module)
+    assert rival_of(pair.models) is None  # not the file's own blocks
