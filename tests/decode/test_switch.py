@@ -102,6 +102,33 @@ def test_many_rows_that_share_passes_stop_a_draft_that_pays_for_one() -> None:
     assert sum(targets) > 0.7 * len(targets)  # a 32nd of the rows is seen here, so it takes a while
 
 
+class Watching(DraftSwitch):
+    """Drafts in every round, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[RoundCount] = []
+
+    def _decide(self, round: int) -> bool:
+        return True
+
+    def count(self, done: RoundCount) -> None:
+        self.told.append(done)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "least", "most"),
+    [("model", 1.0, 1.0), ("lookup(n=1, least=1)", 0.0, 0.0), ("lookup(n=2, least=1, otherwise=model)", 0.05, 0.5)],
+)
+def test_only_steps_of_the_draft_model_are_counted(drafter: str, least: float, most: float) -> None:
+    """A copied token costs no step; where nothing matches, the model's tokens do."""
+    watching = Watching()
+    record = written(f"drafter={drafter},stop=fixed(gamma=3)", GOOD, 60, lambda record: watching)
+    steps = sum(one.steps for one in watching.told)
+    assert least * record.stats.drafted <= steps <= most * record.stats.drafted
+    assert record.stats.drafted > 20
+
+
 def test_a_record_replays_its_switches() -> None:
     first = written("speculative(gamma=5)", BAD, 300, paced(FLAT))
     again = written("speculative(gamma=5)", BAD, 300, lambda record: Replayed(first.stats.switches))

@@ -8,7 +8,7 @@ transformers: bias, repetition penalty, frequency and presence penalty, bad word
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -154,7 +154,8 @@ class Adjuster:
                 "a law of its own: use a drafter whose laws are one-hot, or the draft model"
             )
         signals = {name: values[:n] for name, values in draft.signals.items()}
-        return Draft(draft.tokens[:n], draft.laws[:n], signals, None if draft.raw is None else draft.raw[:n])
+        raw = None if draft.raw is None else draft.raw[:n]
+        return replace(draft, tokens=draft.tokens[:n], laws=draft.laws[:n], signals=signals, raw=raw)
 
     def _count(self, tokens: Sequence[int], number: float) -> None:
         if tokens and self._settings.counts:

@@ -109,12 +109,14 @@ class Draft:
         laws: processed draft laws q, ``[n, V]``; row i is the law that tokens[i] was drawn from.
         signals: by name, those that the method's rules declare in ``needs``, each a tensor ``[n]`` on the CPU.
         raw: temperature-1 laws ``[n, V]`` if the accept rule reads them.
+        proposed: whether a proposer drafted them, for which no model runs.
     """
 
     tokens: tuple[int, ...]
     laws: Tensor
     signals: Mapping[str, Tensor]
     raw: Tensor | None = None
+    proposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

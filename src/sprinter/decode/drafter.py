@@ -358,7 +358,7 @@ class Proposals:
         names = signals & SIGNALS.keys() - state_signals()
         read = read_signals(names, laws, laws, torch.tensor(tokens, device=laws.device)) if names else {}
         values = {name: each.to("cpu", torch.float64) for name, each in read.items()}
-        return Draft(tokens, laws, values, laws if raw else None)
+        return Draft(tokens, laws, values, laws if raw else None, proposed=True)
 
 
 def _check_ids(tokens: Sequence[int], vocab: int) -> None:

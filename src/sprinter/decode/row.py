@@ -80,7 +80,7 @@ class Row:
         gate_scores: of the tokens of a chain in ``tree``, as in ``Token``.
         on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``),
             whether the decision saw the token.
-        drafted: tokens drafted in this round; levels of a tree.
+        drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
         verdicts: the round's draft tokens, for rules that learn.
         budget: the text's account, if the method has a budget and is lossy.
     """
@@ -103,6 +103,7 @@ class Row:
     verdicts: Verdicts
     guarded: bool = False
     drafted: int = 0
+    proposed: int = 0
     tree: Tree = field(default_factory=Tree)
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
@@ -186,7 +187,7 @@ class Row:
     def count_round(self, added: int) -> None:
         """Tell the switch what the round did that added so many tokens."""
         if self.switch is not None:
-            steps = self.drafted if self.method.drafter.proposer is None else 0
+            steps = self.drafted - self.proposed
             width = 1.0 if self.tree.parents is None else len(self.tree.tokens) / max(1, steps)
             self.switch.count(RoundCount(steps, max(1.0, width), self.target_read, added))
 
@@ -227,7 +228,7 @@ class Row:
     def begin_round(self) -> None:
         """Start a round with nothing drafted."""
         self.record.stats.rounds += 1
-        self.drafted, self.tree, self.gate_scores, self.on_trial = 0, Tree(), [], []
+        self.drafted, self.proposed, self.tree, self.gate_scores, self.on_trial = 0, 0, Tree(), [], []
         self.drafts = self.proposes and (self.switch is None or self.switch.drafts(self.record.stats.rounds))
         self.target_read = 0
         self.stop_state = self.method.stop.begin_round(self.stop_state)
@@ -275,6 +276,7 @@ def draft_run(row: Row) -> Asking:
         stopped = not answer.tokens
         for i, x in enumerate(answer.tokens):
             position, row.drafted = len(text), row.drafted + 1
+            row.proposed += answer.proposed
             trusted, stop = _ask_rules(row, answer, i, position)
             if stop and method.stop.discards:
                 stopped = True
