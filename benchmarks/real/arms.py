@@ -15,7 +15,7 @@ DRAFT = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_
 MARKS = ("pass_at_1", "exact_match")
 """Measures that say whether an answer is right."""
 
-PLAIN, EXACT, BEST = "autoregressive", "speculative(gamma=5)", "svip"
+PLAIN, EXACT, BEST, HYBRID = "autoregressive", "speculative(gamma=5)", "svip", "hybrid"
 BASES = (PLAIN, EXACT)
 PARTS: dict[str, tuple[str, ...]] = {
     "named": (
@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "lossless": (
         *BASES, *(f"speculative(gamma={gamma})" for gamma in (3, 8)), "svip(h=0.2)", BEST, "svip(h=0.5)", "adaedl",
-        "confidence", "confidence(c=0.8)", "heuristic", "lookup",
+        "confidence", "confidence(c=0.8)", "heuristic", "lookup", HYBRID,
     ),
     "dial": (
         *BASES, "draft-only", *(f"certain(threshold={entropy})" for entropy in (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)),
@@ -40,7 +40,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "lengths": (
         *BASES, *(f"speculative(gamma={gamma})" for gamma in (2, 3, 8)), BEST, "adaedl", "calibrated",
-        "optimal(step=measured, token=measured)", "auto",
+        "optimal(step=measured, token=measured)", "auto", HYBRID,
     ),
     "block": (
         *BASES, *(f"{rule}(gamma={gamma})" for gamma in (3, 5, 8) for rule in ("speculative", "block")
@@ -48,14 +48,18 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "cut": (
         *BASES, BEST, "speculative(gamma=3)", "cut:speculative(gamma=3)", "cut:speculative(gamma=5)",
-        "cut:speculative(gamma=8)", "cut:svip",
+        "cut:speculative(gamma=8)", "cut:svip", HYBRID, "cut:hybrid",
     ),
 }  # fmt: skip
-PEERS = (
-    *BASES, BEST, "certain(threshold=0.1)", "lookup", "llama-server:plain", "llama-server:draft", "llama-server:ngram",
-    "transformers:plain", "transformers:assisted", "transformers:lookup",
-)  # fmt: skip
-"""Other engines, beside some arms of this one."""
+SERVERS = ("llama-server:plain", "llama-server:draft", "llama-server:ngram")
+PEERS = {
+    "peers": (
+        *BASES, BEST, "certain(threshold=0.1)", "lookup", HYBRID, *SERVERS,
+        "transformers:plain", "transformers:assisted", "transformers:lookup",
+    ),
+    "answers": (*BASES, "speculative(gamma=3)", BEST, "lookup", HYBRID, *SERVERS),
+}  # fmt: skip
+"""Parts with other engines, beside some arms of this one; ``answers`` is for texts of the length that answers have."""
 TRAINED = ("specdec++", "disco")
 """Arms that read heads of their own."""
 SMOKE_ARMS = sized((), ("autoregressive", "speculative(gamma=5)", "fuzzy"))

@@ -6,9 +6,10 @@ What ``quality.py`` measures in batches is timed here: the arms of a part take t
 files' own blocks. Each part holds the bases, and speeds are ratios to them on the same prompts. Part ``peers``:
 llama.cpp's server on the same files (plain, with the draft, with n-grams; the program that SPRINTER_LLAMA_SERVER
 names), and transformers on their weights in bfloat16 (plain, assisted, prompt lookup). Part ``cut``: the draft with a
-part of its vocabulary. Parts ``lengths`` and ``block``: stop rules on several kinds of text, and block verification
-(where it differs from ``exact``: at temperatures above 0). Of several suites there are also rows of all of them
-together. Times include the prompt, which every arm reads anew; parts can be measured one after another.
+part of its vocabulary. Part ``answers``: the quick ones of these engines alone, for answers of their own length. Parts
+``lengths`` and ``block``: stop rules on several kinds of text, and block verification (where it differs from ``exact``:
+at temperatures above 0). Of several suites there are also rows of all of them together. Times include the prompt, which
+every arm reads anew; parts can be measured one after another.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ def table(parts: Mapping[str, list[dict[str, Any]]]) -> str:
 def main() -> None:
     """Measure the parts; write after each."""
     parser = option_parser(__doc__)
-    parser.add_argument("--part", nargs="+", choices=[*PARTS, "peers"], default=["named"], dest="parts")
+    parser.add_argument("--part", nargs="+", choices=[*PARTS, *PEERS], default=["named"], dest="parts")
     parser.add_argument("--suites", nargs="+", default=sized(["humaneval", "gsm8k"], ["gsm8k"]))
     parser.add_argument("--prompts", type=int, default=sized(3, 1), help="of each suite")
     parser.add_argument("--new-tokens", type=int, default=sized(96, 4))
@@ -252,13 +253,12 @@ def main() -> None:
     chosen = parser.parse_args()
     if "cut" in chosen.parts and chosen.draft_vocabulary is None:
         parser.error("part cut needs --draft-vocabulary")
-    if "peers" in chosen.parts and "SPRINTER_LLAMA_SERVER" not in os.environ:
+    if {*PEERS} & {*chosen.parts} and "SPRINTER_LLAMA_SERVER" not in os.environ:
         sys.exit("error: llama-server is not at hand: set SPRINTER_LLAMA_SERVER to the program")
     results = kept_results(NAME)
     for part in chosen.parts:
         began = time.time()
-        arms = PEERS if part == "peers" else PARTS[part]
-        wanted = runnable(SMOKE_ARMS or arms, chosen.gate, chosen.heads)
+        wanted = runnable(SMOKE_ARMS or {**PARTS, **PEERS}[part], chosen.gate, chosen.heads)
         rows = measure(chosen, wanted)
         again = {(name, row["temperature"]) for row in rows for name in (row["suite"], TOGETHER)}
         kept = results.setdefault("parts", {}).get(part, [])

@@ -118,7 +118,11 @@ class Watching(DraftSwitch):
 
 @pytest.mark.parametrize(
     ("drafter", "least", "most"),
-    [("model", 1.0, 1.0), ("lookup(n=1, least=1)", 0.0, 0.0), ("lookup(n=2, least=1, otherwise=model)", 0.05, 0.5)],
+    [
+        ("model", 1.0, 1.0),
+        ("lookup(n=1, least=1)", 0.0, 0.0),
+        ("lookup(n=2, least=1, otherwise=model)", 0.05, 0.5),
+    ],
 )
 def test_only_steps_of_the_draft_model_are_counted(drafter: str, least: float, most: float) -> None:
     """A copied token costs no step; where nothing matches, the model's tokens do."""

@@ -1,22 +1,26 @@
 """Drafters on real models: several drafts, prompt lookup, greedy drafts."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
+import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
-from sprinter.decode.drafter import Lookup, look_up
+from sprinter.decode.drafter import Context, Lookup, Proposals, look_up
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Gate
 from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
 
 PROMPT = [3, 7, 1, 12, 5]
 SEVERAL = ("batch", "specinfer", "spectr")
 LOSSLESS = (
     *(f"{name}(drafts={drafts}, gamma={gamma})" for name in SEVERAL for drafts, gamma in ((1, 3), (3, 4), (8, 1))),
     "lookup(n=3, gamma=5)", "lookup(n=1, gamma=2)", "drafter=lookup(n=2,least=1,otherwise=model),stop=fixed(gamma=3)",
+    "hybrid", "hybrid(n=1, least=1, copies=2)",
     "drafter=model(greedy=true),stop=fixed(gamma=3)", "heuristic", "confidence(c=0.5)", "svip(h=0.4)", "adaedl",
 )  # fmt: skip
 
@@ -104,6 +108,22 @@ def test_lookup_runs_no_draft_model(tiny_pair: sprinter.Pair) -> None:
     assert origins <= {Origin.ACCEPTED, Origin.REPLACEMENT, Origin.BONUS, Origin.TARGET}
 
 
+def test_a_copy_is_bounded_in_each_round(tiny_pair: sprinter.Pair) -> None:
+    """When its tokens are used up the target is called, and the next round may copy again."""
+    cycle = [1, 2, 3] * 4
+    for length in (1, 2, 4):
+        method = f"drafter=lookup(length={length}),stop=never,cap=none"
+        out = tiny_pair.generate(cycle, method=method, max_new_tokens=30, temperature=0)
+        assert max(Counter(token.round for token in out.tokens).values()) == length + 1
+        assert ids(out) == ids(
+            tiny_pair.generate(cycle, method="autoregressive", max_new_tokens=30, temperature=0)
+        )
+    asked = [Context(cycle, round, 9, 20, AddressedDraws(0), torch.ones(1)) for round in (1, 1, 2)]
+    for drafter in (Lookup(length=5), Lookup(length=5, otherwise="model")):
+        proposals = Proposals(drafter)
+        assert [len(proposals.ask(one).tokens) for one in asked] == [5, 0, 5]  # type: ignore[union-attr]
+
+
 def test_lookup_needs_fewer_calls_on_text_that_repeats(builtin_pair: sprinter.Pair) -> None:
     def calls(method: str) -> int:
         return builtin_pair.generate(
@@ -157,6 +177,7 @@ def test_nested_and_composed_specs() -> None:
     for bad, message in (
         ("drafter=lookup(n=0)", "n=0"),
         ("drafter=lookup(n=1,least=2)", "least=2"),
+        ("drafter=lookup(length=0)", "length=0"),
         ("drafter=lookup(otherwise=models)", "did you mean 'model'"),
         ("drafter=model(drafts=2)", "judges one draft"),
         ("batch(drafts=9)", "drafts=9"),

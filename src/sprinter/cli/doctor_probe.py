@@ -31,6 +31,7 @@ _DIALS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "svip": ("svip(h={:g})", (0.2, 0.3, 0.4, 0.6)),
     "calibrated": ("calibrated(rate={:g})", (0.2, 0.4, 0.6)),
     "lookup": ("lookup", (0.0,)),
+    "hybrid": ("hybrid(copies={:g})", (5, 11)),
     "sprinter": ("sprinter(tau={:g})", (0.6, 0.7, 0.8, 0.9)),
     "certain": ("certain(threshold={:g})", (0.3, 0.7, 1.0, 1.5, 2.0, 2.5, 3.0)),
     "online": ("online(tau={:g})", (0.5, 0.6, 0.7, 0.8)),

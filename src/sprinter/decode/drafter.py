@@ -226,15 +226,19 @@ class Lookup(Drafter):
         n: longest n-gram to search for, tokens; shorter ones down to ``least`` are tried in turn.
         least: shortest n-gram, tokens.
         otherwise: without a match, "nothing" (plain decoding) or "model" (the draft model drafts).
+        length: maximum number of copied tokens in a round, after which the target is called; stop rule and cap may end
+            a run sooner.
     """
 
     n: int = 3
     least: int = 2
     otherwise: str = "nothing"
+    length: int = 511
 
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
         at_least("least", self.least, 1)
+        at_least("length", self.length, 1)
         if self.least > self.n:
             raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
         if self.otherwise not in ("nothing", "model"):
@@ -259,11 +263,17 @@ class Lookup(Drafter):
 class _LookupProposer(Proposer):
     def __init__(self, drafter: Lookup) -> None:
         self._drafter = drafter
+        self._copied = (0, 0)  # round, and tokens that were copied in it
 
     def propose(self, context: Context) -> Proposal | None:
         """Propose copied tokens; without any, leave the run to the model if it may draft."""
-        drafter = self._drafter
-        found = look_up(context.text, drafter.n, drafter.least, context.at_most)
+        drafter, (round, copied) = self._drafter, self._copied
+        copied = copied if round == context.round else 0
+        at_most = min(context.at_most, drafter.length - copied)
+        if at_most < 1:
+            return context.certain([])
+        found = look_up(context.text, drafter.n, drafter.least, at_most)
+        self._copied = (context.round, copied + len(found))
         return context.certain(found) if found or not drafter.uses_model else None
 
 

@@ -361,3 +361,9 @@ def lookup(*, n: int = 3, gamma: int = 5) -> Method:
     """Draft by copying the tokens that followed an earlier occurrence of the last n tokens; no draft model."""
     at_least("n", n, 1)
     return Method(stop=Fixed(gamma), drafter=Lookup(n, least=min(2, n)))
+
+
+@preset("hybrid", "of this project; prompt lookup (Saxena 2023) and SVIP (Zhang et al. 2024)")
+def hybrid(*, n: int = 4, least: int = 3, copies: int = 11, h: float = 0.3) -> Method:
+    """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
+    return Method(stop=Svip(h), drafter=Lookup(n, least, "model", copies), cap=40)

@@ -77,6 +77,7 @@ def _parts(spec: str) -> Iterator[str]:
 def _exact(optimal: str) -> Iterable[str]:
     yield from (f"speculative(gamma={gamma})" for gamma in (3, 5, 2, 4, 8, 6, 7, 1))
     yield from (f"svip(h={h:g})" for h in (0.3, 0.5, 0.2, 0.8))
+    yield from (f"hybrid(copies={copies})" for copies in (11, 6))
     yield optimal
     yield from (f"block(gamma={gamma})" for gamma in (3, 5, 8, 4))
     yield "adaedl"

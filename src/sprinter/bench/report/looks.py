@@ -33,7 +33,8 @@ _KNOWN = {
     "autoregressive": "target",
     **dict.fromkeys(("sprinter",), "gate"),
     **dict.fromkeys(
-        ("batch", "specinfer", "spectr", "tree", "static-tree", "cape", "traversal", "lookup"), "several"
+        ("batch", "specinfer", "spectr", "tree", "static-tree", "cape", "traversal", "lookup", "hybrid"),
+        "several",
     ),
     **dict.fromkeys(("opt", "uno", "mentored", "lenient", "cactus"), "slack"),
     **dict.fromkeys(
