@@ -1,6 +1,6 @@
 """Never slower: a useless draft, and a good one in batches, against plain decoding and the method without it.
 
-    python benchmarks/methods/never_slower.py --data DIR [--pair builtin|smollm2] [--prompts 12]
+    python benchmarks/methods/never_slower.py --data DIR [--pair builtin|smollm2|qwen] [--prompts 12]
 
 Arms take turns, prompt by prompt (in batches: batch by batch). A useless draft has random weights. One text alone is
 timed from its 33rd token on, which leaves the first trial out; batches are timed whole.
@@ -24,22 +24,26 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sprinter
 from benchmarks.common import (
     cells,
-    command,
-    environment,
     grid,
     in_turn,
     kept_results,
+    note_run,
     option_parser,
     write_results,
 )
+from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import sized
 from sprinter.bench.statistics import ratio_of_sums
 from sprinter.bench.suites import load_suite
 
 NAME = "methods/never_slower"
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf"
-ROWS = sized((4, 16, 32), (2,))
 FIRST, NEW_TOKENS = sized(32, 2), sized(160, 8)
+PAIRS: dict[str, dict[str, Any]] = {
+    "builtin": {"compile": False},
+    "smollm2": {"target": SMOLLM2, "runner": "torch", "dtype": "float32", "compile": False},
+    "qwen": {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf"},
+}
 PLAIN, METHOD = "autoregressive", "speculative(gamma=5)"
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"method": PLAIN},
@@ -114,7 +118,7 @@ def table(results: dict[str, Any]) -> str:
     rows = [
         f"{run['pair']} | {run['draft']} | {run['rows']} | {arm['arm']} | "
         f"{arm['ms']:.2f} | {cells(arm['speed_over_plain'])} | {cells(arm['speed_over_method'])} | {arm['switches']}"
-        for run in results["runs"] for arm in run["arms"]
+        for run in results["measured"] for arm in run["arms"]
     ]  # fmt: skip
     return "\n".join(
         grid(f"target | draft | rows | arm | ms a token | speed ÷ plain | ÷ `{METHOD}` | switches", rows)
@@ -124,23 +128,26 @@ def table(results: dict[str, Any]) -> str:
 def main() -> None:
     """Time; write."""
     parser = option_parser(__doc__)
-    parser.add_argument("--pair", choices=["builtin", "smollm2"], default="builtin")
+    parser.add_argument("--pair", choices=[*PAIRS], default="builtin")
     parser.add_argument("--draft", help="folder of a draft for SmolLM2")
     parser.add_argument("--prompts", type=int, default=sized(12, 2))
-    parser.add_argument("--batches", type=int, default=sized(4, 1))
+    parser.add_argument("--rows", type=int, nargs="*", default=sized([4, 16, 32], [2]), help="of the batches")
+    parser.add_argument("--batches", type=int, default=sized(4, 1), help="of each number of rows")
     chosen = parser.parse_args()
-    if chosen.pair == "builtin":
-        good = sprinter.load_pair()
-    else:
-        good = sprinter.load_pair(SMOLLM2, chosen.draft, runner="torch", dtype="float32", compile=False)
+    began, loading = time.time(), dict(PAIRS[chosen.pair])
+    if chosen.draft is not None:
+        loading["draft"] = chosen.draft
+    good = sprinter.load_pair(**loading)
     target: Any = good.models.target.model
-    bad = sprinter.load_pair(target, useless(good), tokenizer=good.tokenizer)
+    bad = sprinter.load_pair(target, useless(good), tokenizer=good.tokenizer, compile=False)
     texts = [
         sample.turns[0]
-        for sample in load_suite("wikipedia", chosen.data, limit=max(chosen.prompts, max(ROWS))).samples
+        for sample in load_suite("wikipedia", chosen.data, limit=max(chosen.prompts, *chosen.rows, 1)).samples
     ]
     results = kept_results(NAME)
-    runs: list[dict[str, Any]] = [run for run in results.get("runs", []) if run["pair"] != chosen.pair]
+    measured: list[dict[str, Any]] = [
+        run for run in results.get("measured", []) if run["pair"] != chosen.pair
+    ]
     drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
     for draft, pair in drafts.items():
         facts = {
@@ -152,14 +159,15 @@ def main() -> None:
             lambda i, options, pair=pair: later_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
             chosen.prompts, f"{draft}, one text",
         )  # fmt: skip
-        runs.append({**facts, "rows": 1, "arms": alone})
-        for rows in ROWS:
+        measured.append({**facts, "rows": 1, "arms": alone})
+        for rows in chosen.rows:
             together = timed(
                 lambda i, options, pair=pair, rows=rows: batch_s(pair, texts[:rows], 1000 * i, options),  # type: ignore[misc]
                 chosen.batches, f"{draft}, {rows} rows",
             )  # fmt: skip
-            runs.append({**facts, "rows": rows, "arms": together})
-    results |= {"benchmark": NAME, "command": command(NAME), "environment": environment(), "runs": runs}
+            measured.append({**facts, "rows": rows, "arms": together})
+    results |= {"benchmark": NAME, "measured": measured}
+    note_run(results, NAME, chosen.pair, began)
     write_results(NAME, results, table(results))
 
 
