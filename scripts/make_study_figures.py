@@ -48,14 +48,16 @@ def main() -> None:
     mpl.use("Agg")
     mpl.rcParams.update(STYLE)
     for name, draw in {
-        "gate/study_builtin": gate_signals,
-        "real/gates": real_dials,
-        "real/quality": drift_and_quality,
+        "gate/study_builtin": (gate_signals,),
+        "real/gates": (real_dials,),
+        "real/quality": (drift_and_quality, lossy_answers),
+        "real/sampled": (lossy_drift,),
     }.items():
         path = ROOT / "benchmarks" / "results" / f"{name}.json"
         if path.is_file():
-            figure, out = draw(json.loads(path.read_text(encoding="utf-8")))
-            save(figure, ROOT / "docs" / "studies" / "figures" / f"{out}.png")
+            for each in draw:
+                figure, out = each(json.loads(path.read_text(encoding="utf-8")))
+                save(figure, ROOT / "docs" / "studies" / "figures" / f"{out}.png")
 
 
 def gate_signals(results: dict[str, Any]) -> tuple[Figure, str]:
@@ -133,6 +135,54 @@ def drift_and_quality(results: dict[str, Any]) -> tuple[Figure, str]:
     }
     fig.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), columnspacing=1.2)
     return fig, "drift-and-quality"
+
+
+def lossy_drift(results: dict[str, Any]) -> tuple[Figure, str]:
+    """Mean drift against target calls a token at temperature 1, a lossy mode a point, a panel a kind of prompt."""
+    return _plane(results["rows"], "mean_drift", "mean drift (TV a token)"), "lossy-drift"
+
+
+def lossy_answers(results: dict[str, Any]) -> tuple[Figure, str]:
+    """Change of accuracy against target calls a token, greedy, an arm a point."""
+    return _plane(results["rows"], "accuracy_change", "accuracy minus the target's"), "lossy-answers"
+
+
+def _plane(rows: list[dict[str, Any]], value: str, label: str) -> Figure:
+    """A measure against target calls a token, a panel a suite; every point has its number in the legend below."""
+    suites = sorted({row["suite"] for row in rows})
+    shown = [
+        row for row in rows if row[value] and row["target_calls_per_token"] and row["arm"] != "autoregressive"
+    ]
+    arms = list(dict.fromkeys(row["arm"] for row in shown))
+    columns = 3
+    fig, axes = plt.subplots(
+        1, len(suites), figsize=(3.6 * len(suites), 3.4 + 0.17 * -(-len(arms) // columns)), layout="constrained",
+        squeeze=False,
+    )  # fmt: skip
+    for ax, suite in zip(axes[0], suites, strict=True):
+        for row in shown:
+            if row["suite"] != suite:
+                continue
+            _, colour, _ = FAMILIES[next(start for start in FAMILIES if row["arm"].startswith(start))]
+            x, y = row["target_calls_per_token"][0], row[value][0]
+            ax.plot(x, y, ".", color=colour, ms=4)
+            ax.annotate(
+                str(arms.index(row["arm"]) + 1), (x, y), xytext=(3, 2), textcoords="offset points", fontsize=6.5,
+                color=colour,
+            )  # fmt: skip
+        ax.axhline(0, color=GREY, lw=0.8)
+        ax.set(xlabel="target calls a token", title=suite)
+    axes[0][0].set_ylabel(label)
+    handles = [plt.Line2D([], [], ls="", label=f"{i}  {arm}") for i, arm in enumerate(arms, 1)]
+    fig.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=6.5,
+        handlelength=0,
+        handletextpad=0,
+    )
+    return fig
 
 
 if __name__ == "__main__":
