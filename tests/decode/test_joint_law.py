@@ -79,12 +79,12 @@ def test_speculative_writes_the_targets_texts(gamma: int, ahead: int) -> None:
 @pytest.mark.parametrize("length", [1, 2])
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_copies_and_drafts_in_one_text_keep_the_targets_texts(length: int, ahead: int) -> None:
-    method = parse_method(
-        f"drafter=lookup(n=1,least=1,otherwise=model,length={length}),stop=svip(h=0.5),cap=3"
-    )
-    check_lossless(method, DENSE, 3, ahead)
-    check_lossless(method, ZEROS, 4, ahead, ends_at_eos, prompt=(1, EOS, 0))
-    check_lossless(method, SMALL, 5, ahead)
+    drafter = f"lookup(n=1,least=1,otherwise=model,length={length})"
+    for stop in ("svip(h=0.5)", "optimal(step=0.1,token=0)", "calibrated(rate=0.2)"):
+        method = parse_method(f"drafter={drafter},stop={stop},cap=3")
+        check_lossless(method, DENSE, 3, ahead)
+        check_lossless(method, ZEROS, 4, ahead, ends_at_eos, prompt=(1, EOS, 0))
+        check_lossless(method, SMALL, 5, ahead)
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])

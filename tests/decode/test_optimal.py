@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from sprinter.decode import Method, Optimal, parse_method
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.draft import Stats
+from sprinter.decode.drafter import Lookup, Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.stop import Fixed, StopRule
@@ -17,8 +20,8 @@ from sprinter.random import AddressedDraws
 
 def at(chance: float, overlap: float, tokens: float, cost: float, rule: Optimal) -> tuple[torch.Tensor, ...]:
     """A state whose regression predicts 0.5 at entropy 1 (log-odds 0)."""
-    numbers = (torch.tensor(one, dtype=torch.float64) for one in (chance, overlap, tokens, cost))
-    return (*numbers, *rule.start()[4:])
+    numbers = (torch.tensor(one, dtype=torch.float64) for one in (chance, 0.0, overlap, tokens, cost))
+    return (*numbers, *rule.start()[5:])
 
 
 @pytest.mark.parametrize(
@@ -40,9 +43,41 @@ def test_it_compares_the_gain_of_one_more_token_with_its_cost(
 def test_a_round_is_priced_by_what_it_added_and_cost() -> None:
     rule = Optimal(step=0.2, token=0.05)
     state = rule.end_round(at(0.3, 0.5, 10.0, 5.0, rule), drafted=6, checked=4, accepted=3)
-    assert float(state[2]) == pytest.approx(10.0 * 0.95 + 2 + 3 + 1)
-    assert float(state[3]) == pytest.approx(5.0 * 0.95 + 1 + 6 * 0.25)
-    assert float(state[0]) == 0.3 and float(state[1]) == 0.5
+    assert float(state[3]) == pytest.approx(10.0 * 0.95 + 2 + 3 + 1)
+    assert float(state[4]) == pytest.approx(5.0 * 0.95 + 1 + 6 * 0.25)
+    assert float(state[0]) == 0.3 and float(state[2]) == 0.5
+
+
+def test_copied_tokens_end_no_run_and_cost_no_draft_step() -> None:
+    rule, state = Optimal(step=0.2, token=0.05), at(0.3, 0.5, 10.0, 5.0, Optimal())
+    for _ in range(4):
+        stop, state = rule.stop({"entropy": torch.tensor(0.0), "copied": torch.tensor(True)}, state)
+        assert not stop and float(state[0]) == 0.3
+    done = rule.end_round(state, drafted=6, checked=6, accepted=3)
+    assert float(done[4]) == pytest.approx(5.0 * 0.95 + 1 + 6 * 0.05 + 2 * 0.2)
+    assert float(rule.begin_round(done)[1]) == 0.0
+
+
+def test_copies_teach_nothing_of_the_draft_model() -> None:
+    """As many verdicts are learned from as tokens were drafted by the model."""
+    told = []
+
+    class Watched(Optimal):
+        def learn(self, signals: Any, overlaps: Any, state: Any) -> Any:
+            told.append(len(overlaps))
+            return super().learn(signals, overlaps, state)
+
+    for drafter, share in (
+        (Lookup(2, 1, "model"), (0.05, 0.6)),
+        (Lookup(2, 1), (1.0, 1.0)),
+        (Model(), (1.0, 1.0)),
+    ):
+        told.clear()
+        pair = MarkovPair(12, 1, sharp=4.0, distance=0.02)
+        stats = run_chain(
+            Method(stop=Watched(), drafter=drafter, cap=4), pair, (0,), Limits(80), AddressedDraws(3)
+        ).stats
+        assert share[0] * stats.drafted <= sum(told) <= share[1] * stats.drafted and stats.drafted > 20
 
 
 def cost(stats: Stats, step: float, token: float) -> float:

@@ -59,6 +59,7 @@ __all__ = ["preset", "spelled"]
 
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
+_COPIES = Lookup(4, 3, "model", 11)  # of ``hybrid`` at its defaults
 
 
 def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
@@ -169,8 +170,10 @@ def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy")
 def auto(*, budget: float = 0.0, step: float | str = MEASURED, token: float | str = MEASURED) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
     stop = Optimal(step, token)
-    if budget == 0:
-        return Method(stop=stop, cap=40)
+    if (
+        budget == 0
+    ):  # a copied token says nothing of the draft's certainty, which trusts tokens within a budget
+        return Method(stop=stop, drafter=_COPIES, cap=40)
     return Method(trust=Certain().settle({}), stop=Untrusted(40, stop), cap=40, budget=budget)
 
 

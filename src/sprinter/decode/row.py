@@ -225,6 +225,10 @@ class Row:
         self.record.finish = self.limits.ends(text) or over
         return self.record.finish is None
 
+    def copied(self, answer: Draft) -> bool:
+        """Whether a proposer drafted these tokens in the draft model's place: their laws say nothing of the model."""
+        return answer.proposed and self.method.drafter.uses_model
+
     def begin_round(self) -> None:
         """Start a round with nothing drafted."""
         self.record.stats.rounds += 1
@@ -282,7 +286,8 @@ def draft_run(row: Row) -> Asking:
                 stopped = True
                 break
             text.append(x)
-            row.verdicts.wait(position, answer, i)
+            if not row.copied(answer):
+                row.verdicts.wait(position, answer, i)
             ended = len(text) == row.end or row.limits.ends(text) is not None
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
             # One rule judges a draft: no run leaves or enters a guarded part. A trusted token before its border stays
@@ -327,7 +332,7 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
     if method.trust.never and method.length is not None:
         return False, row.drafted >= method.length
     signals = {name: values[i] for name, values in answer.signals.items()}
-    signals["drafted"] = torch.tensor(row.drafted)
+    signals |= {"drafted": torch.tensor(row.drafted), "copied": torch.tensor(row.copied(answer))}
     if "uniform" in method.needs:
         number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)

@@ -53,6 +53,8 @@ class Calibrated(ChanceRule):
         return (torch.ones_like(state[0]), *state[1:])
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Decide chance of the run < rate."""
+        """Decide chance of the run < rate; copied tokens have no chance of their own and end no run."""
+        if bool(signals.get("copied", False)):
+            return torch.tensor(False), state
         chance = state[0] * self.own_chance(signals, state)
         return ~reaches(chance, self.rate), (chance, *state[1:])

@@ -71,39 +71,42 @@ class Optimal(ChanceRule):
         return _STEP if isinstance(step, str) else step, _TOKEN if isinstance(token, str) else token
 
     def start(self) -> State:
-        """(chance that all of the run is accepted, mean overlap, tokens, their cost, the regression's fit...).
+        """(chance that all of the run is accepted, copied tokens of the run, mean overlap, tokens, their cost, the
+        regression's fit...).
 
         The tokens begin with one of plain decoding.
         """
-        numbers = (1.0, 0.7, 1.0, 1.0)
+        numbers = (1.0, 0.0, 0.7, 1.0, 1.0)
         return (*(torch.tensor(one, dtype=torch.float64) for one in numbers), *self.regression.start())
 
     def possible(self, state: State) -> bool:
         """Whether chance and overlap are in [0, 1], tokens and cost positive, and the fit possible."""
-        chance, overlap, tokens, cost = (float(part) for part in state[:4])
-        known = 0 <= chance <= 1 and 0 <= overlap <= 1 and tokens > 0 and cost > 0
-        return known and self.regression.possible(state[4:])
+        chance, copied, overlap, tokens, cost = (float(part) for part in state[:5])
+        known = 0 <= chance <= 1 and copied >= 0 and 0 <= overlap <= 1 and tokens > 0 and cost > 0
+        return known and self.regression.possible(state[5:])
 
     def begin_round(self, state: State) -> State:
         """Nothing is drafted yet."""
-        return (torch.ones_like(state[0]), *state[1:])
+        return (torch.ones_like(state[0]), torch.zeros_like(state[1]), *state[2:])
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Decide (expected tokens of one more draft token) x (cost a token) < its cost."""
+        """Decide (expected tokens of one more draft token) x (cost a token) < its cost; copies end no run."""
+        if bool(signals.get("copied", False)):
+            return torch.tensor(False), (state[0], state[1] + 1, *state[2:])
         chance = state[0] * self.own_chance(signals, state)
-        _, overlap, tokens, cost = state[:4]
+        overlap, tokens, cost = state[2:5]
         return chance * overlap * (cost / tokens) < sum(self._costs), (chance, *state[1:])
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
         kept = (1 - 1 / _VERDICTS) ** len(overlaps)
         late = overlaps.double().clamp(max=1).mean()  # sums in float32 exceed 1 by a rounding error
-        mean = kept * state[1] + (1 - kept) * late
-        return ChanceRule.learn(self, signals, overlaps, (state[0], mean, *state[2:]))
+        mean = kept * state[2] + (1 - kept) * late
+        return ChanceRule.learn(self, signals, overlaps, (*state[:2], mean, *state[3:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """Count the round's tokens and their cost; trusted ones cost as they are read."""
+        """Count the round's tokens and their cost; trusted ones cost as they are read, copied ones no draft step."""
         kept = 1 - 1 / _ROUNDS
-        tokens = kept * state[2] + drafted - checked + accepted + 1
-        cost = kept * state[3] + 1 + drafted * sum(self._costs)
-        return (*state[:2], tokens, cost, *state[4:])
+        tokens = kept * state[3] + drafted - checked + accepted + 1
+        cost = kept * state[4] + 1 + drafted * sum(self._costs) - state[1] * self._costs[0]
+        return (*state[:3], tokens, cost, *state[5:])
