@@ -1,7 +1,7 @@
 """Greedy texts of every lossless method on a real pair, against plain decoding's.
 
     python benchmarks/real/equality.py --data DIR --runner torch --dtype float32 [--prompts 50] [--new-tokens 48]
-    python benchmarks/real/equality.py --data DIR --runner auto
+    python benchmarks/real/equality.py --data DIR --runner llamacpp
 
 In exact arithmetic all texts are the same. Rounding errors may part two where the target's two first choices are
 nearly tied: the table counts how often, and gives the largest gap between the two at a parting, in nats. A run goes on
@@ -30,7 +30,7 @@ from sprinter.files import write_atomic
 PLAIN = "autoregressive"
 METHODS = (
     PLAIN, "speculative(gamma=3)", "speculative(gamma=8)", "svip", "adaedl", "confidence", "heuristic", "lookup",
-    "drafter=lookup(n=2,least=1,otherwise=model),stop=fixed(gamma=5)",
+    "hybrid", "drafter=lookup(n=2,least=1,otherwise=model),stop=fixed(gamma=5)",
 )  # fmt: skip
 TREES = ("batch(drafts=2,gamma=3)", "specinfer(drafts=2,gamma=3)", "spectr(drafts=2,gamma=3)")
 """Methods that a runner must read trees for."""
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=sized(48, 8))
     parser.add_argument("--target", default=sized(TARGET, None))
     parser.add_argument("--draft", default=sized(DRAFT, None))
-    parser.add_argument("--runner", choices=["auto", "torch", "llamacpp"], default="auto")
+    parser.add_argument("--runner", choices=["torch", "llamacpp"], default="llamacpp")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path, default=scratch("equality") if SMOKE else Path(".work/equality"))
     chosen, began = parser.parse_args(), time.time()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sys
 import time
@@ -111,7 +112,7 @@ def line(
         "least_ratio": made.stats.least_ratio,
         "over_sum": sum(over),
         "over_most": max(over, default=0.0),
-        "log_likelihood": sum(token.logprob for token in made.tokens if token.logprob is not None),  # raw law
+        "log_likelihood": sum(math.nan if token.logprob is None else token.logprob for token in made.tokens),
         "below_sum": sum(below),
         "below_most": max(below, default=0.0),
         "text_hash": hashlib.sha256(made.text.encode()).hexdigest()[:12],  # equal for equal texts
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     parser.add_argument("--dtype", default=sized("gguf", None), help="of both models' weights")
-    parser.add_argument("--name", default="quality", help="of the results")
+    parser.add_argument("--name", choices=("quality", "sampled"), default="quality", help="of the results")
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
     chosen.out = scratch(chosen.name) if SMOKE else RESULTS / "real" / chosen.name

@@ -6,10 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.cli.tiny import Places, Run
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
-from sprinter.cli import doctor
+from sprinter.cli import doctor, probe_runners
+from sprinter.engine import runners
+from sprinter.engine.runners import keep_fastest
+from sprinter.errors import SprinterError
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.repack import Repacking
 
@@ -56,19 +60,23 @@ def test_a_report_on_a_file(run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
         assert checks["llama.cpp"]["detail"] == f"weights {words}: SPRINTER_LLAMACPP_REPACK={asked}"
 
 
-def test_a_probe_compares_runners_and_keeps_the_fastest(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def probing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """A command that probes a pair of GGUF files, on a machine without a GPU."""
     pytest.importorskip("gguf", reason=NO_GGUF)
     pytest.importorskip("llama_cpp", reason=NO_LLAMA)
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(runners, "device_of", lambda name: torch.device("cpu"))
     for name, seed in (("target", 1), ("draft", 2)):
         saved_llama(tmp_path / name, seed)
     pair = [str(converted(tmp_path / name)) for name in ("target", "draft")]
     texts = tmp_path / "texts.txt"
     texts.write_text("The river rises in the hills.\n")
-    line = ("doctor", "--target", pair[0], "--draft", pair[1], "--probe", str(texts), "--probe-tokens", "20")
+    return ("doctor", "--target", pair[0], "--draft", pair[1], "--probe", str(texts), "--probe-tokens", "20")
+
+
+def test_a_probe_compares_runners_and_keeps_the_fastest(run: Run, probing: tuple[str, ...]) -> None:
+    line = probing
     done, out, err = run(*line, "--json")
     assert done == 0, err
     found = json.loads(out)["probe"]
@@ -80,3 +88,45 @@ def test_a_probe_compares_runners_and_keeps_the_fastest(
     assert (json.loads(out)["probe"]["runners"], json.loads(out)["probe"]["fastest_runner"]) == ({}, None)
     done, out, err = run(*line)
     assert "Fastest here: runner " in " ".join(out.split())
+
+
+def test_a_doctor_looks_at_the_runner_that_was_found(
+    run: Run, probing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {"runner": "torch", "dtype": "float32"}  # files of random weights are in float32
+    monkeypatch.setitem(runners.RIVALS, "torch, dtype gguf", ours)  # type: ignore[arg-type]
+    keep_fastest(probing[2], probing[4], {}, "torch, dtype gguf")
+    for more, name in (((), "row"), (("--runner", "llamacpp"), "llamacpp")):
+        _, out, _ = run(*probing[:5], *more, "--json")
+        checks = {check["name"]: check for check in json.loads(out)["checks"]}
+        assert name in checks["target"]["detail"], checks["target"]
+
+
+@pytest.mark.parametrize(
+    "error", [SprinterError("the model fails"), MemoryError(), RuntimeError("no kernel [gguf]")], ids=repr
+)
+def test_a_runner_that_fails_is_left_out(
+    run: Run, probing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """And what is in brackets is shown: it is no markup."""
+    real = probe_runners.load
+
+    def load(loading: Any) -> Any:
+        if loading.dtype is not None:
+            raise error
+        return real(loading)
+
+    monkeypatch.setattr(probe_runners, "load", load)
+    done, out, _ = run(*probing)
+    assert done == 0 and "Fastest here: runner llamacpp" in " ".join(out.split())
+    assert f"runner torch, dtype gguf: {str(error) or 'MemoryError'}" in out
+
+
+def test_a_cache_that_cannot_be_written_loses_no_probe(
+    run: Run, probing: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    (tmp_path / "cache").chmod(0o777)
+    done, out, err = run(*probing)
+    assert done == 0 and "How far the draft agrees" in out, err
+    assert "cannot be kept for later" in caplog.text + err

@@ -12,7 +12,7 @@ from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 
 import sprinter
 from sprinter.engine import runners
-from sprinter.engine.runners import RIVALS, fastest_options, keep_fastest, rival_of
+from sprinter.engine.runners import RIVALS, USUAL, fastest_options, keep_fastest, rival_of
 from sprinter.errors import UserError
 
 OURS = "torch, dtype gguf"
@@ -34,12 +34,35 @@ def test_nothing_is_chosen_before_a_probe(files: tuple[Path, Path]) -> None:
     assert fastest_options(*files, {}) == {}
 
 
-@pytest.mark.parametrize("name", RIVALS)
-def test_what_was_found_is_taken(files: tuple[Path, Path], name: str) -> None:
-    keep_fastest(*files, {}, name)
-    assert fastest_options(*files, {}) == RIVALS[name]
-    assert fastest_options(*files, {"dtype": "auto", "device": "auto"}) == RIVALS[name]
-    assert fastest_options(str(files[0]), str(files[1]), {"trust_remote_code": False}) == RIVALS[name]
+def test_what_was_found_is_taken(files: tuple[Path, Path]) -> None:
+    keep_fastest(*files, {}, OURS)
+    assert fastest_options(*files, {}) == RIVALS[OURS]
+    assert fastest_options(*files, {"dtype": "auto", "device": "auto"}) == RIVALS[OURS]
+    assert fastest_options(str(files[0]), str(files[1]), {"trust_remote_code": False}) == RIVALS[OURS]
+    keep_fastest(*files, {}, USUAL)
+    assert fastest_options(*files, {}) == {}  # as without a probe: the models keep their names and revisions
+
+
+def test_a_file_on_the_hub_is_found_by_its_name(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPRINTER_MODELS", str(files[0].parent))
+    names = [f"org/repository/{file.name}" for file in files]
+    keep_fastest(names[0], names[1], {}, OURS)
+    assert fastest_options(names[0], names[1], {}) == RIVALS[OURS] == fastest_options(*files, {})
+
+
+def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a home directory, and a missing file, which loading then reports."""
+    keep_fastest(*files, {}, OURS)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    assert fastest_options(files[0], files[1].with_name("nowhere.gguf"), {}) == {}
+    monkeypatch.setattr(runners, "cache_dir", homeless)
+    assert fastest_options(*files, {}) == {}
+    assert fastest_options(str(files[0].parent), None, {}) == {}
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,38 @@ def test_the_text_stays_near_the_record(rule: Opt) -> None:
 
 # --- exact methods ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    "spec", ["speculative(gamma=3)", "svip(h=0.4)", "heuristic", "adaedl", "lookup", "autoregressive"]
+    "spec",
+    [
+        "speculative(gamma=3)",
+        "svip(h=0.4)",
+        "heuristic",
+        "adaedl",
+        "lookup",
+        "hybrid(n=1, least=1)",
+        "autoregressive",
+    ],
 )
 def test_an_exact_method_writes_the_recorded_text(spec: str) -> None:
     recording = record_chain(MarkovChain.random(5, 10, seed=1), 30, "target")
     found = replay(recording, parse_method(spec))
     assert found.parted == 0 and found.tokens == 300 and found.drift == 0 and found.scored == 300
+
+
+def test_a_copys_signals_are_its_own() -> None:
+    """The draft is unsure everywhere, so its entropy would end every copy; a copied token's law has none."""
+    cycle = torch.roll(torch.eye(5, dtype=torch.float64), 1, dims=1) * 0.98 + 0.004
+    unsure = torch.full((5, 5), 0.2, dtype=torch.float64)
+    start = torch.full((5,), 0.2, dtype=torch.float64)
+    chain = MarkovChain(cycle.expand(40, 5, 5), unsure.expand(40, 5, 5), start)
+    recording = record_chain(chain, 10, "target")
+    drafter = "drafter=lookup(n=2,least=2,otherwise=model,length=6)"
+    fixed, copied, alone = (
+        replay(recording, parse_method(spec))
+        for spec in (f"{drafter},stop=fixed(gamma=6)", "hybrid(n=2, least=2, copies=6, h=0.3)", "svip(h=0.3)")
+    )
+    assert copied.parted == 0 and copied.target_calls < 0.6 * alone.target_calls
+    assert copied.draft_steps < 0.5 * fixed.draft_steps
+    assert copied.target_calls == pytest.approx(fixed.target_calls, rel=0.35)
 
 
 @pytest.mark.parametrize(

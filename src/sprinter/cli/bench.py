@@ -142,6 +142,7 @@ def run(
     from sprinter.bench.run import Extras, run_bench
     from sprinter.bench.settings import BenchSettings
     from sprinter.bench.suites import load_suite
+    from sprinter.engine.runners import fastest_options
 
     if not suite:
         raise UserError(
@@ -152,7 +153,9 @@ def run(
     asked |= {"bases": tuple(base)} if base else {}
     settings = BenchSettings(**asked)
     with_llama = loading.runner == "llamacpp" or (
-        loading.runner == "auto" and (loading.target or "").endswith(".gguf")
+        loading.runner == "auto"
+        and (loading.target or "").endswith(".gguf")
+        and not fastest_options(loading.target, loading.draft, loading.arguments())  # nor run by PyTorch
     )
     tuned = () if loading.profile is None else ("auto",)
     arms = parse_arms(arm or (*tuned, *_USUAL, *(_LLAMA if with_llama else _TRANSFORMERS)))

@@ -101,7 +101,7 @@ def _checks(loading: Loading) -> Iterator[Finding]:
         yield _safely(name, check)
     yield _safely("cache", _cache)
     try:
-        pair = load(loading, dtype="float32")
+        pair = _loaded(loading)
     except Exception as error:
         yield Finding("pair", "fail", _first_line(error))
         return
@@ -114,6 +114,14 @@ def _checks(loading: Loading) -> Iterator[Finding]:
     yield _safely("code", _code)
     yield _safely("gate", lambda: _gate(pair))
     yield _safely("self-test", lambda: _self_test(pair))
+
+
+def _loaded(loading: Loading) -> Pair:
+    """The pair in float32 where no dtype was asked for; GGUF files in the way that a probe has found to be fastest."""
+    from sprinter.engine.runners import fastest_options
+
+    probed = loading.target and fastest_options(loading.target, loading.draft, loading.arguments())
+    return load(loading, **({} if loading.runner == "auto" and probed else {"dtype": "float32"}))
 
 
 Found = tuple[Literal["ok", "warn", "fail"], str]

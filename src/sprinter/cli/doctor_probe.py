@@ -194,15 +194,15 @@ def show_probe(found: Mapping[str, Any]) -> None:
     page.print(_certain_table(found["certain"]))
     for name, seconds in (found["runners"] or {None: found["seconds"]}).items():
         if error := seconds.get("error"):
-            page.print(f"runner {name}: {error}\n")
+            page.print(f"runner {name}: {error}\n", markup=False)
         else:
             page.print(_cost_table(seconds, name))
-    if (fastest := found["fastest_runner"]) is not None:
-        page.print(f"Fastest here: runner {fastest}. --runner auto takes it for these files from now on.\n")
     page.print(_method_table(found["methods"], found["max_drift"]))
     page.print(
         "Expected on these texts from the times above, without the loop's own; drift is TV to the target's law."
     )
+    if (fastest := found["fastest_runner"]) is not None:
+        page.print(f"Fastest here: runner {fastest}. --runner auto takes it for these files from now on.")
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:

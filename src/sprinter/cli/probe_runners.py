@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sprinter.cli.loading import Loading, load
 from sprinter.cli.theory_common import ProgressLine
-from sprinter.errors import UserError
+from sprinter.errors import SprinterError, UserError
 
 if TYPE_CHECKING:
     from sprinter.engine.pair import Pair
     from sprinter.laws import Sampling
     from sprinter.theory.passes import PassTimes
 
-__all__ = ["compare_runners"]
+__all__ = ["MARGIN", "compare_runners"]
+
+MARGIN = 1.05
+"""How much faster another runner must be: times vary between two probes."""
+_log = logging.getLogger("sprinter")
 
 
 def compare_runners(
@@ -35,13 +40,14 @@ def compare_runners(
 
     Returns:
         Times by runner, or why it cannot serve the pair, and the fastest one; none of both where there is no choice.
+        llama.cpp, which runs GGUF files otherwise, is left only for a runner that is faster by ``MARGIN``.
     """
-    from sprinter.engine.runners import RIVALS, keep_fastest, rival_of
+    from sprinter.engine.runners import RIVALS, USUAL, keep_fastest, rival_of
     from sprinter.theory.passes import measure_passes
 
     own = rival_of(pair.models)
-    asked = (loading.dtype, loading.device, loading.device_map, loading.draft_vocabulary, loading.compile)
-    if own is None or loading.target is None or loading.runner != "auto" or any(asked):
+    asked = {loading.dtype, loading.device, loading.device_map, loading.draft_vocabulary, loading.compile}
+    if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
         return {}, None
     found: dict[str, PassTimes | str] = {own: times}
     for name, options in RIVALS.items():
@@ -55,11 +61,15 @@ def compare_runners(
                 sampling=sampling,
                 progress=_step(progress, f"timing forward passes with runner {name}"),
             )
-        except UserError as error:
-            found[name] = str(error)
+        except (SprinterError, MemoryError, RuntimeError) as error:
+            found[name] = str(error) or type(error).__name__
     timed: Mapping[str, PassTimes] = {name: one for name, one in found.items() if not isinstance(one, str)}
-    fastest = min(timed, key=lambda name: token_s(timed[name]))
-    keep_fastest(loading.target, loading.draft, loading.arguments(), fastest)
+    seconds = {name: token_s(one) * (1 if name == USUAL else MARGIN) for name, one in timed.items()}
+    fastest = min(seconds, key=seconds.__getitem__)
+    try:
+        keep_fastest(loading.target, loading.draft, loading.arguments(), fastest)
+    except UserError as error:
+        _log.warning("which runner is fastest cannot be kept for later: %s", error)
     return found, fastest
 
 

@@ -369,4 +369,5 @@ def lookup(*, n: int = 3, gamma: int = 5) -> Method:
 @preset("hybrid", "of this project; prompt lookup (Saxena 2023) and SVIP (Zhang et al. 2024)")
 def hybrid(*, n: int = 4, least: int = 3, copies: int = 11, h: float = 0.3) -> Method:
     """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
-    return Method(stop=Svip(h), drafter=Lookup(n, least, "model", copies), cap=40)
+    at_least("copies", copies, 1)
+    return Method(stop=Svip(h), drafter=Lookup(n, least, "model", copies), cap=max(40, copies))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,14 @@ from sprinter.version import __version__
 
 __all__ = ["RIVALS", "fastest_options", "keep_fastest", "rival_of"]
 
+USUAL = "llamacpp"
+"""The way in which GGUF files run unless a probe has found another to be faster."""
 RIVALS: Mapping[str, Mapping[str, Any]] = {
-    "llamacpp": {"runner": "llamacpp"},
+    USUAL: {"runner": "llamacpp"},
     "torch, dtype gguf": {"runner": "torch", "dtype": GGUF},
 }
 """Ways to run a GGUF file's own weights on a CPU -> options of ``load_pair``."""
+_FOLDER = "runners"
 _SETTLING = (
     "dtype",
     "device",
@@ -43,7 +47,7 @@ def rival_of(pair: LoadedPair) -> str | None:
     """The way in which both models of a pair run; None if it is none of ``RIVALS``."""
     models = [model for model in (pair.target, pair.draft) if model is not None]
     if all(isinstance(model.model, GgufModel) and not model.model.on_gpu for model in models):
-        return "llamacpp"
+        return USUAL
     return "torch, dtype gguf" if all(model.quantised == GGUF for model in models) else None
 
 
@@ -74,17 +78,27 @@ def fastest_options(target: Source, draft: Source | None, options: Mapping[str, 
     Options that were given are never replaced: a dtype or a device settles the runner.
     """
     asked = [options.get(name) for name in _SETTLING]
-    if any(one not in (None, "auto") for one in asked) or options.get("compile"):
+    if not str(target).endswith(".gguf") or any(one not in (None, "auto") for one in asked):
         return {}
-    if not (cache_dir() / "runners").is_dir() or device_of("auto").type != "cpu":
+    if options.get("compile") or device_of("auto").type != "cpu":
         return {}
-    place = _place(target, draft, options)
     try:
+        if not (cache_dir() / _FOLDER).is_dir():
+            return {}
+        place = _place(target, draft, options)
         if place is None or not place.is_file():
             return {}
         check_own(place)
-        return dict(RIVALS[json.loads(place.read_text(encoding="utf-8"))["fastest"]])
-    except (OSError, ValueError, KeyError, TypeError, UserError):  # written by another version, or damaged
+        name = json.loads(place.read_text(encoding="utf-8"))["fastest"]
+        return {} if name == USUAL else dict(RIVALS[name])
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+        UserError,
+    ):  # no home, damaged, another version
         return {}
 
 
@@ -102,6 +116,15 @@ def _place(target: Source, draft: Source | None, options: Mapping[str, Any]) -> 
             return None
         facts = file.stat()
         files.append((file.name, facts.st_size, facts.st_mtime_ns))
-    known = {"files": files, "threads": torch.get_num_threads(), "cpu": cpu_name(), "version": __version__}
+    known = {"files": files, "threads": torch.get_num_threads(), "cpu": cpu_name(), "versions": _versions()}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_dir() / "runners" / f"{digest}.json"
+    return cache_dir() / _FOLDER / f"{digest}.json"
+
+
+def _versions() -> list[str]:
+    found = [__version__, torch.__version__]
+    try:
+        found.append(version("llama-cpp-python"))
+    except PackageNotFoundError:
+        found.append("none")
+    return found

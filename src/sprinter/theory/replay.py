@@ -44,7 +44,7 @@ from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.row import Answer, LoopRequest
-from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
+from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals, state_signals
 from sprinter.decode.tree import depths_of
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence, one_hot
@@ -335,7 +335,13 @@ class ReplayDriver:
         tokens = [self._recording.outcome(n, id) for n, id in zip(places, proposal.tokens, strict=True)]
         for i, y in enumerate(tokens):
             self._draws.proposed(position + i, y, laws[i])
-        return self._draft(request.round, places, tokens, torch.stack(laws) if laws else like[:0])
+        found = torch.stack(laws) if laws else like[:0]
+        # As in ``Proposals.draft``: signals and raw laws are the proposal's, not those of the draft model there.
+        names = self._needs & SIGNALS.keys() - state_signals()
+        ids = torch.tensor(list(proposal.tokens))
+        read = read_signals(names, proposal.laws, proposal.laws, ids) if names and tokens else {}
+        signals = {name: values.double() for name, values in read.items()}
+        return Draft(tuple(tokens), found, signals, found if self._needs_raw else None, proposed=True)
 
     def _places(self, position: int, count: int) -> list[int]:
         return [self._draws.place(position + i) for i in range(count)]
