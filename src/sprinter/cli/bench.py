@@ -154,7 +154,8 @@ def run(
     settings = BenchSettings(**asked)
     with_llama = loading.runner == "llamacpp" or (
         loading.runner == "auto"
-        and (loading.target or "").endswith(".gguf")
+        and loading.target is not None
+        and loading.target.endswith(".gguf")
         and not fastest_options(loading.target, loading.draft, loading.arguments())  # nor run by PyTorch
     )
     tuned = () if loading.profile is None else ("auto",)

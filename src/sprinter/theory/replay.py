@@ -338,8 +338,8 @@ class ReplayDriver:
         found = torch.stack(laws) if laws else like[:0]
         # As in ``Proposals.draft``: signals and raw laws are the proposal's, not those of the draft model there.
         names = self._needs & SIGNALS.keys() - state_signals()
-        ids = torch.tensor(list(proposal.tokens))
-        read = read_signals(names, proposal.laws, proposal.laws, ids) if names and tokens else {}
+        asked = torch.tensor(list(proposal.tokens))
+        read = read_signals(names, proposal.laws, proposal.laws, asked) if names and tokens else {}
         signals = {name: values.double() for name, values in read.items()}
         return Draft(tuple(tokens), found, signals, found if self._needs_raw else None, proposed=True)
 
