@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sprinter.decode.spec import parse_method
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -96,7 +98,11 @@ def real_lines() -> list[str]:
         cells = [f"{found[arm, suite]['tokens_per_s']:.1f}" for suite in suites]
         for suite in suites:
             row = answers.get((arm, suite))
-            if row is None or row["accuracy_change"] is None or arm == "autoregressive":
+            if arm == "autoregressive" or arm in _ENGINES:
+                cells.append("–")
+            elif parse_method(arm).lossless(greedy=True):
+                cells.append("exact")
+            elif row is None or row["accuracy_change"] is None:
                 cells.append("–")
             else:
                 change, low, high = row["accuracy_change"]

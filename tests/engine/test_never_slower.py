@@ -174,6 +174,20 @@ def test_a_cache_that_cannot_be_used_only_costs_time(
     assert "cannot be kept" in caplog.text
 
 
+def test_costs_of_files_in_the_models_folder_are_kept(
+    tiny_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are named as on the hub, and have no revision."""
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    described = dict(tiny_pair._parts.described)
+    for name in ("target", "draft"):
+        described[name] = {**described[name], "id": f"org/repository/{name}.gguf", "revision": None}
+    assert pass_costs(tiny_pair.models, described) == CHEAP
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))
+    assert pass_costs(tiny_pair.models, described) == CHEAP
+
+
 def test_costs_of_models_without_a_name_are_not_kept(
     tiny_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

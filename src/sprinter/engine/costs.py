@@ -29,6 +29,7 @@ from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.flops import forward_flops
 from sprinter.models.pair import LoadedPair
 from sprinter.random import AddressedDraws
+from sprinter.version import __version__
 
 __all__ = ["borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "run_interleaved", "target_job"]
 
@@ -49,9 +50,7 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
         SprinterError: a model fails.
     """
     models = {name: described[name] for name in ("target", "draft")}
-    named = all(
-        one is None or one["revision"] or Path(one["id"]).expanduser().exists() for one in models.values()
-    )
+    named = all(one is None or _is_named(one) for one in models.values())
     place = cache_dir() / "costs" / f"{_key(pair, models)}.json" if named else None
     with _MEASURING:
         if place is not None and (known := _read(place)) is not None:
@@ -61,6 +60,12 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
         if place is not None:
             _keep(place, costs)
     return costs
+
+
+def _is_named(model: Mapping[str, Any]) -> bool:
+    """Whether a model was named: a revision, a path, or a file of the models folder; not an object, named by class."""
+    name = model["id"]
+    return bool(model["revision"]) or name.endswith(".gguf") or Path(name).expanduser().exists()
 
 
 @torch.inference_mode()
@@ -120,7 +125,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "flops": [forward_flops(one.model.config) for one in (pair.target, pair.draft) if one is not None],
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
-        "torch": torch.__version__,
+        "versions": (__version__, torch.__version__),
         "passes": (_TARGET, _DRAFT, _CONTEXT),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -20,6 +20,7 @@ __all__ = ["Optimal"]
 _ROUNDS = 20  # after which a round has lost most of its weight in the price
 _STEP, _TOKEN = 0.25, 0.03
 _VERDICTS = 100  # after which a verdict has lost most of its weight in the mean overlap
+_FIRST = 8  # verdicts that the mean overlap of a new text weighs as much as
 
 
 @STOP.rule("optimal")
@@ -99,7 +100,7 @@ class Optimal(ChanceRule):
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
-        kept = (1 - 1 / _VERDICTS) ** len(overlaps)
+        kept = (1 - 1 / min(_VERDICTS, _FIRST + float(state[-1]))) ** len(overlaps)
         late = overlaps.double().clamp(max=1).mean()  # sums in float32 exceed 1 by a rounding error
         mean = kept * state[2] + (1 - kept) * late
         return ChanceRule.learn(self, signals, overlaps, (*state[:2], mean, *state[3:]))
