@@ -171,6 +171,7 @@ def _plane(rows: list[dict[str, Any]], value: str, label: str) -> Figure:
                 color=colour,
             )  # fmt: skip
         ax.axhline(0, color=GREY, lw=0.8)
+        ax.locator_params(axis="x", nbins=5)
         ax.set(xlabel="target calls a token", title=suite)
     axes[0][0].set_ylabel(label)
     handles = [plt.Line2D([], [], ls="", label=f"{i}  {arm}") for i, arm in enumerate(arms, 1)]

@@ -6,6 +6,7 @@
 run the same GGUF blocks on all prompts at once, and an arm takes minutes. With them a token's law does not depend on
 the batch that it is in, so greedy exact methods write the target's own texts, and every change of accuracy is the
 method's.
+With ``--name sampled`` drift is measured on the beginnings of answers, and nobody asks whether they are right.
 Each arm's measures are kept, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of what is
 there without running a model.
 """
@@ -38,6 +39,9 @@ from sprinter.bench.suites import load_suite, turn_prompt
 from sprinter.decode import Origin, Token
 from sprinter.engine.generation import Generation
 from sprinter.files import write_atomic
+
+SAMPLED = "sampled"
+"""Name of results whose answers are too short to be right or wrong: drift alone."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,8 @@ def merge(folder: Path) -> None:
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "gate": next((record["gate"] for record in records if record["gate"]), None),
     }  # fmt: skip
+    if folder.name == SAMPLED:  # a few tokens of each answer
+        lines = [{**text, "right": None} for text in lines]
     collected, shown = collect(lines, read_speeds(RESULTS / "real" / "speed.json"))
     write_results(f"real/{folder.name}", facts | collected, shown)
 
@@ -198,7 +204,7 @@ def main() -> None:
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     parser.add_argument("--dtype", default=sized("gguf", None), help="of both models' weights")
-    parser.add_argument("--name", choices=("quality", "sampled"), default="quality", help="of the results")
+    parser.add_argument("--name", choices=("quality", SAMPLED), default="quality", help="of the results")
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
     chosen.out = scratch(chosen.name) if SMOKE else RESULTS / "real" / chosen.name
