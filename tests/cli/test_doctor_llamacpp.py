@@ -87,7 +87,7 @@ def test_a_probe_compares_runners_and_keeps_the_fastest(run: Run, probing: tuple
     done, out, err = run(*line, "--runner", "llamacpp", "--json")
     assert (json.loads(out)["probe"]["runners"], json.loads(out)["probe"]["fastest_runner"]) == ({}, None)
     done, out, err = run(*line)
-    assert "Fastest here: runner " in " ".join(out.split())
+    assert "Fastest here: runner " in " ".join(out.split()) and "from now on" in " ".join(out.split())
 
 
 def test_a_doctor_looks_at_the_runner_that_was_found(
@@ -130,3 +130,4 @@ def test_a_cache_that_cannot_be_written_loses_no_probe(
     done, out, err = run(*probing)
     assert done == 0 and "How far the draft agrees" in out, err
     assert "cannot be kept for later" in caplog.text + err
+    assert "Fastest here: runner " in " ".join(out.split()) and "from now on" not in " ".join(out.split())

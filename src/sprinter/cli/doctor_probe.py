@@ -80,7 +80,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
     )
     times = measure_passes(pair, sampling=sampling, progress=step("timing forward passes"))
     beta = float(overlap(recording.p, recording.q).mean())
-    runners, fastest = compare_runners(
+    runners, fastest, kept = compare_runners(
         loading, pair, times, lambda one: min(one.pass_s(1), _best_gamma(beta, one)[1]), sampling, progress
     )
     if fastest is not None and not isinstance(best := runners[fastest], str):
@@ -99,6 +99,7 @@ def run_probe(loading: Loading, asked: Probing) -> dict[str, Any]:
             name: {"error": one} if isinstance(one, str) else _seconds(one) for name, one in runners.items()
         },
         "fastest_runner": fastest,
+        "kept": kept,
         "max_drift": asked.max_drift,
         "methods": methods,
     }
@@ -202,7 +203,8 @@ def show_probe(found: Mapping[str, Any]) -> None:
         "Expected on these texts from the times above, without the loop's own; drift is TV to the target's law."
     )
     if (fastest := found["fastest_runner"]) is not None:
-        page.print(f"Fastest here: runner {fastest}. --runner auto takes it for these files from now on.")
+        later = " --runner auto takes it for these files from now on." if found["kept"] else ""
+        page.print(f"Fastest here: runner {fastest}.{later}")
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:

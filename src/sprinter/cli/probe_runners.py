@@ -30,7 +30,7 @@ def compare_runners(
     token_s: Callable[[PassTimes], float],
     sampling: Sampling,
     progress: ProgressLine,
-) -> tuple[dict[str, PassTimes | str], str | None]:
+) -> tuple[dict[str, PassTimes | str], str | None, bool]:
     """Time the passes of the other runners that could serve the pair, and keep the fastest for ``--runner auto``.
 
     Args:
@@ -39,7 +39,8 @@ def compare_runners(
         token_s: seconds a token with given times.
 
     Returns:
-        Times by runner, or why it cannot serve the pair, and the fastest one; none of both where there is no choice.
+        Times by runner, or why it cannot serve the pair, the fastest one, and whether that is kept for later; none of
+        these where there is no choice.
         llama.cpp, which runs GGUF files otherwise, is left only for a runner that is faster by ``MARGIN``.
     """
     from sprinter.engine.runners import RIVALS, USUAL, keep_fastest, rival_of
@@ -48,7 +49,7 @@ def compare_runners(
     own = rival_of(pair.models)
     asked = {loading.dtype, loading.device, loading.device_map, loading.draft_vocabulary, loading.compile}
     if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
-        return {}, None
+        return {}, None, False
     found: dict[str, PassTimes | str] = {own: times}
     for name, options in RIVALS.items():
         if name == own:
@@ -68,9 +69,10 @@ def compare_runners(
     fastest = min(seconds, key=seconds.__getitem__)
     try:
         keep_fastest(loading.target, loading.draft, loading.arguments(), fastest)
-    except UserError as error:
+    except (UserError, OSError, RuntimeError) as error:
         _log.warning("which runner is fastest cannot be kept for later: %s", error)
-    return found, fastest
+        return found, fastest, False
+    return found, fastest, True
 
 
 def _step(progress: ProgressLine, stage: str) -> Any:

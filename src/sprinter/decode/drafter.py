@@ -239,6 +239,8 @@ class Lookup(Drafter):
         at_least("n", self.n, 1)
         at_least("least", self.least, 1)
         at_least("length", self.length, 1)
+        if self.length > 511:
+            raise UserError(f"length={self.length} is out of range: give a whole number in [1, 511]")
         if self.least > self.n:
             raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
         if self.otherwise not in ("nothing", "model"):

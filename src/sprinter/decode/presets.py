@@ -54,6 +54,7 @@ from sprinter.decode.stop import (
     Untrusted,
 )
 from sprinter.decode.trust import MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
+from sprinter.errors import UserError
 
 __all__ = ["preset", "spelled"]
 
@@ -370,4 +371,6 @@ def lookup(*, n: int = 3, gamma: int = 5) -> Method:
 def hybrid(*, n: int = 4, least: int = 3, copies: int = 11, h: float = 0.3) -> Method:
     """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
     at_least("copies", copies, 1)
+    if copies > 511:
+        raise UserError(f"copies={copies} is out of range: give a whole number in [1, 511]")
     return Method(stop=Svip(h), drafter=Lookup(n, least, "model", copies), cap=max(40, copies))

@@ -286,7 +286,8 @@ def draft_run(row: Row) -> Asking:
                 stopped = True
                 break
             text.append(x)
-            if not row.copied(answer):
+            # Trust rules judge copies too, and must see what becomes of them.
+            if method.trust.learns or row.budget is not None or not row.copied(answer):
                 row.verdicts.wait(position, answer, i)
             ended = len(text) == row.end or row.limits.ends(text) is not None
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text

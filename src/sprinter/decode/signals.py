@@ -165,6 +165,9 @@ GIVEN: Mapping[str, Given] = {
     },
     "uniform": Given("draws", "one addressed number in [0, 1) a token"),
     "drafted": Given("loop", "place of x in its draft run, from 1", span=(1, 20)),
+    "copied": Given(
+        "loop", "whether x was copied from the text where else the draft model drafts: its law is one-hot"
+    ),
     "trusted": Given("loop", "the trust rule's answer, for stop rules; it sees x where that rule does"),
     "acceptable": Given("chain", "whether q(x) <= p(x)", sees_token=True),
 }

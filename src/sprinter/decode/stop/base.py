@@ -19,9 +19,10 @@ __all__ = ["StopRule", "law_of"]
 class StopRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
-    ``needs`` names signals of ``sprinter.decode.signals``; ``trusted`` (the trust rule's answer) and ``drafted``
-    (tokens drafted in this run, from 1) are always given. ``discards = True``: the token that triggers the
-    stop is dropped; such a rule must not read it (``sees_token`` False), or exact methods would be biased.
+    ``needs`` names signals of ``sprinter.decode.signals``; ``trusted`` (the trust rule's answer), ``drafted``
+    (tokens drafted in this run, from 1) and, but in trees, ``copied`` are always given. ``discards = True``: the token
+    that triggers the stop is dropped; such a rule must not read it (``sees_token`` False), or exact methods would be
+    biased.
 
     Of a rule that ``learns``, ``learn`` is given the target's verdicts at each target call, as in a trust rule.
     """

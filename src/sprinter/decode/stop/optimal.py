@@ -100,14 +100,20 @@ class Optimal(ChanceRule):
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
-        kept = (1 - 1 / min(_VERDICTS, _FIRST + float(state[-1]))) ** len(overlaps)
+        weight = min(_VERDICTS, _FIRST + float(state[-1]))
+        kept = weight / (weight + len(overlaps))
         late = overlaps.double().clamp(max=1).mean()  # sums in float32 exceed 1 by a rounding error
         mean = kept * state[2] + (1 - kept) * late
         return ChanceRule.learn(self, signals, overlaps, (*state[:2], mean, *state[3:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
-        """Count the round's tokens and their cost; trusted ones cost as they are read, copied ones no draft step."""
+        """Count the round's tokens and their cost; trusted ones cost as they are read.
+
+        A round of copies is not counted: it is cheap, and the price is that of the text between copies.
+        """
+        if state[1] > 0:
+            return state
         kept = 1 - 1 / _ROUNDS
         tokens = kept * state[3] + drafted - checked + accepted + 1
-        cost = kept * state[4] + 1 + drafted * sum(self._costs) - state[1] * self._costs[0]
+        cost = kept * state[4] + 1 + drafted * sum(self._costs)
         return (*state[:3], tokens, cost, *state[5:])

@@ -17,9 +17,9 @@ class TrustRule(ABC):
     """A pure function (signals, state) -> (decision, state) on tensors.
 
     ``needs`` names signals of ``sprinter.decode.signals``: signals of the draft's laws (``SIGNALS``, raw or with the
-    suffix ``_processed``), scores of heads and ``uniform`` (``GIVEN``); ``drafted`` is always given. Set
-    ``sees_token = True`` if the decision depends on x beyond its prefix, for example through a signal that sees x:
-    drift is then metered in its one-sample form (see ``decode.meter``).
+    suffix ``_processed``), scores of heads and ``uniform`` (``GIVEN``); ``drafted`` and ``copied`` are always given.
+    Set ``sees_token = True`` if the decision depends on x beyond its prefix, for example through a signal that sees
+    x: drift is then metered in its one-sample form (see ``decode.meter``).
 
     ``learns = True``: at each target call ``learn`` is given the target's verdicts on the draft tokens of the round.
     """
