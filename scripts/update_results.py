@@ -205,7 +205,6 @@ TOPICS = {
             "methods/crosscheck": "Against transformers' assisted decoding",
             "methods/trees": "Trees against chains",
             "methods/blocks": "Block verification against exact acceptance",
-            "methods/budgets": "Budgets on drift",
             "methods/never_slower": "Never slower than plain decoding",
         },
         methods_headline,
