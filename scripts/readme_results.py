@@ -114,7 +114,8 @@ def real_lines() -> list[str]:
         "",
         where({"runs": shown}),
         "",
-        "What drift does to answers: [drift and quality](docs/studies/drift-and-quality.md).",
+        "What drift does to answers: [drift and quality](docs/studies/drift-and-quality.md); what the lossy modes of",
+        "engines and papers cost: [lossy modes](docs/studies/lossy-modes.md).",
         "",
     ]
 
