@@ -134,7 +134,7 @@ def test_twins_of_one_law_are_computed_once(tilt: None) -> None:
 def test_what_no_law_gives_is_described() -> None:
     assert given_by("head") == HEADS and HEADS | TARGET_HEADS == set(KINDS) == HEAD_KINDS.keys()
     assert {HEAD_KINDS[kind].model for kind in HEADS} == {"draft"} and HEADS.isdisjoint(TARGET_HEADS)
-    assert (given_by("draws"), given_by("loop")) == ({"uniform"}, {"drafted", "trusted"})
+    assert (given_by("draws"), given_by("loop")) == ({"uniform"}, {"copied", "drafted", "trusted"})
     assert given_by("chain") == {"acceptable"}
     assert {name for name, one in GIVEN.items() if one.sees_token} == {"specdec++", "acceptable"}
     assert SIGNALS.keys().isdisjoint(GIVEN)

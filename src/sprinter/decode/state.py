@@ -74,9 +74,7 @@ def _read(given: Mapping[str, Any], which: str, rule: TrustRule | StopRule) -> S
         state = tuple(part for part in parts if part is not None)
         if len(state) == len(like) and rule.possible(state):
             return state
-    raise UserError(
-        f"rules={dict(given)} is no state of the {which} rule: give what a record of this version holds"
-    )
+    raise UserError(f"rules={dict(given)} is no state of the {which} rule: give what an earlier record holds")
 
 
 def _part(value: Any, like: Tensor) -> Tensor | None:
