@@ -184,6 +184,10 @@ def merge(folder: Path) -> None:
     }  # fmt: skip
     if folder.name == SAMPLED:  # a few tokens of each answer
         lines = [{**text, "right": None} for text in lines]
+        lines += [
+            {**text, "suite": "together", "question_id": f"{text['suite']}/{text['question_id']}"}
+            for text in lines
+        ]
     collected, shown = collect(lines, read_speeds(RESULTS / "real" / "speed.json"))
     write_results(f"real/{folder.name}", facts | collected, shown)
 

@@ -12,10 +12,8 @@ from tests.models.gguf_files import NO_GGUF, converted, saved_llama
 
 import sprinter
 from sprinter.engine import runners
-from sprinter.engine.runners import RIVALS, USUAL, fastest_options, keep_fastest, rival_of
+from sprinter.engine.runners import OURS, RIVALS, USUAL, fastest_options, keep_fastest, rival_of
 from sprinter.errors import UserError
-
-OURS = "torch, dtype gguf"
 
 
 @pytest.fixture
@@ -59,7 +57,8 @@ def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.Mon
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    assert fastest_options(files[0], files[1].with_name("nowhere.gguf"), {}) == {}
+    with pytest.raises(UserError, match="does not exist"):
+        fastest_options(files[0], files[1].with_name("nowhere.gguf"), {})
     monkeypatch.setattr(runners, "cache_dir", homeless)
     assert fastest_options(*files, {}) == {}
     assert fastest_options(str(files[0].parent), None, {}) == {}
@@ -103,11 +102,14 @@ def test_it_is_known_of_these_files_and_this_machine_alone(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"fastest": "vllm"}), json.dumps({"other": 1})])
-def test_a_damaged_choice_counts_as_none(files: tuple[Path, Path], tmp_path: Path, text: str) -> None:
+def test_a_damaged_choice_counts_as_none_and_is_logged(
+    files: tuple[Path, Path], tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     keep_fastest(*files, {}, OURS)
     (kept,) = (tmp_path / "cache" / "runners").glob("*.json")
     kept.write_text(text)
     assert fastest_options(*files, {}) == {}
+    assert "cannot be read" in caplog.text and "probe again" in caplog.text
 
 
 def test_a_choice_that_others_could_have_written_is_not_taken(

@@ -23,10 +23,12 @@ def ranged(config: object, name: str, low: float, high: float) -> None:
         object.__setattr__(config, name, float(value))
 
 
-def at_least(name: str, value: object, low: int) -> None:
-    """Raise a UserError unless the value is a whole number >= low."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
-        raise UserError(f"{name}={value} is out of range: give a whole number >= {low}")
+def at_least(name: str, value: object, low: int, high: int | None = None) -> None:
+    """Raise a UserError unless the value is a whole number >= low, and <= high if that is given."""
+    number = None if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if number is None or number < low or (high is not None and number > high):
+        span = f">= {low}" if high is None else f"in [{low}, {high}]"
+        raise UserError(f"{name}={value} is out of range: give a whole number {span}")
 
 
 def whole(name: str, value: object) -> int:

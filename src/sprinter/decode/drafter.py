@@ -21,9 +21,13 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposals", "Proposer", "look_up",
-    "one_hot_rows",
+    "LONGEST_COPY", "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposals",
+    "Proposer", "look_up", "one_hot_rows",
 ]  # fmt: skip
+
+
+LONGEST_COPY = 511
+"""Largest number of tokens that ``Lookup`` copies in a round."""
 
 
 class Proposal(NamedTuple):
@@ -175,9 +179,7 @@ class Model(Drafter):
     def __post_init__(self) -> None:
         if not isinstance(self.greedy, bool):
             raise UserError(f"greedy={self.greedy} is out of range: give true or false")
-        at_least("drafts", self.drafts, 1)
-        if self.drafts > 8:
-            raise UserError(f"drafts={self.drafts} is out of range: give a whole number in [1, 8]")
+        at_least("drafts", self.drafts, 1, 8)
 
 
 @DRAFTER.rule("allocated")
@@ -233,14 +235,12 @@ class Lookup(Drafter):
     n: int = 3
     least: int = 2
     otherwise: str = "nothing"
-    length: int = 511
+    length: int = LONGEST_COPY
 
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
         at_least("least", self.least, 1)
-        at_least("length", self.length, 1)
-        if self.length > 511:
-            raise UserError(f"length={self.length} is out of range: give a whole number in [1, 511]")
+        at_least("length", self.length, 1, LONGEST_COPY)
         if self.least > self.n:
             raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
         if self.otherwise not in ("nothing", "model"):

@@ -34,7 +34,7 @@ from sprinter.decode.accept import (
 )
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft_heads import Heads
-from sprinter.decode.drafter import Allocated, Lookup, Model, Nothing
+from sprinter.decode.drafter import LONGEST_COPY, Allocated, Lookup, Model, Nothing
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
@@ -54,13 +54,12 @@ from sprinter.decode.stop import (
     Untrusted,
 )
 from sprinter.decode.trust import MEASURED, RECORDED, Certain, Coin, Everyone, Gate, Online
-from sprinter.errors import UserError
 
 __all__ = ["preset", "spelled"]
 
 _SPECULATIVE = "Leviathan et al. 2023; Chen et al. 2023"
 _SPRINTER = "SPRINTER (2025), Algorithm 2"
-_COPIES = Lookup(4, 3, "model", 11)  # of ``hybrid`` at its defaults
+_COPIES = Lookup(4, 3, "model", 11)  # for a real pair (docs/decisions/0051-hybrid.md)
 
 
 def preset(name: str, paper: str) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
@@ -171,9 +170,7 @@ def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy")
 def auto(*, budget: float = 0.0, step: float | str = MEASURED, token: float | str = MEASURED) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
     stop = Optimal(step, token)
-    if (
-        budget == 0
-    ):  # a copied token says nothing of the draft's certainty, which trusts tokens within a budget
+    if budget == 0:  # within a budget the draft's certainty trusts tokens, and a copy says nothing of it
         return Method(stop=stop, drafter=_COPIES, cap=40)
     return Method(trust=Certain().settle({}), stop=Untrusted(40, stop), cap=40, budget=budget)
 
@@ -368,9 +365,9 @@ def lookup(*, n: int = 3, gamma: int = 5) -> Method:
 
 
 @preset("hybrid", "of this project; prompt lookup (Saxena 2023) and SVIP (Zhang et al. 2024)")
-def hybrid(*, n: int = 4, least: int = 3, copies: int = 11, h: float = 0.3) -> Method:
+def hybrid(
+    *, n: int = _COPIES.n, least: int = _COPIES.least, copies: int = _COPIES.length, h: float = 0.3
+) -> Method:
     """Exact speculative decoding that copies where the text repeats itself; elsewhere the draft model drafts."""
-    at_least("copies", copies, 1)
-    if copies > 511:
-        raise UserError(f"copies={copies} is out of range: give a whole number in [1, 511]")
+    at_least("copies", copies, 1, LONGEST_COPY)
     return Method(stop=Svip(h), drafter=Lookup(n, least, "model", copies), cap=max(40, copies))

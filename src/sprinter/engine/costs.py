@@ -22,10 +22,9 @@ from sprinter.engine.record import cpu_name
 from sprinter.engine.rows import Feed
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
-from sprinter.files import write_atomic
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
-from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
+from sprinter.models.cachedir import read_kept, write_kept
 from sprinter.models.flops import forward_flops
 from sprinter.models.pair import LoadedPair
 from sprinter.random import AddressedDraws
@@ -35,6 +34,7 @@ __all__ = ["borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "r
 
 _LOG = logging.getLogger(__name__)
 _MEASURING = Lock()  # two measurements at a time would disturb each other
+_FOLDER = "costs"  # of the cache directory
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
 _REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
@@ -51,14 +51,14 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
     """
     models = {name: described[name] for name in ("target", "draft")}
     named = all(one is None or _is_named(one) for one in models.values())
-    place = cache_dir() / "costs" / f"{_key(pair, models)}.json" if named else None
+    name = f"{_key(pair, models)}.json" if named else None
     with _MEASURING:
-        if place is not None and (known := _read(place)) is not None:
+        if name is not None and (known := _read(name)) is not None:
             return known
         _LOG.info("measuring what forward passes of this pair cost here (once)")
         costs = _measure(pair)
-        if place is not None:
-            _keep(place, costs)
+        if name is not None:
+            _keep(name, costs)
     return costs
 
 
@@ -99,13 +99,10 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
     return PassCosts(costs.target, ((1, one), (8, max(one, eight))))
 
 
-def _keep(place: Path, costs: PassCosts) -> None:
+def _keep(name: str, costs: PassCosts) -> None:
     """Write costs for later; where that fails they are measured again next time."""
     try:
-        make_cache_dir()
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(place, json.dumps({"target": costs.target, "draft": costs.draft}))
-        place.chmod(0o600)
+        write_kept(_FOLDER, name, json.dumps({"target": costs.target, "draft": costs.draft}))
     except (OSError, UserError) as error:
         _LOG.warning("the costs of forward passes cannot be kept, and are measured each time: %s", error)
 
@@ -131,13 +128,13 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(place: Path) -> PassCosts | None:
+def _read(name: str) -> PassCosts | None:
     """Costs that were kept; None: there are none, or they cannot be read or trusted."""
     try:
-        if not place.exists():
+        text = read_kept(_FOLDER, name)
+        if text is None:
             return None
-        check_own(place)
-        kept: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+        kept: Mapping[str, Any] = json.loads(text)
         target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
         return PassCosts(target, draft)
     except (OSError, ValueError, KeyError, TypeError, UserError):

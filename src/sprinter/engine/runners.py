@@ -4,43 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from sprinter.engine.record import cpu_name
+from sprinter.engine.record import cpu_name, versions
 from sprinter.errors import UserError
-from sprinter.files import write_atomic
-from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
+from sprinter.models.cachedir import cache_dir, read_kept, write_kept
 from sprinter.models.devices import device_of
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair
 from sprinter.models.quantised.quantise import GGUF
 from sprinter.models.source import Source, find
-from sprinter.version import __version__
 
-__all__ = ["RIVALS", "fastest_options", "keep_fastest", "rival_of"]
+__all__ = ["OURS", "RIVALS", "USUAL", "fastest_options", "keep_fastest", "rival_of"]
 
 USUAL = "llamacpp"
 """The way in which GGUF files run unless a probe has found another to be faster."""
+OURS = "torch, dtype gguf"
+"""Their own blocks through ``models.quantised``."""
 RIVALS: Mapping[str, Mapping[str, Any]] = {
     USUAL: {"runner": "llamacpp"},
-    "torch, dtype gguf": {"runner": "torch", "dtype": GGUF},
+    OURS: {"runner": "torch", "dtype": GGUF},
 }
 """Ways to run a GGUF file's own weights on a CPU -> options of ``load_pair``."""
-_FOLDER = "runners"
+_FOLDER = "runners"  # of the cache directory
 _SETTLING = (
-    "dtype",
-    "device",
-    "device_map",
-    "quantization_config",
-    "attn_implementation",
-    "draft_vocabulary",
-)
+    "dtype", "device", "device_map", "quantization_config", "attn_implementation", "draft_vocabulary",
+)  # fmt: skip
 """Options that ask for a runner, or exclude one."""
+_LOG = logging.getLogger(__name__)
 
 
 def rival_of(pair: LoadedPair) -> str | None:
@@ -48,7 +44,7 @@ def rival_of(pair: LoadedPair) -> str | None:
     models = [model for model in (pair.target, pair.draft) if model is not None]
     if all(isinstance(model.model, GgufModel) and not model.model.on_gpu for model in models):
         return USUAL
-    return "torch, dtype gguf" if all(model.quantised == GGUF for model in models) else None
+    return OURS if all(model.quantised == GGUF for model in models) else None
 
 
 def keep_fastest(target: Source, draft: Source | None, options: Mapping[str, Any], name: str) -> None:
@@ -58,52 +54,57 @@ def keep_fastest(target: Source, draft: Source | None, options: Mapping[str, Any
         options: revision and draft_revision, as for ``load_pair``.
 
     Raises:
-        UserError: the cache directory cannot be written.
+        UserError: a model is no GGUF file, or the cache directory cannot be written.
     """
-    place = _place(target, draft, options)
-    if place is None:
+    key = _key(target, draft, options)
+    if key is None:
         raise UserError("only pairs of GGUF files have several runners: give two as target and draft")
-    make_cache_dir()
     try:
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomic(place, json.dumps({"fastest": name}))
-        place.chmod(0o600)
+        write_kept(_FOLDER, key, json.dumps({"fastest": name}))
     except OSError as error:
-        raise UserError(f"cannot write '{place}' ({error.strerror}): make room, and probe again") from error
+        raise UserError(
+            f"cannot write into '{cache_dir()}' ({error.strerror}): make room, and probe again"
+        ) from error
 
 
 def fastest_options(target: Source, draft: Source | None, options: Mapping[str, Any]) -> dict[str, Any]:
     """What ``runner="auto"`` stands for: options of the fastest way if a probe has found it, else none.
 
-    Options that were given are never replaced: a dtype or a device settles the runner.
+    Options that were given are never replaced: a dtype or a device settles the runner. A choice that cannot be read is
+    none, and is logged.
+
+    Raises:
+        UserError: a model is not found.
     """
     asked = [options.get(name) for name in _SETTLING]
     if not str(target).endswith(".gguf") or any(one not in (None, "auto") for one in asked):
         return {}
-    if options.get("compile") or device_of("auto").type != "cpu":
+    if options.get("compile") or device_of("auto").type != "cpu" or not _probed():
+        return {}
+    key = _key(target, draft, options)
+    if key is None:
         return {}
     try:
-        if not (cache_dir() / _FOLDER).is_dir():
-            return {}
-        place = _place(target, draft, options)
-        if place is None or not place.is_file():
-            return {}
-        check_own(place)
-        name = json.loads(place.read_text(encoding="utf-8"))["fastest"]
+        text = read_kept(_FOLDER, key)
+        name = USUAL if text is None else json.loads(text)["fastest"]
         return {} if name == USUAL else dict(RIVALS[name])
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        TypeError,
-        UserError,
-    ):  # no home, damaged, another version
+    except (OSError, ValueError, KeyError, TypeError, UserError) as error:
+        _LOG.warning(
+            "the runner that a probe has found for %s cannot be read (%s): probe again", target, error
+        )
         return {}
 
 
-def _place(target: Source, draft: Source | None, options: Mapping[str, Any]) -> Path | None:
-    """The file that keeps the choice for these models; None if they are not GGUF files."""
+def _probed() -> bool:
+    """Whether any pair was probed on this machine."""
+    try:
+        return (cache_dir() / _FOLDER).is_dir()
+    except (OSError, RuntimeError):  # no home directory, or one that cannot be searched
+        return False
+
+
+def _key(target: Source, draft: Source | None, options: Mapping[str, Any]) -> str | None:
+    """Name of the file that keeps the choice for these models; None if they are not GGUF files."""
     sources = {"target": (target, "revision"), "draft": (draft, "draft_revision")}
     files = []
     for which, (source, revision) in sources.items():
@@ -117,14 +118,11 @@ def _place(target: Source, draft: Source | None, options: Mapping[str, Any]) -> 
         facts = file.stat()
         files.append((file.name, facts.st_size, facts.st_mtime_ns))
     known = {"files": files, "threads": torch.get_num_threads(), "cpu": cpu_name(), "versions": _versions()}
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_dir() / _FOLDER / f"{digest}.json"
+    return f"{hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]}.json"
 
 
-def _versions() -> list[str]:
-    found = [__version__, torch.__version__]
+def _versions() -> dict[str, str]:
     try:
-        found.append(version("llama-cpp-python"))
+        return {**versions(), "llama-cpp-python": version("llama-cpp-python")}
     except PackageNotFoundError:
-        found.append("none")
-    return found
+        return versions()

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from sprinter.errors import UserError
+from sprinter.files import write_atomic
 
-__all__ = ["cache_dir", "check_own", "make_cache_dir"]
+__all__ = ["cache_dir", "check_own", "make_cache_dir", "read_kept", "write_kept"]
 
 
 def cache_dir() -> Path:
@@ -53,3 +54,28 @@ def check_own(path: Path) -> None:
             f"'{path}' can be written by other users and is not trusted: remove it, or, if you know that nobody else "
             f"wrote there, chmod -R go-w '{path}'"
         )
+
+
+def write_kept(folder: str, name: str, text: str) -> None:
+    """Write a small file of the cache, for this user alone.
+
+    Raises:
+        OSError: it cannot be written. UserError: the cache directory cannot be made or trusted.
+    """
+    place = make_cache_dir() / folder / name
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    write_atomic(place, text)
+    place.chmod(0o600)
+
+
+def read_kept(folder: str, name: str) -> str | None:
+    """The text of a file of the cache; None: it does not exist.
+
+    Raises:
+        OSError: it cannot be read. UserError: ``check_own`` refuses it.
+    """
+    place = cache_dir() / folder / name
+    if not place.exists():
+        return None
+    check_own(place)
+    return place.read_text(encoding="utf-8")

@@ -44,7 +44,7 @@ from sprinter.decode.grow import ranked
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.row import Answer, LoopRequest
-from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals, state_signals
+from sprinter.decode.signals import HEADS, SIGNALS, given_by, prefix_signals, read_signals
 from sprinter.decode.tree import depths_of
 from sprinter.errors import UserError
 from sprinter.laws import kl_divergence, one_hot
@@ -327,21 +327,17 @@ class ReplayDriver:
         ids = self._recording.ids[self._first : self._first + position - 1].tolist()
         text, vocab = [*self._prompt, *ids], self._recording.vocab
         draws, like = _ProposerDraws(self._draws, self._recording, len(text) - position), self._recording.q
-        proposal = proposals.ask(Context(tuple(text), request.round, request.at_most, vocab, draws, like))
-        if proposal is None:
+        context = Context(tuple(text), request.round, request.at_most, vocab, draws, like)
+        draft = proposals.draft(context, self._needs, self._needs_raw)
+        if draft is None:
             return None
-        places = self._places(position, len(proposal.tokens))
-        laws = [self._recording.grouped(n, law)[0] for n, law in zip(places, proposal.laws, strict=True)]
-        tokens = [self._recording.outcome(n, id) for n, id in zip(places, proposal.tokens, strict=True)]
+        places = self._places(position, len(draft.tokens))
+        laws = [self._recording.grouped(n, law)[0] for n, law in zip(places, draft.laws, strict=True)]
+        tokens = [self._recording.outcome(n, id) for n, id in zip(places, draft.tokens, strict=True)]
         for i, y in enumerate(tokens):
             self._draws.proposed(position + i, y, laws[i])
         found = torch.stack(laws) if laws else like[:0]
-        # As in ``Proposals.draft``: signals and raw laws are the proposal's, not those of the draft model there.
-        names = self._needs & SIGNALS.keys() - state_signals()
-        asked = torch.tensor(list(proposal.tokens))
-        read = read_signals(names, proposal.laws, proposal.laws, asked) if names and tokens else {}
-        signals = {name: values.double() for name, values in read.items()}
-        return Draft(tuple(tokens), found, signals, found if self._needs_raw else None, proposed=True)
+        return replace(draft, tokens=tuple(tokens), laws=found, raw=None if draft.raw is None else found)
 
     def _places(self, position: int, count: int) -> list[int]:
         return [self._draws.place(position + i) for i in range(count)]
