@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -265,3 +266,44 @@ def test_costs_between_and_beyond_the_points() -> None:
         PassCosts(((1, 1.0), (9, 1.8))).token == pytest.approx(0.1)
         and PassCosts(((1, 1.0), (2, 1.0))).step == 0
     )
+
+
+def test_costs_of_rows_that_share_passes() -> None:
+    one = PassCosts(((1, 1.0), (3, 2.0), (5, 2.0)), ((1, 0.5), (2, 0.7)))
+    assert one.for_rows(1) == one and one.for_rows(8).target_s(1) == one.target_s(8)
+    two = one.for_rows(2)  # without more knowledge two rows cost what two tokens of one do
+    assert two.target_s(1) == one.target_s(2) and two.target_s(2) == one.target_s(4)
+    assert two.draft_s(1) == one.draft_s(2)
+    known = replace(one, shared=((2, 4.0, 0.9), (4, 8.0, 1.3)), host=(0.1, 0.01))
+    assert known.for_rows(1).target_s(1) == 1.1 and known.for_rows(1).draft_s(1) == 0.51
+    assert known.for_rows(2).target_s(1) == pytest.approx(4.0 + 2 * 0.1)
+    # The second token of each row costs what tokens 3 and 4 of one row do.
+    assert known.for_rows(2).target_s(2) == pytest.approx(4.2 + one.target_s(4) - one.target_s(2))
+    assert known.for_rows(3).target_s(1) == pytest.approx(6.0 + 3 * 0.1)
+    assert known.for_rows(6).draft_s(1) == pytest.approx(1.7 + 6 * 0.01)
+    assert replace(known, draft=()).for_rows(4).draft == ()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"shared": ((4, 1.0, 0.1), (2, 1.0, 0.1))}, {"shared": ((1, 1.0, 0.1),)}, {"shared": ((4, 0.0, 0.1),)},
+     {"shared": ((4, 1.0),)}, {"host": (-1.0, 0.0)}],
+)  # fmt: skip
+def test_costs_of_rows_that_make_no_sense(changed: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="ascending rows from 2"):
+        replace(FLAT, **changed)
+
+
+def test_what_the_host_does_for_each_row_counts() -> None:
+    costs = PassCosts(((1, 1.0), (200, 1.0)), ((1, 0.2), (200, 0.2)))
+    slow = replace(costs, host=(0.0, 0.05))
+    off = []
+    for chosen in (costs, slow):
+        for count in (1, 16):
+            tracker = Tracker(chosen, lambda count=count: count)  # type: ignore[misc]
+            row = Paced(tracker)
+            for number in range(1, 60):
+                if row.drafts(number):
+                    row.count(RoundCount(steps=4, width=1, read=5, added=3))  # 1.8 s in passes
+            off.append(bool(row.changes))
+    assert off == [False, False, False, True]  # 2.0 s for one row, 5.0 s for 16 of them

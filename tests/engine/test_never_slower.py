@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sprinter
-from sprinter.decode import Fixed, Method, parse_method
+from sprinter.decode import Fixed, Method
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin
-from sprinter.decode.spec import full_spec
+from sprinter.decode.spec import full_spec, parse_method
 from sprinter.engine import costs as costs_module
 from sprinter.engine.costs import pass_costs
 from sprinter.errors import UserError
@@ -108,6 +109,46 @@ def test_a_method_that_never_calls_the_target_is_left_alone(
     assert all(ids(one) == wanted for one in made)
 
 
+def test_auto_weighs_the_passes_that_its_rows_share(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    """The spec in a record names the costs, so that each text can be written again alone."""
+    costs = PassCosts(((1, 1.0), (64, 7.3)), ((1, 0.1), (64, 0.73)), shared=((4, 2.0, 0.4),))
+    pair = with_costs(costs)
+    made = pair.generate_batch([PROMPT] * 4, method="auto", max_new_tokens=30, seed=[1, 2, 3, 4])
+    four = costs.for_rows(4)
+    assert four.step == pytest.approx(0.2)
+    assert {one.method for one in made} == {f"auto(budget=0.0, step={four.step:.2g}, token={four.token:.2g})"}
+    assert (
+        pair.generate(PROMPT, method="auto", max_new_tokens=8).method
+        == "auto(budget=0.0, step=0.1, token=0.1)"
+    )
+    again = with_costs(CHEAP).generate(PROMPT, made[2].request)
+    assert ids(again) == ids(made[2])
+    queued = pair.generate_batch([PROMPT] * 4, method="auto", max_new_tokens=8, rows=1)
+    assert {one.method for one in queued} == {"auto(budget=0.0, step=0.1, token=0.1)"}
+    with sprinter.Engine(pair, rows=2, max_len=64) as engine:
+        for seed in range(2):
+            engine.add(PROMPT, method="auto", max_new_tokens=8, seed=seed)
+        methods = [one.method for _, one in sorted(engine.finish().items())]
+    two = costs.for_rows(2)
+    assert methods == [
+        "auto(budget=0.0, step=0.1, token=0.1)", f"auto(budget=0.0, step={two.step:.2g}, token={two.token:.2g})"
+    ]  # fmt: skip
+
+
+def test_the_host_counts_beside_short_passes(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    method = parse_method("auto")
+    assert with_costs(CHEAP)._parts.costs_of(method) == CHEAP  # passes of a second
+    short = PassCosts(((1, 1e-4), (9, 1e-4)), ((1, 1e-5), (9, 1e-5)))
+    parts = with_costs(short)._parts
+    found = parts.costs_of(method)
+    assert replace(found, host=(0.0, 0.0)) == short
+    assert 1e-6 < found.host[0] < 0.1 and 1e-6 < found.host[1] < 0.1
+    assert parts.costs_of(parse_method("auto(step=0.3)")) == found  # measured once for these rules
+    assert parts.costs_of(parse_method("autoregressive")) == short
+
+
 def test_lossless_auto_has_no_budget(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     one = with_costs(CHEAP).generate(
         PROMPT, method="auto(budget=0.1)", require_lossless=True, max_new_tokens=4
@@ -147,6 +188,8 @@ def test_costs_are_measured_once_and_kept(
         32,
     ]
     assert all(a[1] <= b[1] for a, b in zip(found.target, found.target[1:], strict=False))
+    assert [rows for rows, _, _ in found.shared] == [4, 16]
+    assert found.shared[1][1] > found.target[0][1]
     (kept,) = (tmp_path / "cache" / "costs").iterdir()
     with monkeypatch.context() as patched:
         patched.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +10,7 @@ from sprinter.errors import UserError
 
 __all__ = ["PassCosts"]
 
+Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens over which ``token`` is the mean
 
 
@@ -19,12 +19,17 @@ class PassCosts:
     """Seconds of forward passes on this machine.
 
     Attributes:
-        target: (tokens of a pass, its seconds), at least two, tokens ascending from 1.
+        target: (mean tokens of a pass, its seconds), at least two, tokens ascending from 1.
         draft: the same of a draft step, which reads so many tokens; (): drafting costs nothing, as in lookup.
+        shared: (rows, seconds of a target pass over one token of each, seconds of a draft step of all), rows ascending
+            from 2; (): as for so many tokens of one row.
+        host: seconds outside of forward passes (rules, draws) of a round, and of each draft token in addition.
     """
 
-    target: tuple[tuple[int, float], ...]
-    draft: tuple[tuple[int, float], ...] = ()
+    target: Points
+    draft: Points = ()
+    shared: tuple[tuple[int, float, float], ...] = ()
+    host: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self) -> None:
         for name, points in (("target", self.target), ("draft", self.draft)):
@@ -35,6 +40,31 @@ class PassCosts:
                 raise UserError(
                     f"costs of the {name} are {points}: give ascending tokens and positive seconds"
                 )
+        rows = [one[0] for one in self.shared]
+        cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
+        if cheap or any(a >= b for a, b in pairwise([1, *rows])) or any(not one >= 0 for one in self.host):
+            raise UserError(
+                f"shared={self.shared}, host={self.host}: give ascending rows from 2, and seconds that are not negative"
+            )
+
+    def for_rows(self, rows: int) -> PassCosts:
+        """Costs of passes that so many rows share, as each of them sees it: so many tokens of every row at a time.
+
+        What the host does for the rows, one after the other, is part of them.
+        """
+        first, more = self.host
+
+        def seconds(points: Points, column: int, host: float) -> Points:
+            if not points:
+                return ()
+            alone = points[0][1]
+            among = ((1, alone), *((one[0], one[column]) for one in self.shared))
+            extra = _along(among, rows) - _along(points, rows) if self.shared and rows > 1 else 0.0
+            tokens = [1, *(n / rows for n, _ in points if n > rows)]
+            tokens += [2.0] if len(tokens) == 1 else []
+            return tuple((n, _along(points, n * rows) + extra + host * rows) for n in tokens)
+
+        return PassCosts(seconds(self.target, 1, first), seconds(self.draft, 2, more))
 
     def target_s(self, tokens: float) -> float:
         """Seconds of a target pass over a (mean) number of tokens >= 1."""
@@ -55,7 +85,7 @@ class PassCosts:
         return _along(self.draft, tokens) if self.draft else 0.0
 
 
-def _along(points: Sequence[tuple[int, float]], tokens: float) -> float:
+def _along(points: Points, tokens: float) -> float:
     """Between the points on a line, and beyond the last one on that of the last two."""
     right = min(len(points) - 1, max(1, bisect_right([n for n, _ in points], tokens)))
     (low, low_s), (high, high_s) = points[right - 1], points[right]

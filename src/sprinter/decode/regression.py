@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -69,10 +71,8 @@ class Regression:
 
         The log-odds of β start as the (mean) certainty itself: of max q, for example, the expected overlap is max q.
         """
-        count = len(self.names)
-        weights = torch.full((count + 1,), _SCALE / count, dtype=torch.float64)
-        weights[-1] = 0.0
-        return weights, _PRIOR * torch.eye(count + 1, dtype=torch.float64), torch.tensor(0)
+        weights, prior = _start(len(self.names))
+        return torch.tensor(weights), torch.tensor(prior), torch.tensor(0)
 
     def possible(self, fit: Fit) -> bool:
         """Whether the precision is symmetric and positive, and the count not negative."""
@@ -87,12 +87,12 @@ class Regression:
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, fit: Fit) -> Fit:
         """One Newton step a verdict on the log-loss, with forgetting; what is forgotten returns to the start."""
         weights, precision = (part.numpy() for part in fit[:2])
-        start, prior = (part.numpy() for part in self.start()[:2])
+        start, prior = _start(len(self.names))
         forgotten = 1 / self.memory
         for feature, overlap in zip(self._features(signals).numpy(), overlaps.tolist(), strict=True):
-            expected = (1 + np.tanh(weights @ feature / 2)) / 2
+            expected = (1 + math.tanh(weights @ feature / 2)) / 2
             curvature = max(expected * (1 - expected), _CURVED)
-            seen = curvature * np.outer(feature, feature)
+            seen = curvature * feature * feature[:, None]
             precision = (1 - forgotten) * precision + forgotten * prior + seen
             slope = (overlap - expected) * feature - forgotten * prior @ (weights - start)
             weights = weights + np.linalg.solve(precision, slope)
@@ -102,3 +102,10 @@ class Regression:
         """``[..., k + 1]`` float64, the last one 1."""
         made = [_FEATURES[name](signals[name].double()) / _SCALE for name in self.names]
         return torch.stack([*made, torch.ones_like(made[0])], -1)
+
+
+@cache
+def _start(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and their precision before the first verdict; not to be changed."""
+    weights = np.array([_SCALE / count] * count + [0.0])
+    return weights, _PRIOR * np.eye(count + 1)

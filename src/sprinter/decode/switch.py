@@ -16,7 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sprinter.decode.costs import PassCosts
 
@@ -105,6 +105,7 @@ class Tracker:
     _on: bool = True
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
+    _by_rows: dict[int, PassCosts] = field(default_factory=dict)
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
@@ -139,9 +140,11 @@ class Tracker:
 
     def _lost(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens, less the tokens; passes shared by so many rows that all do the same."""
-        costs = self.costs
-        spent = costs.target_s(rows * max(1, done.read)) + done.steps * costs.draft_s(rows * done.width)
-        return spent / costs.target_s(rows) - done.added
+        costs = self._by_rows.get(rows)
+        if costs is None:
+            costs = self._by_rows[rows] = self.costs.for_rows(rows)
+        spent = costs.target_s(max(1, done.read)) + done.steps * costs.draft_s(done.width)
+        return spent / costs.target_s(1) - done.added
 
 
 class Paced(DraftSwitch):

@@ -99,15 +99,15 @@ def generate_all(
 ) -> list[Generation]:
     """Generate all texts, in the order of the prompts; see ``Pair.generate_batch``."""
     tasks = []
+    wanted = min(len(prompts), _MOST_ROWS) if rows is None else rows
     for i, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
         with _of_prompt(i):
-            tasks.append(Task(parts, prompt, own))
+            tasks.append(Task(parts, prompt, own, rows=_sharing(wanted, len(prompts))))
     if not tasks:
         return []
-    wanted = min(len(tasks), _MOST_ROWS)
     scheduler = Scheduler(
         parts,
-        wanted if rows is None else rows,
+        wanted,
         max(task.length for task in tasks),
         policy,
         memory_bytes,
@@ -124,6 +124,11 @@ def generate_all(
     finally:
         scheduler.close()
     return [done[i] for i in range(len(tasks))]
+
+
+def _sharing(rows: Any, prompts: int) -> int:
+    """Number of rows that share passes; what is no number of rows is refused later, with a message."""
+    return max(1, min(rows, prompts)) if isinstance(rows, int) else 1
 
 
 class Results:

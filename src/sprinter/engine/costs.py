@@ -7,7 +7,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -25,7 +26,9 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
 from sprinter.models.cachedir import read_kept, write_kept
+from sprinter.models.choose import runner_kind
 from sprinter.models.flops import forward_flops
+from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
@@ -35,9 +38,12 @@ __all__ = ["borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "r
 _LOG = logging.getLogger(__name__)
 _MEASURING = Lock()  # two measurements at a time would disturb each other
 _FOLDER = "costs"  # of the cache directory
+_PARTS = ("target", "draft", "shared")  # of what is kept
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
+_SHARED = (4, 16)  # rows of passes over one token of each
 _REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
+_MORE, _QUICK_S = 20, 0.5  # repeats of passes so short that the first ones take less time than this together
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
@@ -96,21 +102,21 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
                 logits[0, 0].item()  # waits for the device
             seconds[tips] = min(seconds[tips], time.perf_counter() - began)
     one, eight = seconds.values()
-    return PassCosts(costs.target, ((1, one), (8, max(one, eight))))
+    return replace(costs, draft=((1, one), (8, max(one, eight))), shared=())
 
 
 def _keep(name: str, costs: PassCosts) -> None:
     """Write costs for later; where that fails they are measured again next time."""
     try:
-        write_kept(_FOLDER, name, json.dumps({"target": costs.target, "draft": costs.draft}))
+        write_kept(_FOLDER, name, json.dumps({part: getattr(costs, part) for part in _PARTS}))
     except (OSError, UserError) as error:
         _LOG.warning("the costs of forward passes cannot be kept, and are measured each time: %s", error)
 
 
-def borrow(pair: LoadedPair, tokens: int) -> Models:
-    """Rows of their own for ``tokens`` tokens, one in each model."""
+def borrow(pair: LoadedPair, tokens: int, rows: int = 1) -> Models:
+    """Rows of their own for ``tokens`` tokens, in each model."""
     target, draft = (
-        None if one is None else RunnerPool(one).take(tokens) for one in (pair.target, pair.draft)
+        None if one is None else RunnerPool(one).take(tokens, rows) for one in (pair.target, pair.draft)
     )
     return Models(target, draft, pair.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
 
@@ -123,7 +129,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
-        "passes": (_TARGET, _DRAFT, _CONTEXT),
+        "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -135,8 +141,8 @@ def _read(name: str) -> PassCosts | None:
         if text is None:
             return None
         kept: Mapping[str, Any] = json.loads(text)
-        target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
-        return PassCosts(target, draft)
+        parts = (tuple((int(n), *map(float, seconds)) for n, *seconds in kept[part]) for part in _PARTS)
+        return PassCosts(*parts)  # type: ignore[arg-type]
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
@@ -154,47 +160,84 @@ def _measure(pair: LoadedPair) -> PassCosts:
     for n in _DRAFT if pair.draft else ():
         if context + n < room:
             jobs["draft", n] = draft_job(ids, context, n)
-    seconds = run_interleaved(models, jobs, _REPEATS)
+    seconds = _least(models, jobs)
     found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
-    for (which, n), times in reversed(seconds.items()):
-        longer = [
-            least for _, least in found[which]
-        ]  # a pass over fewer tokens costs no more than one over many
-        found[which].insert(0, (n, min([*times, *longer])))
+    for (which, n), least in reversed(seconds.items()):
+        longer = [one for _, one in found[which]]  # a pass over fewer tokens costs no more than one over many
+        found[which].insert(0, (n, min([least, *longer])))
     for points in found.values():
         if len(points) == 1:  # a context of a few tokens
             points.append((2, points[0][1]))
-    return PassCosts(tuple(found["target"]), tuple(found["draft"]))
+    return PassCosts(tuple(found["target"]), tuple(found["draft"]), _measure_shared(pair))
 
 
-def read_prompts(models: Models, context: int, more: int) -> list[int]:
-    """Fill row 0 of the models with ``context`` tokens; returns ids, of these and of ``more`` that may follow them."""
+def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
+    """Time passes over one token of each of several rows; none where a model decodes one row, or memory is short."""
+    loaded = [one for one in (pair.target, pair.draft) if one is not None]
+    tokens = min(pair.context, _CONTEXT + 1)
+    found: list[tuple[int, float, float]] = []
+    for rows in _SHARED:
+        try:
+            if tokens < 2 or any(runner_kind(one.model)[0] == "crop" for one in loaded):
+                break
+            sizes = [RunnerPool(one).size(tokens) for one in loaded]
+            check_memory([one.model for one in loaded], rows, sizes, None)
+        except UserError as error:
+            _LOG.info("passes over %d rows are not timed: %s", rows, error)
+            break
+        models = borrow(pair, tokens, rows)
+        ids = read_prompts(models, tokens - 1, 1, rows)
+        jobs: dict[str, Sequence[Job]] = {
+            "target": [target_job(ids, tokens - 1, 1, row=row) for row in range(rows)]
+        }
+        if pair.draft is not None:
+            jobs["draft"] = [draft_job(ids, tokens - 1, 1, row=row) for row in range(rows)]
+        seconds = _least(models, jobs)
+        found.append((rows, seconds["target"], seconds.get("draft", 0.0)))
+    return tuple(found)
+
+
+def _least(models: Models, jobs: Mapping[Any, Job | Sequence[Job]]) -> dict[Any, float]:
+    """The least time of each job in some interleaved repeats, in more where they are short."""
+    began = time.perf_counter()
+    first = run_interleaved(models, jobs, _REPEATS)
+    quick = time.perf_counter() - began < _QUICK_S
+    more = run_interleaved(models, jobs, _MORE) if quick else {}
+    return {what: min([*times, *more.get(what, ())]) for what, times in first.items()}
+
+
+def read_prompts(models: Models, context: int, more: int, count: int = 1) -> list[int]:
+    """Fill ``count`` rows of the models with ``context`` tokens; returns ids, of these and of ``more`` to follow."""
     ids = [i % min(100, models.vocab) for i in range(context + more)]
     for rows in (models.target, models.draft):
         if rows is not None:
-            rows.read_prompts([Feed(0, 0, ids[:context])])
+            rows.read_prompts([Feed(row, 0, ids[:context]) for row in range(count)])
     return ids
 
 
-def target_job(ids: list[int], context: int, tokens: int, sampling: Sampling = Sampling()) -> TargetJob:
+def target_job(
+    ids: list[int], context: int, tokens: int, sampling: Sampling = Sampling(), row: int = 0
+) -> TargetJob:
     """A target pass over ``tokens`` after the context."""
-    return TargetJob(TargetRow(Feed(0, context, ids[context : context + tokens]), sampling))
+    return TargetJob(TargetRow(Feed(row, context, ids[context : context + tokens]), sampling))
 
 
-def draft_job(ids: list[int], context: int, tokens: int, plan: DraftPlan | None = None) -> DraftJob:
+def draft_job(
+    ids: list[int], context: int, tokens: int, plan: DraftPlan | None = None, row: int = 0
+) -> DraftJob:
     """A draft step that reads ``tokens`` after the context; by default with the law's entropy."""
     plan = plan or DraftPlan(Sampling(), ("entropy",), {})
     end = context + tokens
-    return DraftJob(DraftRow(0, ids[context:end], end, 1, AddressedDraws(), plan))
+    return DraftJob(DraftRow(row, ids[context:end], end, 1, AddressedDraws(), plan))
 
 
 def run_interleaved(
     models: Models,
-    jobs: Mapping[Any, Job],
+    jobs: Mapping[Any, Job | Sequence[Job]],
     repeats: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Any, list[float]]:
-    """Seconds of each job in each repeat; a first one, the warm-up, is left out.
+    """Seconds of each job, or of jobs in one pass, in each repeat; a first one, the warm-up, is left out.
 
     Raises:
         SprinterError: a job fails.
@@ -204,9 +247,9 @@ def run_interleaved(
         for repeat in range(repeats + 1):
             for what, job in jobs.items():
                 began = time.perf_counter()
-                (done,) = models.run([job])
-                if isinstance(done, SprinterError):
-                    raise done
+                for done in models.run(job if isinstance(job, Sequence) else [job]):
+                    if isinstance(done, SprinterError):
+                        raise done
                 if repeat:
                     times[what].append(time.perf_counter() - began)
             if progress is not None:

@@ -101,7 +101,8 @@ class Engine:
 
     def _task(self, prompt: PromptInput, options: GenerationOptions) -> Task:
         """A request that fits a row; may be called in any thread."""
-        task = Task(self._pair._parts, prompt, options, self._longest)
+        sharing = min(self._rows, self.unfinished + 1)
+        task = Task(self._pair._parts, prompt, options, self._longest, sharing)
         self._batch.check(task)
         return task
 

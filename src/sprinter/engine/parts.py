@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, with_values
+from sprinter.decode.tree import Siblings
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.costs import head_costs, pass_costs
 from sprinter.engine.ending import special_ids
+from sprinter.engine.host import HOST_TOKENS, host_costs
 from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
@@ -28,6 +31,8 @@ from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["Parts"]
+
+_LONG_PASS = 0.02  # seconds of a target pass, beside which the host's part does not count
 
 
 class Parts:
@@ -54,6 +59,8 @@ class Parts:
         self.models, self.heads, self.profile, self.drafting = models, heads, profile, drafting
         self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
+        self._hosts: dict[tuple[type, ...], tuple[float, float]] = {}
+        self._measuring = Lock()
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
         self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
@@ -78,19 +85,19 @@ class Parts:
             return None
         return self.profile.fastest(_budget_of(options), options.sampling.greedy)
 
-    def method_for(self, options: GenerationOptions) -> Method:
+    def method_for(self, options: GenerationOptions, rows: int = 1) -> Method:
         """The method of a request: the given one or, from the profile, the fastest within the budget; with the pair's
-        numbers in place of "recorded" and "measured"."""
+        numbers in place of "recorded" and "measured", those of ``auto`` for so many rows that share passes."""
         tuned = self.tuned_for(options)
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
         asked = parse_method(self.default_method) if options.method is None else options.method
-        budget = _budget_of(options) if is_auto(asked) else options.budget
+        rows, budget = (rows, _budget_of(options)) if is_auto(asked) else (1, options.budget)
         if is_auto(asked) and self.models.draft is None:
             asked = parse_method("lookup")  # drafts without a model
         elif budget is not None and budget != asked.budget:
             asked = with_values(asked, {"budget": budget})
-        return self.settle(asked)
+        return self.settle(asked, rows)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -115,13 +122,30 @@ class Parts:
         return head_costs(self.drafting, self.pass_costs, self.models.target.module("heads that draft").dtype)
 
     def costs_of(self, method: Method) -> PassCosts:
-        """The costs that a method has on this machine."""
-        return self.head_costs if method.drafter.by_heads else self.pass_costs
+        """The costs that a method has on this machine.
 
-    def settle(self, method: Method) -> Method:
-        """The method with the pair's numbers in place of "recorded" and "measured"."""
+        What the host does is measured once for each combination of rules, and only where passes are so short that it
+        counts; of trees it is not.
+        """
+        costs = self.head_costs if method.drafter.by_heads else self.pass_costs
+        chain = method.drafter.siblings is Siblings.ALONE and method.needs_target and method.drafter.proposes
+        if not chain or costs.target_s(1) > _LONG_PASS or self.models.context < HOST_TOKENS:
+            return costs
+        rules = tuple(type(rule) for rule in (method.drafter, method.trust, method.stop, method.accept))
+        with self._measuring:
+            if (host := self._hosts.get(rules)) is None:
+                models = self.take(HOST_TOKENS, 1, True, method.drafter.uses_model)
+                try:
+                    host = self._hosts[rules] = host_costs(models, method, self.heads, self.drafting)
+                finally:
+                    self.give_back(models)
+        return replace(costs, host=host)
+
+    def settle(self, method: Method, rows: int = 1) -> Method:
+        """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
         accuracies = () if self.drafting is None else self.drafting.accuracies
-        return method.settle(self.taus, self.costs_of(method) if method.stop.measures else None, accuracies)
+        costs = self.costs_of(method).for_rows(rows) if method.stop.measures else None
+        return method.settle(self.taus, costs, accuracies)
 
     def without_text(self) -> Parts:
         """The same models, heads and caches without a tokenizer: results have token ids but no text."""

@@ -52,18 +52,24 @@ class Task:
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
             context.
+        rows: number of rows that share passes when it begins, for ``auto``.
 
     Raises:
         UserError: what is wrong with the request and how to fix it.
     """
 
     def __init__(
-        self, parts: Parts, prompt: PromptInput, options: GenerationOptions, longest: int | None = None
+        self,
+        parts: Parts,
+        prompt: PromptInput,
+        options: GenerationOptions,
+        longest: int | None = None,
+        rows: int = 1,
     ) -> None:
         self._parts = parts
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
-        self.method = method = parts.method_for(options)
+        self.method = method = parts.method_for(options, rows)
         auto = options.method is not None and is_auto(options.method)
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(

@@ -114,6 +114,6 @@ class Optimal(ChanceRule):
         if state[1] > 0:
             return state
         kept = 1 - 1 / _ROUNDS
-        tokens = kept * state[3] + drafted - checked + accepted + 1
-        cost = kept * state[4] + 1 + drafted * sum(self._costs)
-        return (*state[:3], tokens, cost, *state[5:])
+        tokens = kept * float(state[3]) + drafted - checked + accepted + 1
+        cost = kept * float(state[4]) + 1 + drafted * sum(self._costs)
+        return (*state[:3], *torch.tensor([tokens, cost], dtype=torch.float64).unbind(), *state[5:])
