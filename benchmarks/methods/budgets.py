@@ -238,10 +238,8 @@ def main() -> None:
             if any((arm["temperature"], arm["method"], arm["budget"]) == key for arm in arms):
                 continue
             began = time.time()
-            # In a batch `auto` would weigh passes that the rows share; the costs here are those of one text.
-            method = f"auto(step={costs.step:.2g}, token={costs.token:.2g})" if spec == "auto" else spec
             made = pair.generate_batch(
-                [one.ids for one in asked], rows=min(chosen.rows, len(asked)), method=method, budget=budget,
+                [one.ids for one in asked], rows=min(chosen.rows, len(asked)), method=spec, budget=budget,
                 temperature=temperature, seed=list(range(len(asked))), meter="complete", never_slower=False,
                 max_new_tokens=new_tokens, stop_token_ids=[list(one.ends) for one in asked],
             )  # fmt: skip

@@ -274,7 +274,7 @@ def test_costs_of_rows_that_share_passes() -> None:
     two = one.for_rows(2)  # without more knowledge two rows cost what two tokens of one do
     assert two.target_s(1) == one.target_s(2) and two.target_s(2) == one.target_s(4)
     assert two.draft_s(1) == one.draft_s(2)
-    known = replace(one, shared=((2, 4.0, 0.9), (4, 8.0, 1.3)), host=(0.1, 0.01))
+    known = replace(one, shared=((2, 4.0, 0.9), (4, 8.0, 1.3)), host=(0.1, 0.01, 0.0))
     assert known.for_rows(1).target_s(1) == 1.1 and known.for_rows(1).draft_s(1) == 0.51
     assert known.for_rows(2).target_s(1) == pytest.approx(4.0 + 2 * 0.1)
     # The second token of each row costs what tokens 3 and 4 of one row do.
@@ -287,7 +287,7 @@ def test_costs_of_rows_that_share_passes() -> None:
 @pytest.mark.parametrize(
     "changed",
     [{"shared": ((4, 1.0, 0.1), (2, 1.0, 0.1))}, {"shared": ((1, 1.0, 0.1),)}, {"shared": ((4, 0.0, 0.1),)},
-     {"shared": ((4, 1.0),)}, {"host": (-1.0, 0.0)}],
+     {"shared": ((4, 1.0),)}, {"host": (-1.0, 0.0, 0.0)}],
 )  # fmt: skip
 def test_costs_of_rows_that_make_no_sense(changed: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="ascending rows from 2"):
@@ -296,7 +296,7 @@ def test_costs_of_rows_that_make_no_sense(changed: dict[str, Any]) -> None:
 
 def test_what_the_host_does_for_each_row_counts() -> None:
     costs = PassCosts(((1, 1.0), (200, 1.0)), ((1, 0.2), (200, 0.2)))
-    slow = replace(costs, host=(0.0, 0.05))
+    slow = replace(costs, host=(0.0, 0.05, 0.0))
     off = []
     for chosen in (costs, slow):
         for count in (1, 16):

@@ -16,7 +16,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.engine import costs as costs_module
-from sprinter.engine.costs import pass_costs
+from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.errors import UserError
 from sprinter.models.pair import LoadedPair
 
@@ -31,7 +31,7 @@ def with_costs(tiny_pair: sprinter.Pair) -> Callable[[PassCosts], sprinter.Pair]
 
     def make(costs: PassCosts) -> sprinter.Pair:
         pair = sprinter.Pair(tiny_pair.models)
-        pair._parts.pass_costs = costs  # in place of measuring
+        pair._parts.pass_costs = pair._parts.shared_costs = costs  # in place of measuring
         return pair
 
     return make
@@ -137,16 +137,61 @@ def test_auto_weighs_the_passes_that_its_rows_share(
     ]  # fmt: skip
 
 
-def test_the_host_counts_beside_short_passes(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
-    method = parse_method("auto")
-    assert with_costs(CHEAP)._parts.costs_of(method) == CHEAP  # passes of a second
-    short = PassCosts(((1, 1e-4), (9, 1e-4)), ((1, 1e-5), (9, 1e-5)))
-    parts = with_costs(short)._parts
-    found = parts.costs_of(method)
-    assert replace(found, host=(0.0, 0.0)) == short
-    assert 1e-6 < found.host[0] < 0.1 and 1e-6 < found.host[1] < 0.1
-    assert parts.costs_of(parse_method("auto(step=0.3)")) == found  # measured once for these rules
-    assert parts.costs_of(parse_method("autoregressive")) == short
+def test_rows_of_an_engine_decide_together(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    """Though ``auto`` has other numbers in each, as more of them share passes."""
+    costs = PassCosts(((1, 1.0), (64, 7.3)), ((1, 0.1), (64, 0.73)), shared=((4, 2.0, 0.4),))
+    with sprinter.Engine(with_costs(costs), rows=4, max_len=64) as engine:
+        for seed in range(4):
+            engine.add(PROMPT, method="auto", max_new_tokens=8, seed=seed)
+        tasks = list(engine._batch._waiting.values())
+        engine.finish()
+    assert len({task.method for task in tasks}) == 4
+    (tracker,) = {id(task.tracker): task.tracker for task in tasks}.values()
+    assert tracker is not None
+
+
+def test_without_never_slower_auto_depends_on_no_other_row(
+    with_costs: Callable[[PassCosts], sprinter.Pair],
+) -> None:
+    costs = PassCosts(((1, 1.0), (64, 7.3)), ((1, 0.1), (64, 0.73)), shared=((4, 2.0, 0.4),))
+    pair = with_costs(costs)
+    options: dict[str, Any] = {"method": "auto", "never_slower": False, "max_new_tokens": 30, "seed": 3}
+    made = pair.generate_batch([PROMPT] * 4, **options)
+    alone = pair.generate(PROMPT, **options)
+    assert {one.method for one in made} == {alone.method} and ids(made[3]) == ids(alone)
+
+
+def test_the_host_counts_more_where_a_rule_learns(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    parts = with_costs(replace(CHEAP, host=(0.1, 0.2, 0.3)))._parts
+    found = {name: parts.costs_of(parse_method(name)).host for name in ("speculative", "auto", "certain")}
+    assert found["speculative"] == found["certain"] == (0.1, 0.2, 0.0)
+    assert found["auto"] == pytest.approx((0.1, 0.5, 0.0))
+
+
+def test_passes_of_rows_are_measured_once_and_kept(
+    builtin_pair: sprinter.Pair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    models, described = builtin_pair.models, builtin_pair._parts.described
+    found = shared_costs(models, described, CHEAP)
+    assert [rows for rows, _, _ in found.shared] == [4, 16] and replace(found, shared=()) == CHEAP
+    with monkeypatch.context() as patched:
+        patched.setattr(costs_module, "_measure_shared", lambda pair: pytest.fail("measured again"))
+        assert shared_costs(models, described, CHEAP) == found
+        compiled = replace(models, target=replace(models.target, compile=True))
+        assert shared_costs(compiled, described, CHEAP) == CHEAP
+    for kept in (tmp_path / "cache" / "costs").iterdir():
+        kept.unlink()
+
+    def fails(pair: LoadedPair) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(costs_module, "_measure_shared", fails)
+    assert shared_costs(models, described, CHEAP) == CHEAP and "no room" in caplog.text
+    assert not list((tmp_path / "cache" / "costs").iterdir())
 
 
 def test_lossless_auto_has_no_budget(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
@@ -188,8 +233,7 @@ def test_costs_are_measured_once_and_kept(
         32,
     ]
     assert all(a[1] <= b[1] for a, b in zip(found.target, found.target[1:], strict=False))
-    assert [rows for rows, _, _ in found.shared] == [4, 16]
-    assert found.shared[1][1] > found.target[0][1]
+    assert found.shared == () and found.host[0] > 0 and min(found.host) >= 0
     (kept,) = (tmp_path / "cache" / "costs").iterdir()
     with monkeypatch.context() as patched:
         patched.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured again"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sprinter.errors import UserError
@@ -23,13 +23,14 @@ class PassCosts:
         draft: the same of a draft step, which reads so many tokens; (): drafting costs nothing, as in lookup.
         shared: (rows, seconds of a target pass over one token of each, seconds of a draft step of all), rows ascending
             from 2; (): as for so many tokens of one row.
-        host: seconds outside of forward passes (rules, draws) of a round, and of each draft token in addition.
+        host: seconds outside of forward passes (rules, draws): of a round, of each step of the draft in addition, and
+            of each step once more where a rule learns from verdicts.
     """
 
     target: Points
     draft: Points = ()
     shared: tuple[tuple[int, float, float], ...] = ()
-    host: tuple[float, float] = (0.0, 0.0)
+    host: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
         for name, points in (("target", self.target), ("draft", self.draft)):
@@ -47,12 +48,17 @@ class PassCosts:
                 f"shared={self.shared}, host={self.host}: give ascending rows from 2, and seconds that are not negative"
             )
 
+    def of_rules(self, learns: bool) -> PassCosts:
+        """The costs of a method with, or without, a rule that learns."""
+        round, step, learned = self.host
+        return replace(self, host=(round, step + learned * learns, 0.0))
+
     def for_rows(self, rows: int) -> PassCosts:
         """Costs of passes that so many rows share, as each of them sees it: so many tokens of every row at a time.
 
         What the host does for the rows, one after the other, is part of them.
         """
-        first, more = self.host
+        first, more, _ = self.host
 
         def seconds(points: Points, column: int, host: float) -> Points:
             if not points:

@@ -100,9 +100,10 @@ def generate_all(
     """Generate all texts, in the order of the prompts; see ``Pair.generate_batch``."""
     tasks = []
     wanted = min(len(prompts), _MOST_ROWS) if rows is None else rows
+    sharing = _sharing(wanted, len(prompts))
     for i, (prompt, own) in enumerate(zip(prompts, options, strict=True)):
         with _of_prompt(i):
-            tasks.append(Task(parts, prompt, own, rows=_sharing(wanted, len(prompts))))
+            tasks.append(Task(parts, prompt, own, rows=sharing, most=sharing))
     if not tasks:
         return []
     scheduler = Scheduler(

@@ -17,6 +17,7 @@ import torch
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
+from sprinter.engine.host import host_costs
 from sprinter.engine.jobs import DraftJob, Job, Models, TargetJob
 from sprinter.engine.pool import RunnerPool
 from sprinter.engine.record import cpu_name
@@ -33,21 +34,31 @@ from sprinter.models.pair import LoadedPair
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
-__all__ = ["borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "run_interleaved", "target_job"]
+__all__ = [
+    "borrow",
+    "draft_job",
+    "head_costs",
+    "pass_costs",
+    "read_prompts",
+    "run_interleaved",
+    "shared_costs",
+    "target_job",
+]
 
 _LOG = logging.getLogger(__name__)
 _MEASURING = Lock()  # two measurements at a time would disturb each other
 _FOLDER = "costs"  # of the cache directory
-_PARTS = ("target", "draft", "shared")  # of what is kept
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
 _SHARED = (4, 16)  # rows of passes over one token of each
 _REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
+_LONG = 0.02  # seconds of a target pass beside which the host's part needs no exact measure
+_HOST_TOKENS, _HOST_REPEATS = 32, 5
 _MORE, _QUICK_S = 20, 0.5  # repeats of passes so short that the first ones take less time than this together
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
-    """The costs of a pair's passes: read if they are known, else measured, which takes some seconds, and kept.
+    """The costs of one row's passes: read if they are known, else measured, which takes some seconds, and kept.
 
     Args:
         described: the record of the models; those that were given as objects are measured each time.
@@ -55,16 +66,59 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
     Raises:
         SprinterError: a model fails.
     """
+
+    def read(kept: Mapping[str, Any]) -> PassCosts:
+        target, draft = (tuple((int(n), float(s)) for n, s in kept[name]) for name in ("target", "draft"))
+        round, step, learned = map(float, kept["host"])
+        return PassCosts(target, draft, host=(round, step, learned))
+
+    costs: PassCosts = _once(pair, described, "", read, lambda: _measure(pair), ("target", "draft", "host"))
+    return costs
+
+
+def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCosts) -> PassCosts:
+    """``costs`` with those of passes that rows share, measured and kept likewise.
+
+    Without them where a model decodes one row at a time, where its passes are compiled for each number of rows, and
+    where they fail, as for want of memory: then rows are taken to cost what so many tokens of one row do.
+    """
+    loaded = [one for one in (pair.target, pair.draft) if one is not None]
+    if any(one.compile or runner_kind(one.model)[0] == "crop" for one in loaded):
+        return costs
+
+    def read(kept: Mapping[str, Any]) -> PassCosts:
+        return replace(costs, shared=tuple((int(n), float(p), float(q)) for n, p, q in kept["shared"]))
+
+    def measure() -> PassCosts:
+        return replace(costs, shared=_measure_shared(pair))
+
+    try:
+        shared: PassCosts = _once(pair, described, "-rows", read, measure, ("shared",))
+        return shared
+    except (SprinterError, MemoryError, torch.OutOfMemoryError) as error:
+        _LOG.warning("passes over several rows cannot be timed here: %s", error)
+        return costs
+
+
+def _once(
+    pair: LoadedPair,
+    described: Mapping[str, Any],
+    which: str,
+    read: Callable[[Mapping[str, Any]], PassCosts],
+    measure: Callable[[], PassCosts],
+    parts: Sequence[str],
+) -> PassCosts:
+    """Costs that were kept, or are measured and kept now."""
     models = {name: described[name] for name in ("target", "draft")}
     named = all(one is None or _is_named(one) for one in models.values())
-    name = f"{_key(pair, models)}.json" if named else None
+    name = f"{_key(pair, models)}{which}.json" if named else None
     with _MEASURING:
-        if name is not None and (known := _read(name)) is not None:
+        if name is not None and (known := _read(name, read)) is not None:
             return known
         _LOG.info("measuring what forward passes of this pair cost here (once)")
-        costs = _measure(pair)
+        costs = measure()
         if name is not None:
-            _keep(name, costs)
+            _keep(name, {part: getattr(costs, part) for part in parts})
     return costs
 
 
@@ -78,8 +132,7 @@ def _is_named(model: Mapping[str, Any]) -> bool:
 def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassCosts:
     """Costs of the target's passes, and in place of a draft model's those of a step of heads that draft.
 
-    They are measured each time, in milliseconds. Rows run their heads one after the other, so that with many rows the
-    steps of all are a little more than is said here.
+    They are measured each time, in milliseconds. Rows run their heads one after the other.
 
     Args:
         heads: attached to the target. costs: of the target's passes. dtype: of the target's states.
@@ -102,13 +155,14 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
                 logits[0, 0].item()  # waits for the device
             seconds[tips] = min(seconds[tips], time.perf_counter() - began)
     one, eight = seconds.values()
-    return replace(costs, draft=((1, one), (8, max(one, eight))), shared=())
+    rows = tuple((count, target, count * one) for count, target, _ in costs.shared)
+    return replace(costs, draft=((1, one), (8, max(one, eight))), shared=rows)
 
 
-def _keep(name: str, costs: PassCosts) -> None:
+def _keep(name: str, parts: Mapping[str, Any]) -> None:
     """Write costs for later; where that fails they are measured again next time."""
     try:
-        write_kept(_FOLDER, name, json.dumps({part: getattr(costs, part) for part in _PARTS}))
+        write_kept(_FOLDER, name, json.dumps(parts))
     except (OSError, UserError) as error:
         _LOG.warning("the costs of forward passes cannot be kept, and are measured each time: %s", error)
 
@@ -129,20 +183,16 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
-        "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT),
+        "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(name: str) -> PassCosts | None:
+def _read(name: str, read: Callable[[Mapping[str, Any]], PassCosts]) -> PassCosts | None:
     """Costs that were kept; None: there are none, or they cannot be read or trusted."""
     try:
         text = read_kept(_FOLDER, name)
-        if text is None:
-            return None
-        kept: Mapping[str, Any] = json.loads(text)
-        parts = (tuple((int(n), *map(float, seconds)) for n, *seconds in kept[part]) for part in _PARTS)
-        return PassCosts(*parts)  # type: ignore[arg-type]
+        return None if text is None else read(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return None
 
@@ -168,23 +218,25 @@ def _measure(pair: LoadedPair) -> PassCosts:
     for points in found.values():
         if len(points) == 1:  # a context of a few tokens
             points.append((2, points[0][1]))
-    return PassCosts(tuple(found["target"]), tuple(found["draft"]), _measure_shared(pair))
+    long = found["target"][0][1] > _LONG
+    tokens, repeats = (_HOST_TOKENS // 2, 1) if long else (_HOST_TOKENS, _HOST_REPEATS)
+    tokens = min(tokens, room)
+    host = host_costs(borrow(pair, tokens), tokens, repeats) if tokens > 8 else (0.0, 0.0, 0.0)
+    return PassCosts(tuple(found["target"]), tuple(found["draft"]), host=host)
 
 
 def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
-    """Time passes over one token of each of several rows; none where a model decodes one row, or memory is short."""
+    """Time passes over one token of each of several rows.
+
+    Raises:
+        SprinterError: a model fails, or memory is short.
+    """
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
     tokens = min(pair.context, _CONTEXT + 1)
     found: list[tuple[int, float, float]] = []
-    for rows in _SHARED:
-        try:
-            if tokens < 2 or any(runner_kind(one.model)[0] == "crop" for one in loaded):
-                break
-            sizes = [RunnerPool(one).size(tokens) for one in loaded]
-            check_memory([one.model for one in loaded], rows, sizes, None)
-        except UserError as error:
-            _LOG.info("passes over %d rows are not timed: %s", rows, error)
-            break
+    for rows in _SHARED if tokens > 1 else ():
+        sizes = [RunnerPool(one).size(tokens) for one in loaded]
+        check_memory([one.model for one in loaded], rows, sizes, None)
         models = borrow(pair, tokens, rows)
         ids = read_prompts(models, tokens - 1, 1, rows)
         jobs: dict[str, Sequence[Job]] = {
@@ -194,6 +246,7 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
             jobs["draft"] = [draft_job(ids, tokens - 1, 1, row=row) for row in range(rows)]
         seconds = _least(models, jobs)
         found.append((rows, seconds["target"], seconds.get("draft", 0.0)))
+        del models, jobs  # before more rows are made
     return tuple(found)
 
 

@@ -28,8 +28,9 @@ class Engine:
     """Serves many requests at once; a finished one's rows are taken by the next in the queue (continuous batching).
 
     A text does not depend on the other requests, but with ``never_slower`` (which ``auto`` has), where rows decide
-    together whether to draft: with the same seed it is that of ``Pair.generate``. (Floating-point
-    sums are taken in a different order, so texts may differ in float32 and bfloat16 where two tokens are nearly tied.)
+    together whether to draft, and ``auto`` weighs costs for as many rows as have requests when it is added: with the
+    same seed it is that of ``Pair.generate``. (Floating-point sums are taken in a different order, so texts may differ
+    in float32 and bfloat16 where two tokens are nearly tied.)
 
     Times in a request's stats: the time of a forward pass is divided equally among its rows. ``wall_s`` counts the
     engine's steps from when the request gets its rows to its end, so that ``other_s`` includes the time in which other
@@ -102,7 +103,7 @@ class Engine:
     def _task(self, prompt: PromptInput, options: GenerationOptions) -> Task:
         """A request that fits a row; may be called in any thread."""
         sharing = min(self._rows, self.unfinished + 1)
-        task = Task(self._pair._parts, prompt, options, self._longest, sharing)
+        task = Task(self._pair._parts, prompt, options, self._longest, sharing, self._rows)
         self._batch.check(task)
         return task
 

@@ -2,88 +2,79 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Mapping
 
 import torch
 
 from sprinter.decode.draft import Record, Stats
-from sprinter.decode.draft_heads import DraftHeads
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
 from sprinter.decode.spec import parse_method
 from sprinter.engine.driver import RowDriver
 from sprinter.engine.jobs import Models
 from sprinter.errors import SprinterError
-from sprinter.heads.head import Head
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
 
-__all__ = ["HOST_TOKENS", "host_costs"]
+__all__ = ["host_costs"]
 
-HOST_TOKENS = 40
-"""Tokens of a row that ``host_costs`` needs."""
-_PROMPT = 8  # tokens
-_REPEATS = 6  # the least counts: other work only adds
+_PROMPT = 4  # tokens
+_PLAIN, _DRAFTS, _LEARNS = "autoregressive", "speculative(gamma=3)", "optimal(step=0.05, token=0)"
 
 
-def host_costs(
-    models: Models, method: Method, heads: Mapping[str, Head], drafting: DraftHeads | None
-) -> tuple[float, float]:
-    """Seconds outside of forward passes: of a round, and of each draft token in addition.
+def host_costs(models: Models, tokens: int, repeats: int) -> tuple[float, float, float]:
+    """Seconds outside of forward passes, as in ``PassCosts.host``; without a draft those of a round alone.
 
-    A short text is decoded plainly and by the method, a few times.
+    Short texts are decoded plainly, with drafts of one length, and by a rule that learns when to stop.
 
     Args:
-        models: one free row of ``HOST_TOKENS`` tokens in each. method: drafts a chain, and calls the target.
-        heads, drafting: those that the method reads and drafts with.
+        models: one free row of ``tokens`` tokens in each, at least five. repeats: of each text; the least counts.
 
     Raises:
         SprinterError: a model fails.
     """
-    plain, own = parse_method("autoregressive"), math.inf
-    round = math.inf
-    for seed in range(_REPEATS):
-        seconds, rounds, _ = _outside(models, plain, {}, None, seed)
-        round = min(round, seconds / rounds)
-    for seed in range(_REPEATS):
-        seconds, rounds, drafted = _outside(models, method, heads, drafting, seed)
-        own = min(own, (seconds - rounds * round) / max(1, drafted))
-    return round, max(0.0, own)
+
+    def text(spec: str) -> tuple[float, int, int]:
+        return min(_outside(models, parse_method(spec), tokens, seed) for seed in [0] * repeats)
+
+    text(_PLAIN)  # warms up
+    seconds, rounds, _ = text(_PLAIN)
+    round, steps = seconds / rounds, [0.0, 0.0]
+    for i, spec in enumerate((_DRAFTS, _LEARNS) if models.draft is not None else ()):
+        seconds, rounds, drafted = text(spec)
+        steps[i] = max(0.0, (seconds - rounds * round) / max(1, drafted))
+    return round, steps[0], max(0.0, steps[1] - steps[0])
 
 
-def _outside(
-    models: Models, method: Method, heads: Mapping[str, Head], drafting: DraftHeads | None, seed: int
-) -> tuple[float, int, int]:
-    """Seconds outside of forward passes, rounds, and draft tokens."""
-    vocab = models.vocab
-    ids, record = [i % vocab for i in range(_PROMPT)], Record(stats=Stats())
-    draws = AddressedDraws(seed)
-    driver = RowDriver(
-        models, 0, heads, ids, method, Sampling(), draws, record.stats, ahead=None, drafting=drafting
+def _outside(models: Models, method: Method, tokens: int, seed: int) -> tuple[float, int, int]:
+    """Seconds of a text outside of forward passes, its rounds and its draft tokens."""
+    ids, record, draws = (
+        [i % models.vocab for i in range(_PROMPT)],
+        Record(stats=Stats()),
+        AddressedDraws(seed),
     )
-    loop = decode(ids, method, Limits(HOST_TOKENS - _PROMPT), draws, record)
+    driver = RowDriver(models, 0, {}, ids, method, Sampling(), draws, record.stats, ahead=None)
+    loop = decode(ids, method, Limits(tokens - _PROMPT), draws, record)
     inside, began = 0.0, time.perf_counter()
-    with torch.inference_mode():
-        question = next(loop)
-        while question is not None:
-            jobs = driver.answer(question)
-            try:
-                job = next(jobs)
-                while True:
-                    at = time.perf_counter()
+    question = next(loop, None)
+    while question is not None:
+        jobs, answer = driver.answer(question), None
+        try:
+            job = next(jobs)
+            while True:
+                at = time.perf_counter()
+                with torch.inference_mode():
                     (done,) = models.run([job])
-                    inside += time.perf_counter() - at
-                    if isinstance(done, SprinterError):
-                        raise done
-                    job = jobs.send(done)
-            except StopIteration as ended:
-                answer = ended.value
-            try:
-                question = loop.send(answer)
-            except StopIteration:
-                break
+                inside += time.perf_counter() - at
+                if isinstance(done, SprinterError):
+                    raise done
+                job = jobs.send(done)
+        except StopIteration as ended:
+            answer = ended.value
+        try:
+            question = loop.send(answer)
+        except StopIteration:
+            question = None
     seconds, stats = time.perf_counter() - began - inside, record.count()
     for rows in (models.target, models.draft):
         if rows is not None:

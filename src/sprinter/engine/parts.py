@@ -6,17 +6,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from threading import Lock
 from typing import Any
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.method import Method
 from sprinter.decode.spec import is_auto, parse_method, with_values
-from sprinter.decode.tree import Siblings
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
-from sprinter.engine.costs import head_costs, pass_costs
+from sprinter.engine.costs import head_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
-from sprinter.engine.host import HOST_TOKENS, host_costs
 from sprinter.engine.jobs import Costs, Models
 from sprinter.engine.options import GenerationOptions
 from sprinter.engine.pool import IdleRunners, RunnerPool
@@ -31,8 +28,6 @@ from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["Parts"]
-
-_LONG_PASS = 0.02  # seconds of a target pass, beside which the host's part does not count
 
 
 class Parts:
@@ -59,8 +54,6 @@ class Parts:
         self.models, self.heads, self.profile, self.drafting = models, heads, profile, drafting
         self.watch = None if profile is None else PromptWatch(profile)
         self.special = frozenset[int]() if models.tokenizer is None else special_ids(models.tokenizer)
-        self._hosts: dict[tuple[type, ...], tuple[float, float]] = {}
-        self._measuring = Lock()
         idle = IdleRunners(cache.max_bytes)
         self.targets = RunnerPool(models.target, cache, idle)
         self.drafts = RunnerPool(models.draft, cache, idle) if models.draft else None
@@ -87,17 +80,23 @@ class Parts:
 
     def method_for(self, options: GenerationOptions, rows: int = 1) -> Method:
         """The method of a request: the given one or, from the profile, the fastest within the budget; with the pair's
-        numbers in place of "recorded" and "measured", those of ``auto`` for so many rows that share passes."""
+        numbers in place of "recorded" and "measured".
+
+        Args:
+            rows: that share passes when it begins, for ``auto``, unless ``never_slower=False`` keeps a text independent
+                of other rows.
+        """
         tuned = self.tuned_for(options)
         if tuned is not None:
             return self.settle(tuned.within(_budget_of(options), options.sampling.greedy))
         asked = parse_method(self.default_method) if options.method is None else options.method
-        rows, budget = (rows, _budget_of(options)) if is_auto(asked) else (1, options.budget)
+        budget = _budget_of(options) if is_auto(asked) else options.budget
+        shares = is_auto(asked) and options.never_slower is not False
         if is_auto(asked) and self.models.draft is None:
             asked = parse_method("lookup")  # drafts without a model
         elif budget is not None and budget != asked.budget:
             asked = with_values(asked, {"budget": budget})
-        return self.settle(asked, rows)
+        return self.settle(asked, rows if shares else 1)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -115,36 +114,37 @@ class Parts:
         return pass_costs(self.models, self.described)
 
     @cached_property
+    def shared_costs(self) -> PassCosts:
+        """``pass_costs`` with those of passes that several rows share."""
+        return shared_costs(self.models, self.described, self.pass_costs)
+
+    @cached_property
     def head_costs(self) -> PassCosts:
         """``pass_costs`` with steps of the heads that draft in place of those of the draft model."""
+        return self._with_heads(self.pass_costs)
+
+    @cached_property
+    def shared_head_costs(self) -> PassCosts:
+        """``head_costs`` of passes that several rows share."""
+        return self._with_heads(self.shared_costs)
+
+    def _with_heads(self, costs: PassCosts) -> PassCosts:
         if self.drafting is None:
-            return self.pass_costs
-        return head_costs(self.drafting, self.pass_costs, self.models.target.module("heads that draft").dtype)
-
-    def costs_of(self, method: Method) -> PassCosts:
-        """The costs that a method has on this machine.
-
-        What the host does is measured once for each combination of rules, and only where passes are so short that it
-        counts; of trees it is not.
-        """
-        costs = self.head_costs if method.drafter.by_heads else self.pass_costs
-        chain = method.drafter.siblings is Siblings.ALONE and method.needs_target and method.drafter.proposes
-        if not chain or costs.target_s(1) > _LONG_PASS or self.models.context < HOST_TOKENS:
             return costs
-        rules = tuple(type(rule) for rule in (method.drafter, method.trust, method.stop, method.accept))
-        with self._measuring:
-            if (host := self._hosts.get(rules)) is None:
-                models = self.take(HOST_TOKENS, 1, True, method.drafter.uses_model)
-                try:
-                    host = self._hosts[rules] = host_costs(models, method, self.heads, self.drafting)
-                finally:
-                    self.give_back(models)
-        return replace(costs, host=host)
+        return head_costs(self.drafting, costs, self.models.target.module("heads that draft").dtype)
+
+    def costs_of(self, method: Method, rows: int = 1) -> PassCosts:
+        """The costs that a method has on this machine, in engines of so many rows."""
+        if method.drafter.by_heads:
+            costs = self.shared_head_costs if rows > 1 else self.head_costs
+        else:
+            costs = self.shared_costs if rows > 1 else self.pass_costs
+        return costs.of_rules(learns=method.trust.learns or method.stop.learns)
 
     def settle(self, method: Method, rows: int = 1) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
         accuracies = () if self.drafting is None else self.drafting.accuracies
-        costs = self.costs_of(method).for_rows(rows) if method.stop.measures else None
+        costs = self.costs_of(method, rows).for_rows(rows) if method.stop.measures else None
         return method.settle(self.taus, costs, accuracies)
 
     def without_text(self) -> Parts:

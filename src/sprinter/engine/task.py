@@ -52,7 +52,7 @@ class Task:
     Args:
         longest: length of a row in tokens, which limits the text if ``max_new_tokens`` is None; None: the pair's
             context.
-        rows: number of rows that share passes when it begins, for ``auto``.
+        rows: number of rows that share passes when it begins, for ``auto``. most: that may share them later.
 
     Raises:
         UserError: what is wrong with the request and how to fix it.
@@ -65,6 +65,7 @@ class Task:
         options: GenerationOptions,
         longest: int | None = None,
         rows: int = 1,
+        most: int = 1,
     ) -> None:
         self._parts = parts
         self.tracker: Tracker | None = None
@@ -102,7 +103,9 @@ class Task:
         self._adjustments = _adjustments(self.request, parts, ends)
         self._costs: PassCosts | None = None  # measured here, in the thread of the caller
         if self.request.never_slower and self.request.switches is None and self._may_switch:
-            self._costs = parts.costs_of(method)
+            self._costs = parts.costs_of(method, most)
+        # Rows decide together though ``auto`` has other numbers in each.
+        self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
         self._switched: tuple[tuple[int, ...], int] = ((), 0)
         self.record = self._new_record()
 
@@ -191,7 +194,7 @@ class Task:
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method."""
         if self._costs is not None:
-            key = self.method, self.request.sampling
+            key = self._shares, self.request.sampling
             self.tracker = trackers.setdefault(key, Tracker(self._costs, rows))
 
     def generation(self) -> Generation:

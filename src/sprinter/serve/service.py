@@ -65,7 +65,8 @@ class Service:
                     [0], method=own.method, budget=own.budget, require_lossless=own.require_lossless
                 ).close()
             if own.never_slower:  # before the first request, and while nothing else runs
-                _log.info("costs of forward passes", extra={"fields": asdict(pair.pass_costs)})
+                costs = pair._parts.shared_costs if own.rows > 1 else pair.pass_costs
+                _log.info("costs of forward passes", extra={"fields": asdict(costs)})
             self._pair = pair
             self._engine = AsyncEngine(
                 pair, own.rows, max_len=own.max_len, memory_bytes=own.memory_bytes,
