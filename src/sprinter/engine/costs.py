@@ -77,7 +77,7 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
 
 
 def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCosts) -> PassCosts:
-    """``costs`` with those of passes that rows share, measured and kept likewise.
+    """``costs`` with those of passes that rows share, measured and kept in the same way.
 
     Without them where a model decodes one row at a time, where its passes are compiled for each number of rows, and
     where they fail, as for want of memory: then rows are taken to cost what so many tokens of one row do.
