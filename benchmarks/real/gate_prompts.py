@@ -1,6 +1,7 @@
 """Prompts on which a gate for an instruct pair is trained: users' questions, none of them a benchmark's test prompt.
 
     python benchmarks/real/gate_prompts.py --data DIR --out prompts.jsonl
+    python benchmarks/real/gate_prompts.py --data DIR --out questions.jsonl --kinds gsm8k --first --each 32
 
 Word problems of GSM8K's training set; functions of Python's standard library to be completed from signature and
 docstring, in the words of HumanEval's chat form; every second prompt of Spec-Bench (the others are for tests);
@@ -37,6 +38,7 @@ MODULES = (
     "linecache", "logging", "ntpath", "numbers", "pickle", "pkgutil", "platform", "reprlib", "sched", "secrets",
     "stat", "symtable", "sysconfig", "tarfile", "threading", "unittest.util", "uuid", "wave", "webbrowser",
 )  # fmt: skip
+KINDS = ("gsm8k", "code", "spec-bench", "wikinews")
 LONGEST = 900
 """Characters of a prompt: long prompts cost as much as long answers, and give no labels."""
 
@@ -91,6 +93,8 @@ def main() -> None:
     out = scratch("prompts") / "prompts.jsonl" if SMOKE else None
     parser.add_argument("--out", type=Path, required=not SMOKE, default=out)
     parser.add_argument("--each", type=int, default=sized(120, 3), help="prompts of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--first", action="store_true", help="the first ones of each kind, in their order")
     chosen = parser.parse_args()
     kinds = {
         "gsm8k": problems(chosen.data),
@@ -99,16 +103,17 @@ def main() -> None:
         "wikinews": news(chosen.data),
     }
     found: list[dict[str, Any]] = []
-    for kind, texts in kinds.items():
-        some = [*islice((text for text in texts if len(text) <= LONGEST), 4 * chosen.each)]
-        random.Random(0).shuffle(some)
+    for kind in chosen.kinds:
+        some = [*islice((text for text in kinds[kind] if len(text) <= LONGEST), 4 * chosen.each)]
+        if not chosen.first:
+            random.Random(0).shuffle(some)
         found += [
             {"id": f"{kind}-{i}", "kind": kind, "messages": [{"role": "user", "content": text}]}
             for i, text in enumerate(some[: chosen.each])
         ]
         print(f"{kind}: {min(len(some), chosen.each)} prompts")
-    # By length: labelling pads the prompts of a step to the longest one.
-    found.sort(key=lambda record: len(record["messages"][0]["content"]))
+    if not chosen.first:  # by length: labelling pads the prompts of a step to the longest one
+        found.sort(key=lambda record: len(record["messages"][0]["content"]))
     write_atomic(chosen.out, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found))
     print_written("real/gate_prompts", chosen.out)
 

@@ -1,4 +1,4 @@
-"""examples/gates: a gate that was trained for a public pair loads, says what it is, and decodes with that pair."""
+"""examples/gates and heads: what was trained for a public pair loads, says what it is, and decodes with that pair."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from tests.real import needs_llama, real_file
 
 import sprinter
+from sprinter.heads.artifact import load_head
 from sprinter.heads.gate import load_gate
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "gates"
 QWEN = FOLDER / "qwen2.5-coder-1.5b-0.5b"
+HEADS = FOLDER.parent / "heads"
 FILES = {"README.md", "config.json", "model.safetensors"}
 
 
@@ -37,6 +39,44 @@ def test_gates_load_and_have_a_card(folder: Path) -> None:
     assert scores.tolist() == sorted(scores.tolist(), reverse=True), (
         "the surer the draft, the higher the score"
     )
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path for path in HEADS.iterdir() if path.is_dir()), ids=lambda path: path.name
+)
+def test_heads_load_and_have_a_card(folder: Path) -> None:
+    head = load_head(folder)
+    assert {path.name for path in folder.iterdir()} == FILES
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert (
+        folder.name.endswith(config["kind"])
+        and config["target_id"].split("/")[-1] in card
+        and "AU-ROC" in card
+    )
+    assert "/work" not in card + json.dumps(config) and "/root" not in card + json.dumps(config)
+    states = torch.randn(5, config["hidden_size"], generator=torch.Generator().manual_seed(0))
+    scores = head(4 * states)  # about as large as the target's own
+    assert (
+        scores.shape == (5,) and bool(((scores >= 0) & (scores <= 1)).all()) and len(set(scores.tolist())) > 1
+    )
+
+
+@pytest.mark.real
+def test_the_judge_spares_what_exact_acceptance_refuses() -> None:
+    pair = sprinter.load_pair(
+        real_file("qwen"), draft=real_file("qwen-draft"), heads=[HEADS / "qwen2.5-coder-1.5b-0.5b-judge"],
+        runner="torch", dtype="gguf",
+    )  # fmt: skip
+    question = "Describe a walk through an old harbour town."
+    messages = [{"role": "user", "content": question}]
+    options = {"max_new_tokens": 64, "temperature": 0.0, "meter": "complete"}
+    exact = pair.generate(messages, method="speculative(gamma=5)", **options)
+    freed = pair.generate(messages, method="judge(threshold=0, gamma=5)", **options)
+    strict = pair.generate(messages, method="judge(threshold=1, gamma=5)", **options)
+    assert isinstance(exact, sprinter.Generation) and isinstance(freed, sprinter.Generation)
+    assert strict.text == exact.text and exact.stats.mean_drift == 0
+    assert freed.stats.target_calls < exact.stats.target_calls and freed.text != exact.text
 
 
 @pytest.mark.real
