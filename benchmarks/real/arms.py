@@ -38,6 +38,7 @@ PARTS: dict[str, tuple[str, ...]] = {
         "mentored", "lenient", "typical", "bild", "relaxed", "relaxed(delta=0.1)", "margin", "cascade",
         "cascade(alpha=0.1)", "fly", "cactus",
     ),
+    "judges": (*BASES, "judge", "diversed"),
     "lengths": (
         *BASES, *(f"speculative(gamma={gamma})" for gamma in (2, 3, 8)), BEST, "adaedl", "calibrated",
         "optimal(step=measured, token=measured)", "auto", HYBRID,
@@ -60,7 +61,7 @@ PEERS = {
     "answers": (*BASES, "speculative(gamma=3)", BEST, "lookup", HYBRID, *SERVERS),
 }  # fmt: skip
 """Parts with other engines, beside some arms of this one; ``answers`` is for texts of the length that answers have."""
-TRAINED = ("specdec++", "disco")
+TRAINED = ("specdec++", "disco", "judge", "diversed")
 """Arms that read heads of their own."""
 SMOKE_ARMS = sized((), ("autoregressive", "speculative(gamma=5)", "fuzzy"))
 EVERY = tuple(
