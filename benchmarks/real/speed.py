@@ -7,9 +7,10 @@ files' own blocks. Each part holds the bases, and speeds are ratios to them on t
 llama.cpp's server on the same files (plain, with the draft, with n-grams; the program that SPRINTER_LLAMA_SERVER
 names), and transformers on their weights in bfloat16 (plain, assisted, prompt lookup). Part ``cut``: the draft with a
 part of its vocabulary. Part ``answers``: the quick ones of these engines alone, for answers of their own length. Part
-``judges``: accept rules that read heads (--heads). Parts ``lengths`` and ``block``: stop rules on several kinds of text, and block verification (where it differs from ``exact``:
-at temperatures above 0). Of several suites there are also rows of all of them together. Times include the prompt, which
-every arm reads anew; parts can be measured one after another.
+``judges``: accept rules that read heads (--heads). Parts ``lengths`` and ``block``: stop rules on several kinds of
+text, and block verification (where it differs from ``exact``: at temperatures above 0). Of several suites there are
+also rows of all of them together. Times include the prompt, which every arm reads anew; parts can be measured one after
+another.
 """
 
 from __future__ import annotations
