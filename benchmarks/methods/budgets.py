@@ -1,6 +1,6 @@
 """Budgets on drift: what a text really drifts, what it costs, and the best fixed setting at the same drift.
 
-    python benchmarks/methods/budgets.py --data DIR [--pair builtin|qwen] [--texts 50] [--temperatures 1]
+    python benchmarks/methods/budgets.py --data DIR [--pair builtin|qwen] [--texts 50] [--temperatures 1] [--methods ...]
 
 Every method of ``BUDGETED`` runs within each budget, every one of ``FIXED`` at each setting of its dial, on the same
 texts of several tasks, in batches, meter complete. Counts and drifts do not depend on the batch; costs are those of
@@ -195,6 +195,9 @@ def main() -> None:
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--gate", help="directory of a gate for the draft")
+    parser.add_argument(
+        "--methods", nargs="+", help="of those with a budget, dials of fixed settings, 'exact'"
+    )
     parser.add_argument("--again", action="store_true", help="leave out what the results hold")
     chosen = parser.parse_args()
     settings = PAIRS[chosen.pair]
@@ -232,6 +235,8 @@ def main() -> None:
     wanted += [
         ("", spec, budget) for spec in BUDGETED if heads or "sprinter" not in spec for budget in BUDGETS
     ]
+    if chosen.methods is not None:
+        wanted = [one for name in chosen.methods for one in wanted if name == (one[0] or one[1])]
     for temperature in chosen.temperatures:
         for dial, spec, budget in wanted:
             key = (temperature, spec, budget)
