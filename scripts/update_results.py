@@ -206,6 +206,7 @@ TOPICS = {
             "methods/trees": "Trees against chains",
             "methods/blocks": "Block verification against exact acceptance",
             "methods/never_slower": "Never slower than plain decoding",
+            "methods/budgets": "Budgets on drift",
         },
         methods_headline,
     ),

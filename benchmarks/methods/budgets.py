@@ -1,6 +1,6 @@
 """Budgets on drift: what a text really drifts, what it costs, and the best fixed setting at the same drift.
 
-    python benchmarks/methods/budgets.py --data DIR [--pair builtin|qwen] [--texts 50] [--temperatures 1] [--methods ...]
+    python benchmarks/methods/budgets.py --data DIR [--pair builtin|qwen] [--texts 50] [--methods ...]
 
 Every method of ``BUDGETED`` runs within each budget, every one of ``FIXED`` at each setting of its dial, on the same
 texts of several tasks, in batches, meter complete. Counts and drifts do not depend on the batch; costs are those of
@@ -27,11 +27,10 @@ import sprinter
 from benchmarks.common import (
     RESULTS,
     cells,
-    command,
-    environment,
     grid,
     interval,
     kept_results,
+    note_run,
     option_parser,
     read_off,
     write_results,
@@ -212,7 +211,7 @@ def main() -> None:
         for name in sized(settings["suites"], ("lm1b",))
     ]
     asked = questions(pair, suites)
-    results = kept_results(NAME)
+    results, start = kept_results(NAME), time.time()
     of = results.setdefault("pairs", {}).setdefault(chosen.pair, {})
     same = of.get("texts") == len(asked) and of.get("tokens") == new_tokens and not chosen.again
     arms: list[dict[str, Any]] = of["arms"] if same else []
@@ -263,7 +262,7 @@ def main() -> None:
                 flush=True,
             )
             of["compared"] = compared(arms)
-            results |= {"command": command(NAME), "environment": environment()}
+            note_run(results, NAME, chosen.pair, start)
             write_kept(results)
     of["compared"] = compared(arms)
     write_results(NAME, results, table(results))
