@@ -143,6 +143,8 @@ def compared(arms: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     name: read_off(drift, drifts, [one[name][0] for one in settings])
                     for name in ("cost", "calls")
                 }
+        if not at:  # no fixed setting was run
+            continue
         best = min(at, key=lambda dial: at[dial]["cost"])
         rows.append(
             {
@@ -163,13 +165,14 @@ def table(results: dict[str, Any]) -> str:
         for arm in of["arms"]:
             if arm["budget"] is None:
                 continue
-            own, with_best = arm["summary"], beside[arm["temperature"], arm["method"], arm["budget"]]
-            calls = with_best["calls_over_sprinter"]
+            own, with_best = arm["summary"], beside.get((arm["temperature"], arm["method"], arm["budget"]))
+            calls = with_best and with_best["calls_over_sprinter"]
+            best = f"{1 / with_best['cost_over_best']:.2f} ({with_best['best']})" if with_best else "–"
             rows.append(
                 f"{arm['temperature']:g} | `{arm['method']}` | {arm['budget']:g} | {cells(own['drift'], 4)} | "
                 f"{own['worst']:.3f} | "
                 f"{own['over']:.0%} | {own['over_by']:.4f} | {cells(own['calls'], 3)} | {own['steps']:.2f} | "
-                f"{1 / own['cost'][0]:.2f} | {1 / with_best['cost_over_best']:.2f} ({with_best['best']}) | "
+                f"{1 / own['cost'][0]:.2f} | {best} | "
                 f"{'–' if calls is None else f'{calls:.2f}'}"
             )
         head = (
