@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -150,6 +151,18 @@ def test_rows_of_an_engine_decide_together(with_costs: Callable[[PassCosts], spr
     assert tracker is not None
 
 
+async def _at_once(pair: sprinter.Pair) -> list[str]:
+    async with sprinter.AsyncEngine(pair, rows=3, max_len=64) as engine:
+        streams = [engine.stream(PROMPT, method="auto", max_new_tokens=8, seed=seed) for seed in range(4)]
+        return [(await stream.finish()).method for stream in streams]
+
+
+def test_requests_that_wait_count_too(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    costs = PassCosts(((1, 1.0), (64, 7.3)), ((1, 0.1), (64, 0.73)), shared=((4, 2.0, 0.4),))
+    methods = asyncio.run(_at_once(with_costs(costs)))
+    assert len({*methods[:3]}) == 3 and methods[3] == methods[2]
+
+
 def test_without_never_slower_auto_depends_on_no_other_row(
     with_costs: Callable[[PassCosts], sprinter.Pair],
 ) -> None:
@@ -166,6 +179,7 @@ def test_the_host_counts_more_where_a_rule_learns(with_costs: Callable[[PassCost
     found = {name: parts.costs_of(parse_method(name)).host for name in ("speculative", "auto", "certain")}
     assert found["speculative"] == found["certain"] == (0.1, 0.2, 0.0)
     assert found["auto"] == pytest.approx((0.1, 0.5, 0.0))
+    assert parts.costs_of(parse_method("certain(budget=0.05)")).host == found["auto"]
 
 
 def test_passes_of_rows_are_measured_once_and_kept(

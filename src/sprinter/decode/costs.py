@@ -41,7 +41,7 @@ class PassCosts:
                 raise UserError(
                     f"costs of the {name} are {points}: give ascending tokens and positive seconds"
                 )
-        rows = [one[0] for one in self.shared]
+        rows = [one[0] for one in self.shared if len(one) == 3]
         cheap = any(len(one) != 3 or not one[1] > 0 or not one[2] >= 0 for one in self.shared)
         if cheap or any(a >= b for a, b in pairwise([1, *rows])) or any(not one >= 0 for one in self.host):
             raise UserError(

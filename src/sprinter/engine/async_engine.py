@@ -127,7 +127,7 @@ class AsyncEngine:
             UserError: what is wrong with the request and how to fix it.
             EngineError: the queue is full, the engine is closed or has failed.
         """
-        task = self._engine._task(prompt, GenerationOptions.of(options, keywords))
+        task = self._engine._task(prompt, GenerationOptions.of(options, keywords), self._worker.open)
         request = AsyncRequest(task, owner)
         self._worker.submit(request)
         return EngineStream(self, request)

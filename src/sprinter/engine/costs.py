@@ -52,9 +52,12 @@ _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
 _SHARED = (4, 16)  # rows of passes over one token of each
 _REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
+_STEADY, _LONGEST_S = (
+    0.02,
+    4.0,
+)  # repeats go on until no least falls by this share any more, or for so many seconds
 _LONG = 0.02  # seconds of a target pass beside which the host's part needs no exact measure
 _HOST_TOKENS, _HOST_REPEATS = 32, 5
-_MORE, _QUICK_S = 20, 0.5  # repeats of passes so short that the first ones take less time than this together
 
 
 def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
@@ -79,8 +82,8 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
 def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCosts) -> PassCosts:
     """``costs`` with those of passes that rows share, measured and kept in the same way.
 
-    Without them where a model decodes one row at a time, where its passes are compiled for each number of rows, and
-    where they fail, as for want of memory: then rows are taken to cost what so many tokens of one row do.
+    Without them where a model decodes one row at a time, where passes over several rows would have to be compiled
+    first, and where they fail, as for want of memory: then rows are taken to cost what so many tokens of one row do.
     """
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
     if any(one.compile or runner_kind(one.model)[0] == "crop" for one in loaded):
@@ -95,7 +98,11 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCost
     try:
         shared: PassCosts = _once(pair, described, "-rows", read, measure, ("shared",))
         return shared
-    except (SprinterError, MemoryError, torch.OutOfMemoryError) as error:
+    except (
+        SprinterError,
+        MemoryError,
+        RuntimeError,
+    ) as error:  # torch has no class of its own for memory of the host
         _LOG.warning("passes over several rows cannot be timed here: %s", error)
         return costs
 
@@ -155,7 +162,7 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
                 logits[0, 0].item()  # waits for the device
             seconds[tips] = min(seconds[tips], time.perf_counter() - began)
     one, eight = seconds.values()
-    rows = tuple((count, target, count * one) for count, target, _ in costs.shared)
+    rows = tuple((count, target, count * one) for count, target, _ in costs.shared)  # one row after the other
     return replace(costs, draft=((1, one), (8, max(one, eight))), shared=rows)
 
 
@@ -251,12 +258,14 @@ def _measure_shared(pair: LoadedPair) -> tuple[tuple[int, float, float], ...]:
 
 
 def _least(models: Models, jobs: Mapping[Any, Job | Sequence[Job]]) -> dict[Any, float]:
-    """The least time of each job in some interleaved repeats, in more where they are short."""
+    """The least time of each job in interleaved repeats, which go on while it falls."""
     began = time.perf_counter()
-    first = run_interleaved(models, jobs, _REPEATS)
-    quick = time.perf_counter() - began < _QUICK_S
-    more = run_interleaved(models, jobs, _MORE) if quick else {}
-    return {what: min([*times, *more.get(what, ())]) for what, times in first.items()}
+    least, steady = dict.fromkeys(jobs, math.inf), False
+    while not steady and time.perf_counter() - began < _LONGEST_S:
+        times = run_interleaved(models, jobs, _REPEATS)
+        steady = all(min(times[what]) > (1 - _STEADY) * least[what] for what in jobs)
+        least = {what: min(least[what], *times[what]) for what in jobs}
+    return least
 
 
 def read_prompts(models: Models, context: int, more: int, count: int = 1) -> list[int]:

@@ -98,11 +98,11 @@ class Engine:
         Raises:
             UserError: what is wrong with the request and how to fix it.
         """
-        return self._batch.add(self._task(prompt, GenerationOptions.of(options, keywords)))
+        return self._batch.add(self._task(prompt, GenerationOptions.of(options, keywords), self.unfinished))
 
-    def _task(self, prompt: PromptInput, options: GenerationOptions) -> Task:
-        """A request that fits a row; may be called in any thread."""
-        sharing = min(self._rows, self.unfinished + 1)
+    def _task(self, prompt: PromptInput, options: GenerationOptions, others: int) -> Task:
+        """A request that fits a row, beside so many others; may be called in any thread."""
+        sharing = min(self._rows, others + 1)
         task = Task(self._pair._parts, prompt, options, self._longest, sharing, self._rows)
         self._batch.check(task)
         return task

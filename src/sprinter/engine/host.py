@@ -37,7 +37,8 @@ def host_costs(models: Models, tokens: int, repeats: int) -> tuple[float, float,
     def text(spec: str) -> tuple[float, int, int]:
         return min(_outside(models, parse_method(spec), tokens, seed) for seed in [0] * repeats)
 
-    text(_PLAIN)  # warms up
+    for spec in (_PLAIN, _DRAFTS, _LEARNS) if models.draft is not None else (_PLAIN,):
+        text(spec)  # warms up
     seconds, rounds, _ = text(_PLAIN)
     round, steps = seconds / rounds, [0.0, 0.0]
     for i, spec in enumerate((_DRAFTS, _LEARNS) if models.draft is not None else ()):

@@ -174,7 +174,9 @@ class Pair:
 
     @property
     def pass_costs(self) -> PassCosts:
-        """What forward passes of the pair cost on this machine, in seconds: ``never_slower`` and ``auto`` decide by it.
+        """What forward passes of the pair cost on this machine, in seconds, and the rules beside them.
+
+        ``never_slower`` and ``auto`` decide by it, in batches by what passes of several rows cost in addition.
 
         Measured once, which takes some seconds, and kept in the cache directory (of models that were given as objects:
         for as long as the pair lives).
@@ -294,8 +296,8 @@ class Pair:
         """Generate many texts at once, in the order of the prompts.
 
         Each text is that of ``generate`` with the same options, independent of the other prompts (but with
-        ``never_slower``, which ``auto`` has: the rows decide together whether to draft, and ``request`` of a result
-        replays it); for the times in the stats, see ``Engine``.
+        ``never_slower``, which ``auto`` has: the rows decide together whether to draft, ``auto`` weighs the costs of
+        as many rows, and ``request`` of a result replays both); for the times in the stats, see ``Engine``.
 
         Args:
             prompts: texts, lists of token ids, or conversations.

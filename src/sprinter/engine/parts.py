@@ -139,7 +139,7 @@ class Parts:
             costs = self.shared_head_costs if rows > 1 else self.head_costs
         else:
             costs = self.shared_costs if rows > 1 else self.pass_costs
-        return costs.of_rules(learns=method.trust.learns or method.stop.learns)
+        return costs.of_rules(learns=method.learned_from is not None)
 
     def settle(self, method: Method, rows: int = 1) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
