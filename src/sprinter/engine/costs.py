@@ -35,15 +35,8 @@ from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
 __all__ = [
-    "borrow",
-    "draft_job",
-    "head_costs",
-    "pass_costs",
-    "read_prompts",
-    "run_interleaved",
-    "shared_costs",
-    "target_job",
-]
+    "borrow", "draft_job", "head_costs", "pass_costs", "read_prompts", "run_interleaved", "shared_costs", "target_job",
+]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
 _MEASURING = Lock()  # two measurements at a time would disturb each other
@@ -52,10 +45,8 @@ _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
 _SHARED = (4, 16)  # rows of passes over one token of each
 _REPEATS = 3  # of each, after a warm-up; the least counts: other work only adds
-_STEADY, _LONGEST_S = (
-    0.02,
-    4.0,
-)  # repeats go on until no least falls by this share any more, or for so many seconds
+_STEADY = 0.02  # repeats go on until no least falls by this share any more,
+_LONGEST_S = 4.0  # or for so many seconds
 _LONG = 0.02  # seconds of a target pass beside which the host's part needs no exact measure
 _HOST_TOKENS, _HOST_REPEATS = 32, 5
 
@@ -98,11 +89,7 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCost
     try:
         shared: PassCosts = _once(pair, described, "-rows", read, measure, ("shared",))
         return shared
-    except (
-        SprinterError,
-        MemoryError,
-        RuntimeError,
-    ) as error:  # torch has no class of its own for memory of the host
+    except (SprinterError, MemoryError, RuntimeError) as error:  # torch: RuntimeError for memory of the host
         _LOG.warning("passes over several rows cannot be timed here: %s", error)
         return costs
 
