@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +20,20 @@ HEADS = FOLDER.parent / "heads"
 FILES = {"README.md", "config.json", "model.safetensors"}
 
 
+def described(folder: Path) -> tuple[dict[str, Any], str]:
+    """Config and card of a folder that holds the three files, and names no path of the machine that made it."""
+    assert {path.name for path in folder.iterdir()} == FILES
+    config, card = ((folder / name).read_text(encoding="utf-8") for name in ("config.json", "README.md"))
+    assert not any(path in config + card for path in ("/work", "/root", "/home", "/tmp"))
+    return json.loads(config), card
+
+
 @pytest.mark.parametrize(
     "folder", sorted(path for path in FOLDER.iterdir() if path.is_dir()), ids=lambda path: path.name
 )
 def test_gates_load_and_have_a_card(folder: Path) -> None:
-    gate = load_gate(folder)
-    assert {path.name for path in folder.iterdir()} == FILES
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    card = (folder / "README.md").read_text(encoding="utf-8")
+    gate, (config, card) = load_gate(folder), described(folder)
     assert f"{config['tau']:.4f}" in card and config["draft_id"].split("/")[-1] in card
-    assert "/work" not in card + json.dumps(config) and "/root" not in card + json.dumps(config)
     features = {
         "hidden": torch.zeros(3, config["hidden_size"]),
         "entropy": torch.tensor([0.0, 1.0, 3.0]),
@@ -45,16 +50,9 @@ def test_gates_load_and_have_a_card(folder: Path) -> None:
     "folder", sorted(path for path in HEADS.iterdir() if path.is_dir()), ids=lambda path: path.name
 )
 def test_heads_load_and_have_a_card(folder: Path) -> None:
-    head = load_head(folder)
-    assert {path.name for path in folder.iterdir()} == FILES
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert (
-        folder.name.endswith(config["kind"])
-        and config["target_id"].split("/")[-1] in card
-        and "AU-ROC" in card
-    )
-    assert "/work" not in card + json.dumps(config) and "/root" not in card + json.dumps(config)
+    head, (config, card) = load_head(folder), described(folder)
+    assert folder.name.endswith(config["kind"])
+    assert config["target_id"].split("/")[-1] in card and "AU-ROC" in card
     states = torch.randn(5, config["hidden_size"], generator=torch.Generator().manual_seed(0))
     scores = head(4 * states)  # about as large as the target's own
     assert (

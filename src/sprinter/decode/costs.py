@@ -10,7 +10,7 @@ from sprinter.errors import UserError
 
 __all__ = ["PassCosts"]
 
-Points = tuple[tuple[float, float], ...]
+_Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens over which ``token`` is the mean
 
 
@@ -27,8 +27,8 @@ class PassCosts:
             of each step once more where a rule learns from verdicts.
     """
 
-    target: Points
-    draft: Points = ()
+    target: _Points
+    draft: _Points = ()
     shared: tuple[tuple[int, float, float], ...] = ()
     host: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
@@ -60,7 +60,7 @@ class PassCosts:
         """
         first, more, _ = self.host
 
-        def seconds(points: Points, column: int, host: float) -> Points:
+        def seconds(points: _Points, column: int, host: float) -> _Points:
             if not points:
                 return ()
             alone = points[0][1]
@@ -91,7 +91,7 @@ class PassCosts:
         return _along(self.draft, tokens) if self.draft else 0.0
 
 
-def _along(points: Points, tokens: float) -> float:
+def _along(points: _Points, tokens: float) -> float:
     """Between the points on a line, and beyond the last one on that of the last two."""
     right = min(len(points) - 1, max(1, bisect_right([n for n, _ in points], tokens)))
     (low, low_s), (high, high_s) = points[right - 1], points[right]

@@ -66,8 +66,7 @@ def pass_costs(pair: LoadedPair, described: Mapping[str, Any]) -> PassCosts:
         round, step, learned = map(float, kept["host"])
         return PassCosts(target, draft, host=(round, step, learned))
 
-    costs: PassCosts = _once(pair, described, "", read, lambda: _measure(pair), ("target", "draft", "host"))
-    return costs
+    return _once(pair, described, "", read, lambda: _measure(pair), ("target", "draft", "host"))
 
 
 def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCosts) -> PassCosts:
@@ -87,8 +86,7 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCost
         return replace(costs, shared=_measure_shared(pair))
 
     try:
-        shared: PassCosts = _once(pair, described, "-rows", read, measure, ("shared",))
-        return shared
+        return _once(pair, described, "-rows", read, measure, ("shared",))
     except (SprinterError, MemoryError, RuntimeError) as error:  # torch: RuntimeError for memory of the host
         _LOG.warning("passes over several rows cannot be timed here: %s", error)
         return costs

@@ -9,9 +9,10 @@ import torch
 from sprinter.decode.draft import Record, Stats
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
+from sprinter.decode.row import Asking
 from sprinter.decode.spec import parse_method
 from sprinter.engine.driver import RowDriver
-from sprinter.engine.jobs import Models
+from sprinter.engine.jobs import Jobs, Models
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
@@ -35,7 +36,7 @@ def host_costs(models: Models, tokens: int, repeats: int) -> tuple[float, float,
     """
 
     def text(spec: str) -> tuple[float, int, int]:
-        return min(_outside(models, parse_method(spec), tokens, seed) for seed in [0] * repeats)
+        return min(_outside(models, parse_method(spec), tokens) for _ in range(repeats))
 
     for spec in (_PLAIN, _DRAFTS, _LEARNS) if models.draft is not None else (_PLAIN,):
         text(spec)  # warms up
@@ -47,37 +48,38 @@ def host_costs(models: Models, tokens: int, repeats: int) -> tuple[float, float,
     return round, steps[0], max(0.0, steps[1] - steps[0])
 
 
-def _outside(models: Models, method: Method, tokens: int, seed: int) -> tuple[float, int, int]:
+def _outside(models: Models, method: Method, tokens: int) -> tuple[float, int, int]:
     """Seconds of a text outside of forward passes, its rounds and its draft tokens."""
-    ids, record, draws = (
-        [i % models.vocab for i in range(_PROMPT)],
-        Record(stats=Stats()),
-        AddressedDraws(seed),
-    )
+    ids = [i % models.vocab for i in range(_PROMPT)]
+    record, draws = Record(stats=Stats()), AddressedDraws(0)
     driver = RowDriver(models, 0, {}, ids, method, Sampling(), draws, record.stats, ahead=None)
-    loop = decode(ids, method, Limits(tokens - _PROMPT), draws, record)
+    jobs = _jobs(decode(ids, method, Limits(tokens - _PROMPT), draws, record), driver)
     inside, began = 0.0, time.perf_counter()
-    question = next(loop, None)
-    while question is not None:
-        jobs, answer = driver.answer(question), None
+    job = next(jobs, None)
+    while job is not None:
+        at = time.perf_counter()
+        with torch.inference_mode():
+            (done,) = models.run([job])
+        inside += time.perf_counter() - at
+        if isinstance(done, SprinterError):
+            raise done
         try:
-            job = next(jobs)
-            while True:
-                at = time.perf_counter()
-                with torch.inference_mode():
-                    (done,) = models.run([job])
-                inside += time.perf_counter() - at
-                if isinstance(done, SprinterError):
-                    raise done
-                job = jobs.send(done)
-        except StopIteration as ended:
-            answer = ended.value
-        try:
-            question = loop.send(answer)
+            job = jobs.send(done)
         except StopIteration:
-            question = None
+            job = None
     seconds, stats = time.perf_counter() - began - inside, record.count()
     for rows in (models.target, models.draft):
         if rows is not None:
             rows.end_text(0)
     return seconds, stats.rounds, stats.drafted
+
+
+def _jobs(loop: Asking, driver: RowDriver) -> Jobs:
+    """The jobs of a whole text."""
+    question = next(loop, None)
+    while question is not None:
+        answer = yield from driver.answer(question)
+        try:
+            question = loop.send(answer)
+        except StopIteration:
+            question = None
