@@ -6,7 +6,9 @@
 run the same GGUF blocks on all prompts at once, and an arm takes minutes. With them a token's law does not depend on
 the batch that it is in, so greedy exact methods write the target's own texts, and every change of accuracy is the
 method's.
-With ``--name sampled`` drift is measured on the beginnings of answers, and nobody asks whether they are right.
+With ``--name named`` the six arms of most interest are asked 80 prompts more of both suites, and other suites; the
+tables hold the first prompts too. With ``--name sampled`` drift is measured on the beginnings of answers, and nobody
+asks whether they are right.
 Each arm's measures are kept, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of what is
 there without running a model.
 """
@@ -21,7 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +32,28 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import RESULTS, command, environment, option_parser, write_results
-from benchmarks.real.arms import DRAFT, EVERY, SMOKE_ARMS, TARGET, right, runnable
+from benchmarks.real.arms import DRAFT, EVERY, PARTS, SMOKE_ARMS, TARGET, right, runnable
 from benchmarks.real.collect import collect, read_speeds
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.quality.measure import QualitySettings, measure, prepare
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.suites import load_suite, turn_prompt
+from sprinter.bench.suites.makers import group_of_spec_bench
 from sprinter.decode import Origin, Token
 from sprinter.engine.generation import Generation
 from sprinter.files import write_atomic
 
-SAMPLED = "sampled"
-"""Name of results whose answers are too short to be right or wrong: drift alone."""
+ANSWERS, NAMED, SAMPLED = "quality", "named", "sampled"
+SUITES = {
+    ANSWERS: ("humaneval:40:256", "gsm8k:40:400"),
+    NAMED: (
+        "humaneval:40-120:256", "gsm8k:40-120:400", "mt-bench:40:128", "spec-bench:60:128", "wiki-summary:40:64",
+    ),
+    SAMPLED: ("humaneval:12:96", "gsm8k:12:96", "mt-bench:12:96"),
+}  # fmt: skip
+"""Name of results -> their suites; those of ``sampled`` are too short to be right or wrong: drift alone."""
+RUNNING_TEXT = ("wiki-summary",)
+"""Suites that are continued, not asked in chat."""
 
 
 @dataclass(frozen=True)
@@ -158,11 +170,23 @@ def check_same_run(folder: Path, chosen: Any) -> None:
             sys.exit(f"error: {folder} has {record['arm']} with {theirs}: choose another --name for {mine}")
 
 
+def by_group(text: dict[str, Any]) -> list[dict[str, Any]]:
+    """A text of Spec-Bench once for the suite and once for its group; another one as it is."""
+    if text["suite"] != "spec-bench":
+        return [text]
+    return [text, {**text, "suite": f"spec-bench, {group_of_spec_bench(text['category'])}"}]
+
+
 def merge(folder: Path) -> None:
     """Write the results of all arms that are there, and the tables."""
     records = kept(folder)
     if not records:
         sys.exit(f"error: no arm was measured in {folder}: run without --merge first")
+    suites = records[0]["suites"]
+    if folder.name == NAMED and not SMOKE:  # the first prompts of the same arms
+        arms = {(record["arm"], record["temperature"]) for record in records}
+        first = [one for one in kept(folder.with_name(ANSWERS)) if (one["arm"], one["temperature"]) in arms]
+        suites, records = [*SUITES[ANSWERS], *suites], first + records
     order = {arm: at for at, arm in enumerate(EVERY)}
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
     lines = [text for record in records for text in record["texts"]]
@@ -170,11 +194,12 @@ def merge(folder: Path) -> None:
     for record in records:
         made = record["command"], json.dumps(record["environment"], sort_keys=True)
         runs.setdefault(made, []).append(record)
-    facts = {name: records[0][name] for name in ("suites", "dtype", "system")} | {
+    facts = {name: records[0][name] for name in ("dtype", "system")} | {
+        "suites": suites,
         "benchmark": f"real/{folder.name}",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
         "runs": {
-            ", ".join(f"`{one['arm']}`" for one in own): {
+            ", ".join(dict.fromkeys(f"`{one['arm']}`" for one in own)): {
                 "command": said, "environment": json.loads(where),
             }
             for (said, where), own in runs.items()
@@ -188,6 +213,7 @@ def merge(folder: Path) -> None:
             {**text, "suite": "together", "question_id": f"{text['suite']}/{text['question_id']}"}
             for text in lines
         ]
+    lines = [shown for text in lines for shown in by_group(text)]
     collected, shown = collect(lines, read_speeds(RESULTS / "real" / "speed.json"))
     write_results(f"real/{folder.name}", facts | collected, shown)
 
@@ -198,8 +224,9 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", default=SMOKE_ARMS, help="default: all, without a gate all that need none"
     )
-    suites = sized(["humaneval:40:256", "gsm8k:40:400"], ["gsm8k:2:8"])
-    parser.add_argument("--suites", nargs="+", default=suites, help="NAME:PROMPTS:TOKENS of an answer")
+    parser.add_argument(
+        "--suites", nargs="+", help="NAME:PROMPTS:TOKENS of an answer; PROMPTS is a number or FROM-TO"
+    )
     parser.add_argument("--system", help="system message of all prompts")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0])
     parser.add_argument("--rows", type=int, default=80, help="texts that are decoded at the same time")
@@ -208,15 +235,28 @@ def main() -> None:
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
     parser.add_argument("--dtype", default=sized("gguf", None), help="of both models' weights")
-    parser.add_argument("--name", choices=("quality", SAMPLED), default="quality", help="of the results")
+    parser.add_argument("--name", choices=SUITES, default=ANSWERS, help="of the results")
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
+    chosen.suites = chosen.suites or sized([*SUITES[chosen.name]], ["gsm8k:1-2:8", "spec-bench:1:8"])
     chosen.out = scratch(chosen.name) if SMOKE else RESULTS / "real" / chosen.name
     chosen.out.mkdir(parents=True, exist_ok=True)
     check_same_run(chosen.out, chosen)
     if not chosen.merge:
         measure_arms(chosen)
     merge(chosen.out)
+
+
+def part_of(named: str, chosen: Any, chat: bool) -> Suite:
+    """The samples of a suite that an option NAME:PROMPTS:TOKENS names."""
+    name, prompts, new_tokens = named.split(":")
+    first, _, last = prompts.rpartition("-")
+    asked = chat and name not in RUNNING_TEXT
+    suite = load_suite(
+        name, chosen.data, limit=int(last), new_tokens=int(new_tokens), chat=asked,
+        system=chosen.system if asked else None,
+    )  # fmt: skip
+    return replace(suite, samples=suite.samples[int(first or 0) :])
 
 
 def measure_arms(chosen: Any) -> None:
@@ -233,20 +273,9 @@ def measure_arms(chosen: Any) -> None:
         **weights,
     )
     chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
-    suites = [
-        load_suite(
-            name,
-            chosen.data,
-            limit=int(limit),
-            new_tokens=int(new_tokens),
-            chat=chat,
-            system=chosen.system,
-        )
-        for name, limit, new_tokens in (suite.split(":") for suite in chosen.suites)
-    ]
-    asked = questions(pair, suites)
+    asked = questions(pair, [part_of(suite, chosen, chat) for suite in chosen.suites])
     prepare(QualitySettings(run_code=not SMOKE, likelihood=False), [one.sample for one in asked])
-    arms = chosen.arms or runnable(EVERY, chosen.gate, chosen.heads)
+    arms = chosen.arms or runnable(PARTS[NAMED] if chosen.name == NAMED else EVERY, chosen.gate, chosen.heads)
     for temperature in chosen.temperatures:
         for arm in arms:
             path = chosen.out / f"{re.sub(r'[^a-z0-9.+-]+', '-', arm).strip('-')}-t{temperature:g}.json"

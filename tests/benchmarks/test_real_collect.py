@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import numpy as np
 import pytest
 from benchmarks.real.collect import area, collect, correlation
+from benchmarks.real.quality import by_group, part_of
+from benchmarks.smoke import made_up_data
 
 
 def text(arm: str, prompt: int, right: float, drift: float, **more: float) -> dict[str, Any]:
@@ -52,3 +55,16 @@ def test_no_correlation_without_arms_or_differences() -> None:
     assert correlation(np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0])) is None
     assert correlation(np.ones(5), np.arange(5.0)) is None
     assert correlation(np.arange(5.0), np.arange(5.0)) == pytest.approx(1.0)
+
+
+def test_texts_of_spec_bench_count_for_the_suite_and_for_their_group() -> None:
+    talk = {"suite": "spec-bench", "category": "roleplay", "right": None}
+    assert [one["suite"] for one in by_group(talk)] == ["spec-bench", "spec-bench, mt_bench"]
+    assert by_group({**talk, "suite": "gsm8k"}) == [{**talk, "suite": "gsm8k"}]
+
+
+def test_a_suite_is_named_with_a_number_of_prompts_or_a_range() -> None:
+    chosen = Namespace(data=made_up_data(), system=None)
+    whole, part = (part_of(f"gsm8k:{prompts}:8", chosen, False) for prompts in ("3", "1-3"))
+    assert len(whole.samples) == 3
+    assert part.samples == whole.samples[1:]
