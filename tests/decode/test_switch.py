@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 
 from sprinter.decode import Method, parse_method
+from sprinter.decode import row as row_module
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
+from sprinter.decode.drafter import look_up
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, RoundCount, Tracker
@@ -34,6 +37,9 @@ class Adversary(DraftSwitch):
     def _decide(self, round: int) -> bool:
         return (sum(token.id for token in self._record.tokens) + round) % 2 == 0
 
+    def _decide_copies(self, round: int) -> bool:
+        return (sum(token.id for token in self._record.tokens) + round) % 4 != 1
+
     def count(self, done: RoundCount) -> None:
         """Nothing depends on it."""
 
@@ -47,10 +53,91 @@ LOSSLESS = [
 
 
 @pytest.mark.parametrize("spec", LOSSLESS)
-def test_exact_methods_stay_exact_across_switches(spec: str) -> None:
+def test_exact_methods_stay_exact_across_switches(spec: str, copies_of_one: list[int]) -> None:
     method = parse_method(spec)
     assert method.lossless()
-    check_same_law(joint_law(method, PAIR, 3, switch=Adversary), target_joint_law(PAIR, 3), spec)
+    prompt = 0, 1, 2, 0
+    found = joint_law(method, PAIR, 3, prompt=prompt, switch=Adversary)
+    check_same_law(found, target_joint_law(PAIR, 3, prompt=prompt), spec)
+    assert max(copies_of_one) == 1  # in some of the texts
+
+
+@pytest.fixture
+def copies_of_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rounds that rest copy what followed the last token earlier; the numbers of tokens that they copied."""
+    found: list[int] = []
+
+    def counted(text: Sequence[int], *settings: int) -> list[int]:
+        copied = look_up(text, *settings)
+        found.append(len(copied))
+        return copied
+
+    monkeypatch.setattr(row_module, "COPIES", (1, 1, 2))
+    monkeypatch.setattr(row_module, "look_up", counted)
+    return found
+
+
+class Circle(MarkovPair):
+    """A target that repeats itself, and a draft that is always wrong."""
+
+    def p(self, text: Sequence[int]) -> torch.Tensor:
+        return torch.eye(self.vocab, dtype=torch.float64)[(text[-1] + 1) % self.vocab]
+
+    def q(self, text: Sequence[int]) -> torch.Tensor:
+        return torch.eye(self.vocab, dtype=torch.float64)[text[-1]]
+
+
+def copying(costs: PassCosts) -> Callable[[Record], DraftSwitch]:
+    return lambda record: Paced(Tracker(costs, copying=Tracker(costs)))
+
+
+@pytest.mark.parametrize("spec", ["speculative(gamma=5)", "svip", "specinfer(gamma=3)", "relaxed"])
+def test_a_text_that_repeats_itself_is_copied_where_the_draft_rests(spec: str) -> None:
+    pair = Circle(vocab=7)
+    record = written(spec, pair, 300, copying(FLAT))
+    assert record.stats.copy_switches and record.stats.switches
+    assert [token.id for token in record.tokens] == [(i + 1) % 7 for i in range(300)]
+    without = written(spec, pair, 300, paced(FLAT))
+    assert not without.stats.copy_switches
+    assert record.stats.target_calls < 0.5 * without.stats.target_calls
+    again = written(
+        spec, pair, 300, lambda record_: Replayed(record.stats.switches, record.stats.copy_switches)
+    )
+    assert again.accept_lengths == record.accept_lengths
+    assert again.stats.copy_switches == record.stats.copy_switches
+
+
+def test_copies_that_lose_are_given_up(copies_of_one: list[int]) -> None:
+    steep = PassCosts(((1, 1.0), (9, 6.0)), ((1, 0.25), (9, 0.3)))
+    flat_law = MarkovPair(vocab=12, seed=1, sharp=1.0)
+    record = written("speculative(gamma=5)", flat_law, 500, copying(steep))
+    assert len(record.stats.copy_switches) >= 2
+    stats = record.stats
+    read = 1 + stats.drafted / stats.target_calls
+    assert stats.target_calls * steep.target_s(read) < 1.08 * stats.new_tokens
+    assert 0 < sum(copies_of_one) < 100
+
+
+def test_a_draft_that_gains_less_than_copies_is_not_taken_back() -> None:
+    costs = PassCosts(((1, 1.0), (9, 1.0)), ((1, 0.5), (9, 0.5)))
+    for copied, back in ((1, True), (4, False)):  # tokens that a round at rest adds
+        row = Paced(Tracker(costs, copying=Tracker(costs)))
+        for number in range(1, 400):
+            if row.drafts(number):
+                row.count(RoundCount(2, 1, 3, 1 if number < 10 else 3))  # then in the time of two
+            else:
+                row.copies(number)
+                row.count(RoundCount(0, 1, copied, copied))
+        assert (len(row.changes) == 2) is back
+
+
+def test_an_interrupted_text_copies_again_as_it_did() -> None:
+    pair = Circle(vocab=7)
+    first = written("speculative(gamma=5)", pair, 60, copying(FLAT))
+    before = first.stats.switches, first.stats.copy_switches, first.stats.rounds
+    other = Tracker(PassCosts(((1, 1.0), (9, 1.0)), ()))  # would neither rest nor copy
+    again = written("speculative(gamma=5)", pair, 60, lambda record: Paced(other, *before))
+    assert again.accept_lengths == first.accept_lengths and first.stats.copy_switches
 
 
 def test_the_adversary_does_switch() -> None:
@@ -144,8 +231,8 @@ def test_a_record_replays_its_switches() -> None:
 def test_an_interrupted_text_is_written_again_as_it_was() -> None:
     first = written("speculative(gamma=5)", BAD, 60, paced(FLAT))
     other = Tracker(PassCosts(((1, 1.0), (9, 1.0)), ()))  # would never switch off
-    before = (first.stats.switches, first.stats.rounds)
-    again = written("speculative(gamma=5)", BAD, 60, lambda record: Paced(other, before))
+    before = first.stats.switches, first.stats.copy_switches, first.stats.rounds
+    again = written("speculative(gamma=5)", BAD, 60, lambda record: Paced(other, *before))
     assert [token.id for token in first.tokens] == [
         token.id for token in again.tokens
     ] and first.stats.switches

@@ -66,6 +66,33 @@ def test_a_record_writes_the_text_again_where_costs_differ(
     assert ids(again) == ids(first) and again.stats.switches == first.stats.switches
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_where_a_draft_rests_a_text_that_repeats_itself_is_copied(
+    with_costs: Callable[[PassCosts], sprinter.Pair], rows: int
+) -> None:
+    pair = with_costs(PassCosts(((1, 1.0), (9, 1.05)), ((1, 2.0), (9, 2.0))))  # only its steps are dear
+    options: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.0, "never_slower": True}
+    made = pair.generate_batch([PROMPT * 4] * rows, method="speculative(gamma=5)", rows=rows, **options)
+    plain = pair.generate(PROMPT * 4, method="autoregressive", max_new_tokens=80, temperature=0.0)
+    stats = made[0].stats
+    assert stats.switches and stats.copy_switches and stats.lossless
+    assert stats.target_calls < 60 and stats.accepted > 20
+    assert ", copies instead" in stats.summary
+    for one in made:
+        assert ids(one) == ids(plain)
+        kept = json.loads(json.dumps(one.to_dict()))
+        again = with_costs(CHEAP).generate(kept["prompt"]["token_ids"], **kept["request"])
+        assert again.accept_lengths == one.accept_lengths
+        assert again.stats.copy_switches == one.stats.copy_switches
+
+
+def test_a_method_that_only_copies_rests_plainly(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
+    pair = with_costs(DEAR)
+    options: dict[str, Any] = {"max_new_tokens": 80, "temperature": 0.0, "never_slower": True}
+    made = pair.generate(PROMPT * 4, method="lookup(n=2, gamma=5)", **options)
+    assert made.stats.copy_switches == []
+
+
 @pytest.mark.parametrize("rows", [2, 4])
 def test_the_rows_of_a_batch_decide_together_and_replay_alone(
     with_costs: Callable[[PassCosts], sprinter.Pair], rows: int
@@ -304,6 +331,7 @@ def test_costs_of_models_without_a_name_are_not_kept(
         ({"never_slower": 1}, "neither True nor False"),
         ({"switches": [0, 2]}, "ascending numbers from 1 on"),
         ({"switches": [3, 3]}, "ascending numbers from 1 on"),
+        ({"copy_switches": [4, 2]}, "ascending numbers from 1 on"),
         ({"switches": [-1]}, ">= 0|at least 0|switches"),
     ],
 )

@@ -264,7 +264,8 @@ class Stats:
     the scored tokens, by origin. ``least_ratio`` and ``largest_ratio``: of p(x)/π(x) over the scored tokens; the method
     was at most 1/``least_ratio`` times as likely as the target to write one of them. ``changed`` and ``text_drift``:
     see ``Record.count``. ``switches``: the rounds from which on the text was written without drafting, with it again,
-    and so on (``never_slower``).
+    and so on (``never_slower``). ``copy_switches``: those from which on it was copied from the text while it was not
+    drafted, no longer was, and so on.
     """
 
     lossless: bool = False
@@ -291,6 +292,7 @@ class Stats:
     owed_drift: float = 0.0  # with a budget: expected drift of the trusted tokens that are not scored
     expected_drift: float = 0.0  # with a budget: what was expected of all trusted tokens
     switches: list[int] = field(default_factory=list)
+    copy_switches: list[int] = field(default_factory=list)
     wall_s: float = 0.0
     prefill_s: float = 0.0
     draft_s: float = 0.0
@@ -352,7 +354,9 @@ class Stats:
         if self.budget is not None:
             drift += f" of a budget of {self.budget:g}"
         if self.switches:
-            drift += f", drafting {'stopped' if len(self.switches) % 2 else 'resumed'} in round {self.switches[-1]}"
+            rests = len(self.switches) % 2 == 1
+            drift += f", drafting {'stopped' if rests else 'resumed'} in round {self.switches[-1]}"
+            drift += ", copies instead" if rests and len(self.copy_switches) % 2 else ""
         label = "lossless" if self.lossless else "lossy"
         count = f"{self.new_tokens} token{plural}, {self.tokens_per_s:.1f}/s"
         return f"{count}, {calls:.2f} target calls/token, {drift}, {label}"

@@ -24,6 +24,7 @@ from sprinter.decode.row import (
     LoopRequest,
     Row,
     closing_pass,
+    copy_run,
     draft_run,
     draft_tree,
 )
@@ -60,12 +61,17 @@ def decode(
         before = len(record.tokens)
         if row.drafts:
             yield from draft_run(row) if method.drafter.siblings is Siblings.ALONE else draft_tree(row)
+        elif row.copies:
+            copy_run(row)
         record.stats.drafted += len(record.tokens) - before + len(row.tree.tokens)
         accepted, tried = 0, len(row.on_trial)
         checked = row.tree.depth - tried
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
-        row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
+        judged = (
+            (checked, accepted) if row.drafts else (0, 0)
+        )  # no rule learns from copies in a round that rests
+        row.stop_state = method.stop.end_round(row.stop_state, row.drafted, *judged)
         row.end_round()
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)

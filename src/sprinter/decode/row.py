@@ -12,12 +12,13 @@ from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.budget import BUDGET_RUN, Budget, Within
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
+from sprinter.decode.drafter import look_up, one_hot_rows
 from sprinter.decode.grow import Root
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
-from sprinter.decode.switch import DraftSwitch, RoundCount
+from sprinter.decode.switch import COPIES, DraftSwitch, RoundCount
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.decode.verdicts import Verdicts
@@ -32,6 +33,7 @@ __all__ = [
     "LoopRequest",
     "Row",
     "closing_pass",
+    "copy_run",
     "draft_run",
     "draft_tree",
 ]
@@ -71,7 +73,8 @@ class Row:
         scored: the target has read text[:scored], always at least one token less than the text.
         proposes: whether to draft in this text.
         switch: says whether a round drafts; None: all do.
-        drafts: whether this round does.
+        drafts: whether this round does. copies: whether it copies from the text instead.
+        like: an empty tensor of the form of the target's laws, after the first pass.
         target_read: tokens that the target read in this round.
         tree: untrusted tokens of this round; a chain is also in the text, as text[final:].
         read: for each node of a grown ``tree``, the number that ``AskTips`` gave it, or -1.
@@ -113,6 +116,8 @@ class Row:
     budget: Budget | None = None
     switch: DraftSwitch | None = None
     drafts: bool = True
+    copies: bool = False
+    like: Tensor | None = None
     target_read: int = 0
 
     @classmethod
@@ -144,7 +149,7 @@ class Row:
         budget = Budget(method.budget, method.predicts, n) if method.budget and not lossless else None
         record.stats.budget = method.budget
         if switch is not None:
-            record.stats.switches = switch.changes
+            record.stats.switches, record.stats.copy_switches = switch.changes, switch.copy_changes
         return cls(
             method, limits, draws, record, complete, list(prompt), end=n + limits.max_new_tokens, final=n, known=n,
             scored=n - 1, trust_state=states.trust_state, stop_state=states.stop_state,
@@ -173,6 +178,8 @@ class Row:
             within_run: the meter asked for the laws, in the middle of a run, which they must not change.
         """
         scored = self.meter.score(start, scores)
+        if self.like is None:
+            self.like = scores.laws.new_empty(0, scores.laws.shape[-1])
         self.verdicts.score(start, scores)
         if self.budget is None:
             return
@@ -233,7 +240,9 @@ class Row:
         """Start a round with nothing drafted."""
         self.record.stats.rounds += 1
         self.drafted, self.proposed, self.tree, self.gate_scores, self.on_trial = 0, 0, Tree(), [], []
-        self.drafts = self.proposes and (self.switch is None or self.switch.drafts(self.record.stats.rounds))
+        round, switch = self.record.stats.rounds, self.switch
+        self.drafts = self.proposes and (switch is None or switch.drafts(round))
+        self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
         self.target_read = 0
         self.stop_state = self.method.stop.begin_round(self.stop_state)
         self.guarded = self.exact_next()
@@ -247,7 +256,7 @@ class Row:
     @property
     def accept(self) -> Judge:
         """The rule that judges this round's draft."""
-        if self.guarded:
+        if self.guarded or self.copies:
             return Exact()
         rule = self.method.accept
         return rule if self.budget is None or rule.lossless else Within(rule, self.budget)
@@ -319,6 +328,22 @@ def draft_run(row: Row) -> Asking:
         row.known = len(text)
         if row.complete and row.meter.waiting >= METER_CHUNK:
             yield from closing_pass(row)
+
+
+def copy_run(row: Row) -> None:
+    """Prompt lookup in a round that rests: ``row.tree`` gets what followed the text's last tokens earlier."""
+    n, least, most = COPIES
+    at_most = min(row.room, most)
+    if row.like is None or at_most < 1:
+        return
+    tokens: list[int] = []
+    for x in look_up(row.text, n, least, at_most):
+        row.text.append(x)
+        tokens.append(x)
+        if row.limits.ends(row.text) is not None or row.exact_next() != row.guarded:
+            break
+    laws = [*one_hot_rows(tokens, row.like.shape[-1], row.like)]
+    row.tree = Tree(tokens, laws, laws if row.method.accept.needs_raw else [])
 
 
 def _gate_score(answer: Draft, i: int) -> float | None:

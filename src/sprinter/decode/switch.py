@@ -2,8 +2,10 @@
 
 A method that drafts loses time where few drafts are kept, or where many rows share each pass. Each round is charged
 with what its passes cost on this machine, in units of plain decoding's time for a token, against the tokens that it
-added. A method that has lost more than some tokens' time writes plainly from then on, and is tried again at times.
-What the draft model must then read of the text is spent once, and not counted.
+added. A method that has lost more than some tokens' time rests from then on, and is tried again at times. What the
+draft model must then read of the text is spent once, and not counted.
+
+Rounds that rest are plain decoding, or copy from the text (prompt lookup), which is switched in the same way.
 
 The decision reads costs that were measured before and rounds that are over, no clock and no token to come: exact
 methods stay exact across switches. The rounds at which it changes are recorded, and a record replays them.
@@ -20,7 +22,10 @@ from dataclasses import dataclass, field
 
 from sprinter.decode.costs import PassCosts
 
-__all__ = ["DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
+__all__ = ["COPIES", "DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
+
+COPIES = (4, 3, 8)
+"""Prompt lookup in rounds that rest: longest and shortest n-gram, largest number of copied tokens."""
 
 _LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
 _CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before
@@ -45,15 +50,17 @@ class RoundCount:
 
 
 class DraftSwitch(ABC):
-    """Says before each round whether it drafts.
+    """Says before each round whether it drafts, and if not, whether it copies from the text.
 
     Attributes:
         changes: the rounds, counted from 1, from which on it no longer drafted, drafted again, and so on.
+        copy_changes: the rounds from which on it copied where it rested, no longer did, and so on.
     """
 
     def __init__(self) -> None:
         self.changes: list[int] = []
-        self._on = True
+        self.copy_changes: list[int] = []
+        self._on, self._copying = True, False
 
     def drafts(self, round: int) -> bool:
         """Whether the round drafts; asked once, at its beginning."""
@@ -62,8 +69,18 @@ class DraftSwitch(ABC):
             self.changes.append(round)
         return on
 
+    def copies(self, round: int) -> bool:
+        """Whether a round that does not draft copies; asked once, after ``drafts``."""
+        if (copying := self._decide_copies(round)) != self._copying:
+            self._copying = copying
+            self.copy_changes.append(round)
+        return copying
+
     @abstractmethod
     def _decide(self, round: int) -> bool: ...
+
+    def _decide_copies(self, round: int) -> bool:
+        return False
 
     @abstractmethod
     def count(self, done: RoundCount) -> None:
@@ -74,15 +91,18 @@ class Replayed(DraftSwitch):
     """Switches at the rounds of an earlier record.
 
     Args:
-        changes: as in ``DraftSwitch``.
+        changes, copy_changes: as in ``DraftSwitch``.
     """
 
-    def __init__(self, changes: Sequence[int]) -> None:
+    def __init__(self, changes: Sequence[int], copy_changes: Sequence[int] = ()) -> None:
         super().__init__()
-        self._given = tuple(changes)
+        self._given = tuple(changes), tuple(copy_changes)
 
     def _decide(self, round: int) -> bool:
-        return bisect_right(self._given, round) % 2 == 0
+        return bisect_right(self._given[0], round) % 2 == 0
+
+    def _decide_copies(self, round: int) -> bool:
+        return bisect_right(self._given[1], round) % 2 == 1
 
     def count(self, done: RoundCount) -> None:
         """Nothing depends on it."""
@@ -95,14 +115,19 @@ class Tracker:
     Attributes:
         costs: of this pair on this machine.
         rows: number of rows that share a pass now.
+        copying: the same of the copies in rounds that rest; None: they do not copy.
     """
 
     costs: PassCosts
     rows: Callable[[], int] = lambda: 1
+    copying: Tracker | None = None
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
     _on: bool = True
+    # What a token took in the last rest, in plain tokens, and what it is the mean of: less than 1 where copies paid.
+    _price: float = 1.0
+    _rested: tuple[float, int] = (0.0, 0)  # time, tokens
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
@@ -113,6 +138,8 @@ class Tracker:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
             self._trying, self._balance = weakref.ref(row), 0.0
+            time, tokens = self._rested
+            self._price = min(1.0, time / tokens) if tokens else 1.0
         return self._trying is not None and self._trying() is row
 
     def count(self, row: DraftSwitch, drafted: bool, done: RoundCount) -> None:
@@ -125,6 +152,8 @@ class Tracker:
                 self._leave()
         elif self._trying is None or self._trying() is not row:
             self._rest -= done.added / rows
+            time, tokens = self._rested
+            self._rested = time + self._time(done, rows), tokens + done.added
             if self._rest < -_REST:  # the row that tries it has said nothing for long: it failed, or waits
                 self._trying = None
         else:
@@ -135,16 +164,20 @@ class Tracker:
                 self._on, self._trying, self._next_rest = True, None, _REST
 
     def _leave(self) -> None:
-        self._on, self._trying = False, None
+        self._on, self._trying, self._rested = False, None, (0.0, 0)
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
     def _lost(self, done: RoundCount, rows: int) -> float:
-        """Time of a round in plain tokens, less the tokens; passes shared by so many rows that all do the same."""
+        """Time of a round in plain tokens, less that of its tokens at rest."""
+        return self._time(done, rows) - self._price * done.added
+
+    def _time(self, done: RoundCount, rows: int) -> float:
+        """Time of a round in plain tokens; its passes are shared by so many rows that all do the same."""
         costs = self._by_rows.get(rows)
         if costs is None:
             costs = self._by_rows[rows] = self.costs.for_rows(rows)
         spent = costs.target_s(max(1, done.read)) + done.steps * costs.draft_s(done.width)
-        return spent / costs.target_s(1) - done.added
+        return spent / costs.target_s(1)
 
 
 class Paced(DraftSwitch):
@@ -152,21 +185,35 @@ class Paced(DraftSwitch):
 
     Args:
         tracker: counts rounds; of this text alone, or common to the rows of an engine.
-        before: with a common tracker, of a text that was interrupted and is written again: ``changes`` and number of
-            rounds so far, which are replayed. A tracker of its own comes to the same decisions again.
+        changes, copy_changes: with a common tracker, those of a text that was interrupted and is written again, which
+            are replayed in so many rounds, ``written``. A tracker of its own comes to the same decisions again.
     """
 
-    def __init__(self, tracker: Tracker, before: tuple[Sequence[int], int] = ((), 0)) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        changes: Sequence[int] = (),
+        copy_changes: Sequence[int] = (),
+        written: int = 0,
+    ) -> None:
         super().__init__()
-        self._tracker, self._written = tracker, before[1]
-        self._before = Replayed(before[0])
+        self._tracker, self._written = tracker, written
+        self._before = Replayed(changes, copy_changes)
         self._replays = False
 
     def _decide(self, round: int) -> bool:
         self._replays = round <= self._written
         return self._before.drafts(round) if self._replays else self._tracker.drafts(self)
 
+    def _decide_copies(self, round: int) -> bool:
+        if self._replays:
+            return self._before.copies(round)
+        return self._tracker.copying is not None and self._tracker.copying.drafts(self)
+
     def count(self, done: RoundCount) -> None:
         """Count the round's time against its tokens."""
-        if not self._replays:
-            self._tracker.count(self, self._on, done)
+        if self._replays:
+            return
+        if not self._on and self._tracker.copying is not None:
+            self._tracker.copying.count(self, self._copying, done)
+        self._tracker.count(self, self._on, done)

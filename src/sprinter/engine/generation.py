@@ -130,6 +130,7 @@ def stats_dict(stats: Stats) -> dict[str, Any]:
         "owed_drift": stats.owed_drift,
         "expected_drift": stats.expected_drift,
         "switches": list(stats.switches),
+        "copy_switches": list(stats.copy_switches),
         "tokens_per_target_call": stats.tokens_per_target_call,
         "wall_s": stats.wall_s,
         "tokens_per_s": stats.tokens_per_s,

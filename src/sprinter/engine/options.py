@@ -57,6 +57,7 @@ class GenerationKeywords(TypedDict, total=False):
     budget: float | None
     never_slower: bool | None
     switches: Sequence[int] | None
+    copy_switches: Sequence[int] | None
     ahead: int | Literal["auto"]
     rules: RuleState | Mapping[str, Any] | None
     chat_template_kwargs: Mapping[str, Any] | None
@@ -229,15 +230,9 @@ def _as_given(name: str, value: Any) -> Any:
 
 
 def _option(
-    default: Any,
-    check: Callable[[str, Any], Any],
-    about: str,
-    *,
-    help: str | None = None,
-    choices: tuple[str, ...] = (),
-    hash: bool | None = None,
-    item: Callable[[Any], bool] | None = None,
-) -> Any:
+    default: Any, check: Callable[[str, Any], Any], about: str, *, help: str | None = None,
+    choices: tuple[str, ...] = (), hash: bool | None = None, item: Callable[[Any], bool] | None = None,
+) -> Any:  # fmt: skip
     """A field of ``GenerationOptions``.
 
     Args:
@@ -378,11 +373,13 @@ class GenerationOptions:
         None, _rounds, "the rounds from which on the text is written without drafting, with it again, and so on: "
         "``stats.switches`` of an earlier generation, in place of ``never_slower``; None: not given.", item=_is_single,
     )  # fmt: skip
+    copy_switches: tuple[int, ...] | None = _option(
+        None, _rounds, "with ``switches``, the rounds from which on tokens are copied from the text where none are "
+        "drafted, no longer are, and so on: ``stats.copy_switches``; None: they never are.", item=_is_single,
+    )  # fmt: skip
     ahead: int | Literal["auto"] = _option(
-        1,
-        _steps,
-        'draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.',
-    )
+        1, _steps, 'draft steps per host synchronisation; "auto": by measured times. The text does not depend on it.',
+    )  # fmt: skip
     rules: RuleState | Mapping[str, Any] | None = _option(
         None, _rules, "state of the rules (AdaEDL's λ, the heuristic's γ) to continue from: ``rules`` of an earlier "
         "generation by the same method, or its ``to_dict()``; None: a fresh state.", hash=False,

@@ -106,7 +106,11 @@ class Task:
             self._costs = parts.costs_of(method, most)
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
-        self._switched: tuple[tuple[int, ...], int] = ((), 0)
+        self._written: tuple[tuple[int, ...], tuple[int, ...], int] = (
+            (),
+            (),
+            0,
+        )  # of a text that was interrupted
         self.record = self._new_record()
 
     @property
@@ -181,21 +185,27 @@ class Task:
         if not self._may_switch:
             return None
         if self.request.switches is not None:
-            return Replayed(self.request.switches)
+            return Replayed(self.request.switches, self.request.copy_switches or ())
         if self._costs is None:
             return None
         if self.tracker is None:
-            return Paced(Tracker(self._costs))
+            return Paced(self._tracker(self._costs))
         done = self.record.stats  # of a text that was interrupted, perhaps while it was written again
-        if done.rounds > self._switched[1]:
-            self._switched = tuple(done.switches), done.rounds
-        return Paced(self.tracker, self._switched)
+        if done.rounds > self._written[-1]:
+            self._written = tuple(done.switches), tuple(done.copy_switches), done.rounds
+        return Paced(self.tracker, *self._written)
+
+    def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
+        """Rounds that rest copy from the text, if the method does not do that anyway."""
+        drafter = self.method.drafter
+        copying = Tracker(costs, rows) if drafter.uses_model or drafter.by_heads else None
+        return Tracker(costs, rows, copying)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
         """Decide together with the other rows of an engine that decode by the same method."""
         if self._costs is not None:
             key = self._shares, self.request.sampling
-            self.tracker = trackers.setdefault(key, Tracker(self._costs, rows))
+            self.tracker = trackers.setdefault(key, self._tracker(self._costs, rows))
 
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""
@@ -214,7 +224,8 @@ class Task:
         """The request with the switches that were made."""
         if self._costs is None:
             return self.request
-        return self.request.replace(switches=tuple(self.record.stats.switches))
+        stats = self.record.stats
+        return self.request.replace(switches=tuple(stats.switches), copy_switches=tuple(stats.copy_switches))
 
     def _new_record(self) -> Record:
         stats = Stats(
