@@ -8,7 +8,8 @@ the batch that it is in, so greedy exact methods write the target's own texts, a
 method's.
 With ``--name named`` the six arms of most interest are asked 80 prompts more of both suites, and other suites; the
 tables hold the first prompts too. With ``--name sampled`` drift is measured on the beginnings of answers, and nobody
-asks whether they are right.
+asks whether they are right. With ``--name precision --dtype int8`` (or ``bfloat16``, ...) an arm reads other weights,
+made from the same file, and is compared with the arm that reads the file's own blocks.
 Each arm's measures are kept, a run goes on where an earlier one stopped, and ``--merge`` makes the tables of what is
 there without running a model.
 """
@@ -43,15 +44,18 @@ from sprinter.decode import Origin, Token
 from sprinter.engine.generation import Generation
 from sprinter.files import write_atomic
 
-ANSWERS, NAMED, SAMPLED = "quality", "named", "sampled"
+ANSWERS, NAMED, PRECISION, SAMPLED = "quality", "named", "precision", "sampled"
 SUITES = {
     ANSWERS: ("humaneval:40:256", "gsm8k:40:400"),
+    PRECISION: ("humaneval:40:256", "gsm8k:40:400"),
     NAMED: (
         "humaneval:40-120:256", "gsm8k:40-120:400", "mt-bench:40:128", "spec-bench:60:128", "wiki-summary:40:64",
     ),
     SAMPLED: ("humaneval:12:96", "gsm8k:12:96", "mt-bench:12:96"),
 }  # fmt: skip
 """Name of results -> their suites; those of ``sampled`` are too short to be right or wrong: drift alone."""
+DTYPE = sized("gguf", None)
+"""Type of the weights where none is asked for: the blocks of the file."""
 RUNNING_TEXT = ("wiki-summary",)
 """Suites that are continued, not asked in chat."""
 
@@ -163,7 +167,8 @@ def kept(folder: Path) -> list[dict[str, Any]]:
 
 def check_same_run(folder: Path, chosen: Any) -> None:
     """Refuse to add an arm to others that had other prompts or weights."""
-    mine = {name: getattr(chosen, name) for name in ("suites", "system", "dtype")}
+    fixed = ("suites", "system") if folder.name == PRECISION else ("suites", "system", "dtype")
+    mine = {name: getattr(chosen, name) for name in fixed}
     for record in kept(folder):
         if any(record[name] != value for name, value in mine.items()):
             theirs = {name: record[name] for name in mine}
@@ -177,19 +182,25 @@ def by_group(text: dict[str, Any]) -> list[dict[str, Any]]:
     return [text, {**text, "suite": f"spec-bench, {group_of_spec_bench(text['category'])}"}]
 
 
+def label(folder: Path, record: dict[str, Any]) -> str:
+    """An arm's name in the tables; with the weights' type where that is what differs."""
+    other = folder.name == PRECISION and record["dtype"] != DTYPE
+    return f"{record['arm']}, {record['dtype']}" if other else str(record["arm"])
+
+
 def merge(folder: Path) -> None:
     """Write the results of all arms that are there, and the tables."""
     records = kept(folder)
     if not records:
         sys.exit(f"error: no arm was measured in {folder}: run without --merge first")
     suites = records[0]["suites"]
-    if folder.name == NAMED and not SMOKE:  # the first prompts of the same arms
+    if folder.name in (NAMED, PRECISION) and not SMOKE:  # the same arms' first prompts, or other weights
         arms = {(record["arm"], record["temperature"]) for record in records}
         first = [one for one in kept(folder.with_name(ANSWERS)) if (one["arm"], one["temperature"]) in arms]
-        suites, records = [*SUITES[ANSWERS], *suites], first + records
+        suites, records = list(dict.fromkeys([*SUITES[ANSWERS], *suites])), first + records
     order = {arm: at for at, arm in enumerate(EVERY)}
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
-    lines = [text for record in records for text in record["texts"]]
+    lines = [{**text, "model_id": label(folder, record)} for record in records for text in record["texts"]]
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by command and environment
     for record in records:
         made = record["command"], json.dumps(record["environment"], sort_keys=True)
@@ -199,7 +210,7 @@ def merge(folder: Path) -> None:
         "benchmark": f"real/{folder.name}",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
         "runs": {
-            ", ".join(dict.fromkeys(f"`{one['arm']}`" for one in own)): {
+            ", ".join(dict.fromkeys(f"`{label(folder, one)}`" for one in own)): {
                 "command": said, "environment": json.loads(where),
             }
             for (said, where), own in runs.items()
@@ -234,7 +245,7 @@ def main() -> None:
     parser.add_argument("--draft", default=sized(DRAFT, None))
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument("--heads", nargs="+", default=(), help="directories of other heads for the draft")
-    parser.add_argument("--dtype", default=sized("gguf", None), help="of both models' weights")
+    parser.add_argument("--dtype", default=DTYPE, help="of both models' weights")
     parser.add_argument("--name", choices=SUITES, default=ANSWERS, help="of the results")
     parser.add_argument("--merge", action="store_true", help="only make the tables")
     chosen = parser.parse_args()
@@ -278,7 +289,8 @@ def measure_arms(chosen: Any) -> None:
     arms = chosen.arms or runnable(PARTS[NAMED] if chosen.name == NAMED else EVERY, chosen.gate, chosen.heads)
     for temperature in chosen.temperatures:
         for arm in arms:
-            path = chosen.out / f"{re.sub(r'[^a-z0-9.+-]+', '-', arm).strip('-')}-t{temperature:g}.json"
+            named = f"{arm}-{chosen.dtype}" if chosen.name == PRECISION else arm
+            path = chosen.out / f"{re.sub(r'[^a-z0-9.+-]+', '-', named).strip('-')}-t{temperature:g}.json"
             if path.exists():
                 continue
             began = time.perf_counter()
