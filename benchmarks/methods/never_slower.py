@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def main() -> None:
         facts = {
             "pair": chosen.pair,
             "draft": draft,
-            "costs": [pair.pass_costs.target, pair.pass_costs.draft],
+            "costs": asdict(pair.pass_costs),
         }
         alone = timed(
             lambda i, options, pair=pair: later_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
