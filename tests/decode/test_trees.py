@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -14,6 +14,7 @@ from sprinter.decode import (
     ACCEPT,
     DRAFTER,
     Block,
+    Calibrated,
     Confidence,
     Drawn,
     Dynamic,
@@ -55,7 +56,9 @@ from sprinter.decode.enumerate import (
 from sprinter.decode.grow import grow_from
 from sprinter.decode.growers import _DrawnGrowth
 from sprinter.decode.loop import Limits
+from sprinter.decode.stop.chance import ChanceRule
 from sprinter.decode.tree import Tree
+from sprinter.decode.trust import State
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -375,9 +378,10 @@ def test_lossy_trees_are_metered() -> None:
         ("drafter=drawn,accept=typical", "are drawn: give without or traversal"),
         ("drafter=static,accept=lenient", "are chosen: give onehot or traversal"),
         ("drafter=dynamic,accept=onehot,trust=gate(tau=0.5)", "trees, which go with trust=nobody"),
-        ("drafter=dynamic,accept=onehot,stop=confidence", "reads the tokens of a chain"),
-        ("drafter=dynamic,accept=onehot,stop=calibrated", "reads the tokens of a chain"),
-        ("drafter=dynamic,accept=onehot,stop=fallback", "reads the tokens of a chain"),
+        ("drafter=dynamic,accept=onehot,stop=confidence", "is for chains"),
+        ("drafter=dynamic,accept=onehot,stop=calibrated(signal=gate)", "is for chains"),
+        ("drafter=dynamic,accept=onehot,stop=optimal", "is for chains"),
+        ("drafter=dynamic,accept=onehot,stop=fallback", "is for chains"),
         ("drafter=dynamic,accept=typical,head=4", "head=4 has the exact rule judge one draft"),
         ("static-tree(widths=4x0)", "widths=4x0 is out of range: give whole numbers >= 1, as in 4x2x2"),
         ("static-tree(widths=20x20x20)", "a tree of 8420 tokens: give one of fewer than 512"),
@@ -397,7 +401,7 @@ def test_trees_without_a_largest_depth_are_refused() -> None:
         Method(accept=Without(), drafter=Widened(), stop=Svip())
     with pytest.raises(UserError, match="trust=nobody"):
         Method(accept=Without(), drafter=Drawn(), trust=Gate(0.5), stop=Fixed(2))
-    with pytest.raises(UserError, match="reads the tokens of a chain"):
+    with pytest.raises(UserError, match="is for chains"):
         Method(accept=Without(), drafter=Drawn(), stop=Confidence())
 
 
@@ -423,3 +427,31 @@ def test_a_stop_rule_ends_a_tree_where_the_best_path_is_unsure() -> None:
         record = run_chain(method, WIDE, (0,), Limits(40), AddressedDraws(2))
         sizes.append(record.stats.drafted / record.stats.target_calls)
     assert sizes[0] <= 2 < 8 < sizes[1] <= 14
+
+
+def test_a_rule_that_learns_is_told_which_levels_were_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[float]] = []
+
+    def learn(self: Calibrated, signals: Mapping[str, Tensor], verdicts: Tensor, state: State) -> State:
+        assert signals["entropy"].shape == verdicts.shape
+        told.append(verdicts.tolist())
+        return ChanceRule.learn(self, signals, verdicts, state)
+
+    monkeypatch.setattr(Calibrated, "learn", learn)
+    method = Method(accept=OneHot(), drafter=Static("2x2x2"), stop=Calibrated(0.0))
+    record = run_chain(method, WIDE, (0,), Limits(60), AddressedDraws(2))
+    kept = [added - 1 for added in record.accept_lengths]
+    wanted = [[1.0] * n + [0.0] * (n < 3) for n in kept]
+    assert told[:-1] == wanted[: len(told) - 1] and {0, 1, 2} <= {
+        *kept
+    }  # the last tree is cut by the text's end
+    assert record.rules is not None and float(record.rules.stop_state[-1]) == sum(map(len, told))
+
+
+def test_calibrated_trees_are_smaller_where_the_draft_is_bad() -> None:
+    method = parse_method("drafter=static(widths=2x1x1x1),accept=onehot,stop=calibrated(rate=0.5)")
+    levels = []
+    for pair in (MarkovPair(12, 1, sharp=4.0), MarkovPair(12, 1, sharp=4.0, distance=0.02)):
+        record = run_chain(method, pair, (0,), Limits(300), AddressedDraws(3))
+        levels.append(record.stats.drafted / record.stats.target_calls)
+    assert levels[0] < 0.8 * levels[1]

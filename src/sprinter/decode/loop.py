@@ -68,10 +68,10 @@ def decode(
         checked = row.tree.depth - tried
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
-        judged = (
-            (checked, accepted) if row.drafts else (0, 0)
-        )  # no rule learns from copies in a round that rests
-        row.stop_state = method.stop.end_round(row.stop_state, row.drafted, *judged)
+        row.learn_levels(accepted)
+        if not row.drafts:  # no rule learns from copies in a round that rests
+            checked = accepted = 0
+        row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
         row.end_round()
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)

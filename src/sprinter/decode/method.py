@@ -144,10 +144,11 @@ class Method:
             raise UserError("several drafts go with trust=nobody and stop=fixed(gamma=...)")
         if not self.trust.never:
             raise UserError(f"drafter {self.drafter!r} grows trees, which go with trust=nobody")
-        if stop.sees_token or stop.discards or stop.learns or stop.needs & (state_signals() | GIVEN.keys()):
+        reads = stop.sees_token or stop.discards or stop.needs & (state_signals() | GIVEN.keys())
+        if reads or stop.chains_only:
             raise UserError(
-                f"stop rule {stop!r} reads the tokens of a chain, and drafter {self.drafter!r} grows trees: give "
-                "stop=never, fixed, heuristic, svip or adaedl"
+                f"stop rule {stop!r} is for chains, and drafter {self.drafter!r} grows trees: give stop=never, fixed, "
+                "heuristic, svip, adaedl or calibrated"
             )
         if self.levels is None:
             raise UserError(f"the trees of {self.drafter!r} have no largest depth: give stop=fixed or cap=20")

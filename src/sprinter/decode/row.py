@@ -84,7 +84,8 @@ class Row:
         on_trial: for the first tokens of ``tree`` that are trusted until the target has scored them (``tail_ratio``),
             whether the decision saw the token.
         drafted: tokens drafted in this round; levels of a tree. proposed: those for which no model ran.
-        verdicts: the round's draft tokens, for rules that learn.
+        verdicts: the round's draft tokens, for rules that learn. levels: of a tree, the signals before each level, if
+            the stop rule learns from them.
         budget: the text's account, if the method has a budget and is lossy.
     """
 
@@ -107,6 +108,7 @@ class Row:
     guarded: bool = False
     drafted: int = 0
     proposed: int = 0
+    levels: list[dict[str, Tensor]] = field(default_factory=list)
     tree: Tree = field(default_factory=Tree)
     gate_scores: list[float | None] = field(default_factory=list)
     on_trial: list[bool] = field(default_factory=list)
@@ -170,6 +172,16 @@ class Row:
             self.stop_state = method.stop.learn(signals, overlaps, self.stop_state)
         if self.budget is not None and method.predicts:
             self.budget.learn(signals, overlaps)
+
+    def learn_levels(self, accepted: int) -> None:
+        """Pass on which levels of a tree that were reached had a token that the target accepted."""
+        # Levels that a reranked tree has lost were not judged, nor those behind the end of the text.
+        reached = self.levels[: min(accepted + (self.record.finish is None), self.tree.depth)]
+        if reached and self.method.stop.learns:
+            names = self.method.stop.needs & reached[0].keys()
+            signals = {name: torch.stack([one[name] for one in reached]) for name in names}
+            verdicts = (torch.arange(len(reached)) < accepted).double()
+            self.stop_state = self.method.stop.learn(signals, verdicts, self.stop_state)
 
     def score(self, start: int, scores: Scores, within_run: bool = False) -> None:
         """Meter the trusted tokens that wait, given the target's laws from position ``start + 1`` on.
@@ -240,6 +252,7 @@ class Row:
         """Start a round with nothing drafted."""
         self.record.stats.rounds += 1
         self.drafted, self.proposed, self.tree, self.gate_scores, self.on_trial = 0, 0, Tree(), [], []
+        self.levels = []
         round, switch = self.record.stats.rounds, self.switch
         self.drafts = self.proposes and (switch is None or switch.drafts(round))
         self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
@@ -394,6 +407,7 @@ def draft_tree(row: Row) -> Asking:
         growth.grow(row.drafted, tips, found)
         row.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}
+        row.levels.append(signals)
         given = {"drafted": torch.tensor(row.drafted), "trusted": torch.tensor(False)}
         stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
         stopped = bool(stop) or row.drafted == depth

@@ -15,7 +15,7 @@ from sprinter.decode.enumerate import EnumeratedDraws, MarkovPair, check_same_la
 from sprinter.decode.grow import Root, grow_from
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
 from sprinter.decode.method import Method
-from sprinter.decode.stop import Fixed, Svip
+from sprinter.decode.stop import Calibrated, Fixed, Svip
 from sprinter.decode.tree import Siblings
 
 __all__ = ["TREES", "check_longest", "check_trees", "control_of_pair"]
@@ -42,10 +42,11 @@ def check_trees(rule: Judge, drafter: Drafter) -> None:
             target_joint_law(pair, length),
             f"{rule} with {drafter} on {pair}",
         )
-    if drafter.siblings is not Siblings.INDEPENDENT:
-        method = Method(accept=rule, stop=Svip(0.6), drafter=drafter, cap=3)
+    stops = () if drafter.siblings is Siblings.INDEPENDENT else (Svip(0.6), Calibrated(0.6))
+    for stop in stops:
+        method = Method(accept=rule, stop=stop, drafter=drafter, cap=3)
         check_same_law(
-            joint_law(method, holey, 3), target_joint_law(holey, 3), f"{rule} with {drafter} under svip"
+            joint_law(method, holey, 3), target_joint_law(holey, 3), f"{rule} with {drafter} under {stop}"
         )
 
 

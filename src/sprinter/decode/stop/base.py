@@ -24,10 +24,14 @@ class StopRule(ABC):
     that triggers the stop is dropped; such a rule must not read it (``sees_token`` False), or exact methods would be
     biased.
 
-    Of a rule that ``learns``, ``learn`` is given the target's verdicts at each target call, as in a trust rule.
+    Of a rule that ``learns``, ``learn`` is given the target's verdicts at each target call, as in a trust rule. In
+    trees a verdict is about a level that was reached: 1 if one of its tokens was accepted, else 0, in place of the
+    overlap; the signals are those at the tip of the best path, before the level. ``chains_only = True``: it cannot end
+    trees.
     """
 
     discards: ClassVar[bool] = False
+    chains_only: ClassVar[bool] = False
 
     @property
     def needs(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ class Optimal(ChanceRule):
         signal: one or more of margin, entropy, max_prob and gate, joined by "+".
         memory: number of verdicts after which one has lost most of its weight in the regression.
     """
+
+    chains_only: ClassVar[bool] = True  # its costs are those of chains
 
     step: float | str = _STEP
     token: float | str = _TOKEN
