@@ -195,7 +195,7 @@ TOPICS = {
             "real/speed": "Speed, one text at a time, beside other engines",
             "real/weights": "Weights of 4 and 8 bits against bfloat16 and llama.cpp",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
-            "real/equality-torch": "Greedy texts of lossless methods in float32 against plain decoding",
+            "real/equality-row": "Greedy texts of lossless methods in float32 against plain decoding",
         },
         real_headline,
     ),

@@ -122,7 +122,8 @@ def main() -> None:
     methods = METHODS if kind == "llamacpp" else METHODS + TREES
     chosen.out.mkdir(parents=True, exist_ok=True)
     dtype = str(target.weights)
-    kept = Texts(chosen.out / f"{kind}-{dtype}.json")
+    settings = f"{kind}-{dtype}-{Path(chosen.target or 'builtin').name}-{chosen.new_tokens}-{chosen.rows}"
+    kept = Texts(chosen.out / f"{settings}.json")
     texts = {method: kept.make(pair, method, prompts, chosen.new_tokens, chosen.rows) for method in methods}
     rows = compare(texts)
     shown = [

@@ -197,7 +197,10 @@ def merge(folder: Path) -> None:
     if folder.name in (NAMED, PRECISION) and not SMOKE:  # the same arms' first prompts, or other weights
         arms = {(record["arm"], record["temperature"]) for record in records}
         first = [one for one in kept(folder.with_name(ANSWERS)) if (one["arm"], one["temperature"]) in arms]
-        suites, records = list(dict.fromkeys([*SUITES[ANSWERS], *suites])), first + records
+        lacking = arms - {(record["arm"], record["temperature"]) for record in first}
+        if lacking or any(one["system"] != records[0]["system"] for one in first):
+            sys.exit(f"error: {ANSWERS} has not measured {lacking or 'with this --system'}: do so first")
+        suites, records = list(dict.fromkeys([*first[0]["suites"], *suites])), first + records
     order = {arm: at for at, arm in enumerate(EVERY)}
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
     lines = [{**text, "model_id": label(folder, record)} for record in records for text in record["texts"]]
@@ -205,7 +208,9 @@ def merge(folder: Path) -> None:
     for record in records:
         made = record["command"], json.dumps(record["environment"], sort_keys=True)
         runs.setdefault(made, []).append(record)
-    facts = {name: records[0][name] for name in ("dtype", "system")} | {
+    facts = {
+        "dtype": ", ".join(dict.fromkeys(str(record["dtype"]) for record in records)),
+        "system": records[0]["system"],
         "suites": suites,
         "benchmark": f"real/{folder.name}",
         "prompts": len({(text["suite"], text["question_id"]) for text in lines}),
@@ -251,6 +256,8 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.suites = chosen.suites or sized([*SUITES[chosen.name]], ["gsm8k:1-2:8", "spec-bench:1:8"])
     chosen.out = scratch(chosen.name) if SMOKE else RESULTS / "real" / chosen.name
+    if chosen.name == PRECISION and chosen.dtype == DTYPE and not (SMOKE or chosen.merge):
+        sys.exit(f"error: --name {PRECISION} compares other weights with those of {DTYPE}: give --dtype")
     chosen.out.mkdir(parents=True, exist_ok=True)
     check_same_run(chosen.out, chosen)
     if not chosen.merge:

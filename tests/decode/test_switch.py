@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ LOSSLESS = [
     "speculative(gamma=2)", "block(gamma=3)", "svip(h=0.5)", "adaedl", "heuristic(start=1)", "calibrated",
     "optimal(step=0.1, token=0)", "auto", "specinfer(gamma=2)", "lookup(n=1, gamma=2)",
     "tree(expand=2, depth=2, nodes=3)", "static-tree(widths=2x1)", "cape(counts=2x1x1x1, gamma=2)",
-    "traversal(widths=2x1)",
+    "traversal(widths=2x1)", "heads(gamma=2)", "medusa(nodes=3)",
 ]  # fmt: skip
 
 
@@ -129,6 +130,36 @@ def test_a_draft_that_gains_less_than_copies_is_not_taken_back() -> None:
                 row.copies(number)
                 row.count(RoundCount(0, 1, copied, copied))
         assert (len(row.changes) == 2) is back
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("matches", [0.005, 0.3])
+def test_copies_that_rows_wait_for_in_vain_are_given_up(rows: int, matches: float) -> None:
+    """Passes read as many tokens of every row as the longest: a copy that is refused delays all rows."""
+    costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
+    tracker, chance = Tracker(costs, lambda: rows, Tracker(costs, lambda: rows, apart=True)), Random(1)
+    group = [Paced(tracker) for _ in range(rows)]
+    spent, rounds = 0.0, 3000
+    for number in range(1, rounds + 1):
+        longest = 1
+        for row in group:
+            drafts = row.drafts(number)
+            copies = not drafts and row.copies(number) and chance.random() < matches
+            longest = max(longest, 8 if copies else 1)
+            row.count(RoundCount(int(drafts), 1, 8 if copies else 1, 1))
+        spent += costs.for_rows(rows).target_s(longest)
+    assert spent / rounds < 1.03 * costs.for_rows(rows).target_s(1)
+
+
+def test_copies_that_pay_for_one_row_are_used_by_it() -> None:
+    costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
+    row, written = Paced(Tracker(costs, copying=Tracker(costs, apart=True))), 0
+    for number in range(1, 200):
+        drafts = row.drafts(number)
+        copies = not drafts and row.copies(number)
+        row.count(RoundCount(int(drafts), 1, 8 if copies else 1, added := 6 if copies else 1))
+        written += added
+    assert written > 900
 
 
 def test_an_interrupted_text_copies_again_as_it_did() -> None:

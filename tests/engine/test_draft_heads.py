@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import sprinter
 from sprinter.decode import parse_method
+from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
@@ -209,6 +211,21 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
         assert bool(out.stats.switches) == switches
     method = pair.method_for(method="drafter=heads,stop=optimal(step=measured,token=measured)")
     assert "step=1e-06" in method.name
+
+
+@pytest.mark.parametrize("method", ["heads(gamma=4)", "medusa(nodes=6)"])
+def test_a_text_is_copied_while_heads_rest(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        row_module, "COPIES", (1, 1, 4)
+    )  # a text of random weights seldom repeats three tokens
+    pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
+    flat = tuple((n, 1.0) for n in (1, 8))
+    pair._parts.pass_costs, pair._parts.head_costs = PassCosts(flat), PassCosts(flat, ((1, 5.0), (8, 5.0)))
+    options: dict[str, Any] = {"max_new_tokens": 80, "min_new_tokens": 80, "temperature": 0.0}
+    out = pair.generate(PROMPT, method=method, never_slower=True, **options)
+    assert out.stats.switches and out.stats.copy_switches and out.stats.accepted
+    assert len(out.stats.switches) > 1  # heads try again, with the states of copied tokens
+    assert ids(out) == ids(pair.generate(PROMPT, method="autoregressive", **options))
 
 
 def test_what_reads_draft_states_is_refused() -> None:

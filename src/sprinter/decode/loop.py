@@ -69,7 +69,7 @@ def decode(
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
         row.learn_levels(accepted)
-        if not row.drafts:  # no rule learns from copies in a round that rests
+        if not row.drafts:  # rules do not learn from copies
             checked = accepted = 0
         row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
         row.end_round()

@@ -40,6 +40,7 @@ __all__ = [
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
+_SEARCHED = 1024  # tokens in which a round that rests looks for a copy: its time is not charged
 LoopRequest = AskDraft | AskTips | AskScore
 Answer = Draft | Tips | Scores
 Asking = Generator[LoopRequest, Answer, None]
@@ -350,7 +351,7 @@ def copy_run(row: Row) -> None:
     if row.like is None or at_most < 1:
         return
     tokens: list[int] = []
-    for x in look_up(row.text, n, least, at_most):
+    for x in look_up(row.text[-_SEARCHED:], n, least, at_most):
         row.text.append(x)
         tokens.append(x)
         if row.limits.ends(row.text) is not None or row.exact_next() != row.guarded:

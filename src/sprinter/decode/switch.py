@@ -24,13 +24,14 @@ from sprinter.decode.costs import PassCosts
 
 __all__ = ["COPIES", "DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
 
-COPIES = (4, 3, 8)
+COPIES = (4, 3, 7)
 """Prompt lookup in rounds that rest: longest and shortest n-gram, largest number of copied tokens."""
 
 _LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
 _CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before
 # Tokens that are written plainly before the next trial; a trial that fails doubles them.
 _REST, _LONGEST_REST = 64, 1024
+_FADES = 256  # tokens after which the time of a token at rest counts no longer, but plain decoding's
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 
 
@@ -116,11 +117,13 @@ class Tracker:
         costs: of this pair on this machine.
         rows: number of rows that share a pass now.
         copying: the same of the copies in rounds that rest; None: they do not copy.
+        apart: rows do it at different times, and the others wait for a longer pass: each is charged for all.
     """
 
     costs: PassCosts
     rows: Callable[[], int] = lambda: 1
     copying: Tracker | None = None
+    apart: bool = False
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
@@ -137,7 +140,7 @@ class Tracker:
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
-            self._trying, self._balance = weakref.ref(row), 0.0
+            self._trying, self._balance, self._rest = weakref.ref(row), 0.0, 0.0
             time, tokens = self._rested
             self._price = min(1.0, time / tokens) if tokens else 1.0
         return self._trying is not None and self._trying() is row
@@ -148,14 +151,17 @@ class Tracker:
         if self._on:
             if drafted:
                 self._balance = max(self._balance + self._lost(done, rows) / rows, -_CREDIT)
+                self._price = min(1.0, self._price + done.added / rows / _FADES)
             if self._balance > _LOSS / math.sqrt(rows):
                 self._leave()
         elif self._trying is None or self._trying() is not row:
             self._rest -= done.added / rows
             time, tokens = self._rested
             self._rested = time + self._time(done, rows), tokens + done.added
-            if self._rest < -_REST:  # the row that tries it has said nothing for long: it failed, or waits
-                self._trying = None
+            if (
+                self._trying is not None and self._rest < -_REST
+            ):  # the row that tries it has said nothing for long: it failed, or waits
+                self._leave()
         else:
             self._balance += self._lost(done, rows)
             if self._balance >= _FAILS:
@@ -168,8 +174,11 @@ class Tracker:
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
     def _lost(self, done: RoundCount, rows: int) -> float:
-        """Time of a round in plain tokens, less that of its tokens at rest."""
-        return self._time(done, rows) - self._price * done.added
+        """Time of a round in plain tokens, less that of its tokens at rest; summed over the rows that it delays."""
+        time = self._time(done, rows)
+        if self.apart:
+            return rows * (time - self._price) - self._price * (done.added - 1)
+        return time - self._price * done.added
 
     def _time(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens; its passes are shared by so many rows that all do the same."""

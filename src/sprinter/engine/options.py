@@ -364,7 +364,7 @@ class GenerationOptions:
         help="Mean drift a token that a lossy method may have; 0: exact.",
     )  # fmt: skip
     never_slower: bool | None = _option(
-        None, _maybe, "write plainly, without drafting, while the method costs more time than plain decoding would; "
+        None, _maybe, "stop drafting while the method costs more time than plain decoding would; "
         'None: only where the method is "auto". Which rounds draft, and how long the drafts of "auto" are, then '
         "depends on what passes cost on this machine, and on how many rows share them.",
         help="Stop drafting while the method is slower than plain decoding.",

@@ -71,6 +71,8 @@ class Task:
         self.tracker: Tracker | None = None
         self._tuned = parts.tuned_for(options)
         self.method = method = parts.method_for(options, rows)
+        if options.copy_switches and options.switches is None:
+            raise UserError("copy_switches= belongs to the switches= of the same record: give both")
         auto = options.method is not None and is_auto(options.method)
         if options.require_lossless and not method.lossless(options.sampling.greedy):
             raise UserError(
@@ -198,7 +200,7 @@ class Task:
     def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
         """Rounds that rest copy from the text, if the method does not do that anyway."""
         drafter = self.method.drafter
-        copying = Tracker(costs, rows) if drafter.uses_model or drafter.by_heads else None
+        copying = Tracker(costs, rows, apart=True) if drafter.uses_model or drafter.by_heads else None
         return Tracker(costs, rows, copying)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:

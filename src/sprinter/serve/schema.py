@@ -61,7 +61,7 @@ class SprinterOptions(RequestObject):
         tokens: report every token with its origin, drift and probabilities.
         require_lossless: refuse a method whose text does not have the target's own law.
         budget: mean drift a token that a lossy method may have; None: what the method says.
-        never_slower: write plainly while drafting costs more time than it saves; None: where neither the request nor
+        never_slower: stop drafting while it costs more time than it saves; None: where neither the request nor
             the server names a method, and the request no seed.
     """
 
