@@ -40,7 +40,8 @@ def _place(run: dict[str, Any]) -> str:
 
 def texts(results: dict[str, Any]) -> str:
     """Number of texts, if the results hold one number for all."""
-    return f"{results['prompts']} paragraphs, " if "prompts" in results else ""
+    kind = "prompts" if str(results.get("benchmark", "")).startswith("real/") else "paragraphs"
+    return f"{results['prompts']} {kind}, " if "prompts" in results else ""
 
 
 def readme_block() -> str:
