@@ -15,7 +15,7 @@ from sprinter.decode import row as row_module
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
-from sprinter.decode.drafter import look_up
+from sprinter.decode.drafter import Lookup, look_up
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, RoundCount, Tracker
@@ -73,7 +73,7 @@ def copies_of_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(len(copied))
         return copied
 
-    monkeypatch.setattr(row_module, "COPIES", (1, 1, 2))
+    monkeypatch.setattr(row_module, "COPIES", Lookup(1, 1, length=2))
     monkeypatch.setattr(row_module, "look_up", counted)
     return found
 

@@ -17,6 +17,7 @@ import sprinter
 from sprinter.decode import parse_method
 from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
+from sprinter.decode.drafter import Lookup
 from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
@@ -216,7 +217,7 @@ def test_never_slower_counts_the_heads_own_steps() -> None:
 @pytest.mark.parametrize("method", ["heads(gamma=4)", "medusa(nodes=6)"])
 def test_a_text_is_copied_while_heads_rest(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        row_module, "COPIES", (1, 1, 4)
+        row_module, "COPIES", Lookup(1, 1, length=4)
     )  # a text of random weights seldom repeats three tokens
     pair = sprinter.Pair(pair_of("llama").models, None, [half_trained("llama")])
     flat = tuple((n, 1.0) for n in (1, 8))

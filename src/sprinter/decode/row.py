@@ -12,13 +12,13 @@ from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.budget import BUDGET_RUN, Budget, Within
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
-from sprinter.decode.drafter import look_up, one_hot_rows
+from sprinter.decode.drafter import Lookup, look_up, one_hot_rows
 from sprinter.decode.grow import Root
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState
 from sprinter.decode.stop import Never
-from sprinter.decode.switch import COPIES, DraftSwitch, RoundCount
+from sprinter.decode.switch import DraftSwitch, RoundCount
 from sprinter.decode.tree import Tree
 from sprinter.decode.trust import State
 from sprinter.decode.verdicts import Verdicts
@@ -40,6 +40,7 @@ __all__ = [
 
 METER_CHUNK = 64  # a complete meter asks for a closing forward pass at this number of unscored tokens
 GUARDED_RUN = 8  # maximum number of tokens in a run that is judged exactly, if the method names none
+COPIES = Lookup(n=4, least=3, length=7)  # of rounds that rest
 _SEARCHED = 1024  # tokens in which a round that rests looks for a copy: its time is not charged
 LoopRequest = AskDraft | AskTips | AskScore
 Answer = Draft | Tips | Scores
@@ -178,9 +179,8 @@ class Row:
         """Pass on which levels of a tree that were reached had a token that the target accepted."""
         # Levels that a reranked tree has lost were not judged, nor those behind the end of the text.
         reached = self.levels[: min(accepted + (self.record.finish is None), self.tree.depth)]
-        if reached and self.method.stop.learns:
-            names = self.method.stop.needs & reached[0].keys()
-            signals = {name: torch.stack([one[name] for one in reached]) for name in names}
+        if reached:
+            signals = {name: torch.stack([one[name] for one in reached]) for name in reached[0]}
             verdicts = (torch.arange(len(reached)) < accepted).double()
             self.stop_state = self.method.stop.learn(signals, verdicts, self.stop_state)
 
@@ -346,12 +346,11 @@ def draft_run(row: Row) -> Asking:
 
 def copy_run(row: Row) -> None:
     """Prompt lookup in a round that rests: ``row.tree`` gets what followed the text's last tokens earlier."""
-    n, least, most = COPIES
-    at_most = min(row.room, most)
+    at_most = min(row.room, COPIES.length)
     if row.like is None or at_most < 1:
         return
     tokens: list[int] = []
-    for x in look_up(row.text[-_SEARCHED:], n, least, at_most):
+    for x in look_up(row.text[-_SEARCHED:], COPIES.n, COPIES.least, at_most):
         row.text.append(x)
         tokens.append(x)
         if row.limits.ends(row.text) is not None or row.exact_next() != row.guarded:
@@ -408,7 +407,8 @@ def draft_tree(row: Row) -> Asking:
         growth.grow(row.drafted, tips, found)
         row.drafted += 1
         signals = {name: values[0] for name, values in found.signals.items()}
-        row.levels.append(signals)
+        if method.stop.learns:
+            row.levels.append(signals)
         given = {"drafted": torch.tensor(row.drafted), "trusted": torch.tensor(False)}
         stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
         stopped = bool(stop) or row.drafted == depth

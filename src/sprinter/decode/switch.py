@@ -22,10 +22,8 @@ from dataclasses import dataclass, field
 
 from sprinter.decode.costs import PassCosts
 
-__all__ = ["COPIES", "DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
+__all__ = ["DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
 
-COPIES = (4, 3, 7)
-"""Prompt lookup in rounds that rest: longest and shortest n-gram, largest number of copied tokens."""
 
 _LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
 _CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before

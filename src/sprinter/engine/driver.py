@@ -7,7 +7,7 @@ model itself: ``Models.run`` runs the jobs of one request, or of many at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +18,11 @@ from sprinter.decode.adjust import Adjuster, Adjustments
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Scores, Stats, Tips
 from sprinter.decode.draft_heads import DraftHeads, HeadDrafts
 from sprinter.decode.drafter import Context, Proposals
-from sprinter.decode.row import Answer, LoopRequest
+from sprinter.decode.row import Answer, Asking, LoopRequest
 from sprinter.decode.signals import SIGNALS
 from sprinter.decode.spec import Method
 from sprinter.engine.ahead import Ahead
-from sprinter.engine.jobs import Costs, DraftJob, Job, Models, PromptJob, PromptRead, TargetJob, TreeJob
+from sprinter.engine.jobs import Costs, DraftJob, Job, Jobs, Models, PromptJob, PromptRead, TargetJob, TreeJob
 from sprinter.engine.logprobs import LogProbs
 from sprinter.engine.prefix import common_prefix
 from sprinter.engine.rows import FINAL, CacheRows, RequestRow
@@ -150,6 +150,17 @@ class RowDriver:
         if self._proposals is not None:
             return (yield from self._ask_proposer(self._proposals, request))
         return (yield from self._draft_chain(request))
+
+    def jobs(self, loop: Asking, answered: Callable[[], None] = lambda: None) -> Jobs:
+        """The jobs of a whole text; ``answered`` is called after each answer that the loop has taken."""
+        question = next(loop, None)
+        while question is not None:
+            answer = yield from self.answer(question)
+            try:
+                question = loop.send(answer)
+            except StopIteration:
+                question = None
+            answered()
 
     def _ask_proposer(self, proposals: Proposals, request: AskDraft) -> Generator[Job, Any, Draft]:
         self._text[request.start :] = request.tokens

@@ -9,10 +9,9 @@ import torch
 from sprinter.decode.draft import Record, Stats
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
-from sprinter.decode.row import Asking
 from sprinter.decode.spec import parse_method
 from sprinter.engine.driver import RowDriver
-from sprinter.engine.jobs import Jobs, Models
+from sprinter.engine.jobs import Models
 from sprinter.errors import SprinterError
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
@@ -53,7 +52,7 @@ def _outside(models: Models, method: Method, tokens: int) -> tuple[float, int, i
     ids = [i % models.vocab for i in range(_PROMPT)]
     record, draws = Record(stats=Stats()), AddressedDraws(0)
     driver = RowDriver(models, 0, {}, ids, method, Sampling(), draws, record.stats, ahead=None)
-    jobs = _jobs(decode(ids, method, Limits(tokens - _PROMPT), draws, record), driver)
+    jobs = driver.jobs(decode(ids, method, Limits(tokens - _PROMPT), draws, record))
     inside, began = 0.0, time.perf_counter()
     job = next(jobs, None)
     while job is not None:
@@ -72,14 +71,3 @@ def _outside(models: Models, method: Method, tokens: int) -> tuple[float, int, i
         if rows is not None:
             rows.end_text(0)
     return seconds, stats.rounds, stats.drafted
-
-
-def _jobs(loop: Asking, driver: RowDriver) -> Jobs:
-    """The jobs of a whole text."""
-    question = next(loop, None)
-    while question is not None:
-        answer = yield from driver.answer(question)
-        try:
-            question = loop.send(answer)
-        except StopIteration:
-            question = None

@@ -108,11 +108,8 @@ class Task:
             self._costs = parts.costs_of(method, most)
         # Rows decide together though ``auto`` has other numbers in each.
         self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
-        self._written: tuple[tuple[int, ...], tuple[int, ...], int] = (
-            (),
-            (),
-            0,
-        )  # of a text that was interrupted
+        # Of a text that was interrupted: its switches, those of copies, and its rounds.
+        self._written: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
         self.record = self._new_record()
 
     @property
@@ -169,15 +166,7 @@ class Task:
             self._parts.costs, ahead, prefill_chunk, self._adjustments, logprobs, self._parts.drafting,
         )  # fmt: skip
         loop = decode(self._ids, method, self._limits(), draws, record, complete, self._rules, switch)
-        question = next(loop, None)
-        while question is not None:
-            answer = yield from driver.answer(question)
-            try:
-                question = loop.send(answer)
-            except StopIteration:
-                question = None
-            if logprobs is not None:
-                logprobs.settle(record.tokens)
+        yield from driver.jobs(loop, lambda: None if logprobs is None else logprobs.settle(record.tokens))
         if self._tuned is not None and self._parts.watch is not None:
             calls = record.stats.target_calls
             self._parts.watch.add(self._tuned, request, len(self._ids), len(record.tokens), calls)
