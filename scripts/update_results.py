@@ -189,6 +189,7 @@ TOPICS = {
             "real/probe": "Overlap and signals by kind of text",
             "real/gates": "Gates against the draft's own certainty",
             "real/quality": "Accuracy and drift in batches",
+            "real/named": "Six named arms on more prompts and suites",
             "real/precision": "Accuracy with weights of 16, 8 and 4 bits",
             "real/sampled": "Drift of lossy modes at temperature 1, in batches",
             "real/speed": "Speed, one text at a time, beside other engines",
