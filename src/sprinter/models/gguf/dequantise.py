@@ -6,6 +6,7 @@ CPU, llama.cpp rounds activations to eight bits before it multiplies them with q
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ _PART, _WIDTH = 1 << 20, 1 << 12
 """Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
 short in a model."""
 _ROPE, _INPUT, _HEAD = "rope_freqs.weight", "token_embd.weight", "lm_head.weight"
+_ends: dict[str, tuple[int, ...]] = {}
+"""Hash of a vocabulary, which the files of a pair share as a rule -> the EOS ids that llama.cpp names."""
 _ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
 
@@ -297,6 +300,19 @@ def _eos_ids(path: Path, head: GgufHead) -> tuple[int, ...]:
     """The EOS ids that our converter recorded, else those that llama.cpp names, which knows them by their texts."""
     if recorded := head.metadata.get(EOS_KEY):
         return tuple(int(part) for part in recorded.split(","))
+    facts = [
+        (key, value)
+        for key, value in sorted(head.metadata.items())
+        if key == "general.architecture" or key.startswith("tokenizer.ggml.")  # no chat template
+    ]
+    vocabulary = hashlib.sha256(repr(facts).encode()).hexdigest()
+    if vocabulary not in _ends:
+        _ends[vocabulary] = _llama_eos_ids(path)
+    return _ends[vocabulary]
+
+
+def _llama_eos_ids(path: Path) -> tuple[int, ...]:
+    """The EOS ids that llama.cpp names."""
     llama = library()
     last_words("")
     with loading(False, False) as params:

@@ -105,7 +105,7 @@ int64_t sprinter_pack(
         using Own = Block<F>;
         pack<F>(high, width, packed, threads, [=](int64_t row, int64_t b, Own& made) {
             const int64_t at = row * (width / Own::CODES) + b;
-            std::memcpy(made.codes, codes + at * Own::CODES, Own::CODES);
+            for (int i = 0; i < Own::GROUPS; ++i) made.groups[i].take(codes + at * Own::CODES + i * GROUP);
             made.scale = scale[at];
             if (F::MINIMUM) made.minimum = minimum[at];
             if (F::NESTED) {
