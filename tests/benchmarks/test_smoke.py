@@ -68,6 +68,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/drafts": {"rows", "drafters"},
     "real/equality": {"rows"},
     "real/gates": {"auc", "calls_at"},
+    "real/overlap": {"measured", "runs"},
     "real/probe": {"rows"},
     "real/quality": {"rows", "correlation"},
     "real/speed": {"parts"},
