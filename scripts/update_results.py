@@ -184,7 +184,7 @@ def _latency_headline(latency: dict[str, Any]) -> str:
 
 TOPICS = {
     "real": Topic(
-        "a pair of instruct models: overlap, trained gates against the draft's own certainty",
+        "a pair of instruct models: accuracy, drift, speed beside other engines, gates",
         {
             "real/probe": "Overlap and signals by kind of text",
             "real/gates": "Gates against the draft's own certainty",

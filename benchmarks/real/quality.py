@@ -33,6 +33,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
 
 import sprinter
 from benchmarks.common import RESULTS, command, environment, option_parser, write_results
+from benchmarks.real import gate_prompts
 from benchmarks.real.arms import DRAFT, EVERY, PARTS, SMOKE_ARMS, TARGET, right, runnable
 from benchmarks.real.collect import collect, read_speeds
 from benchmarks.smoke import SMOKE, scratch, sized
@@ -188,7 +189,7 @@ def label(folder: Path, record: dict[str, Any]) -> str:
     return f"{record['arm']}, {record['dtype']}" if other else str(record["arm"])
 
 
-def merge(folder: Path) -> None:
+def merge(folder: Path, data: Path) -> None:
     """Write the results of all arms that are there, and the tables."""
     records = kept(folder)
     if not records:
@@ -203,7 +204,11 @@ def merge(folder: Path) -> None:
         suites, records = list(dict.fromkeys([*first[0]["suites"], *suites])), first + records
     order = {arm: at for at, arm in enumerate(EVERY)}
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
-    lines = [{**text, "model_id": label(folder, record)} for record in records for text in record["texts"]]
+    seen = trained_on(data) if folder.name == NAMED and not SMOKE else set()
+    lines = [
+        {**text, "model_id": label(folder, record)}
+        for record in records for text in record["texts"] if (text["suite"], text["question_id"]) not in seen
+    ]  # fmt: skip
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}  # by command and environment
     for record in records:
         made = record["command"], json.dumps(record["environment"], sort_keys=True)
@@ -223,6 +228,9 @@ def merge(folder: Path) -> None:
         "seconds": round(sum(record["seconds"] for record in records), 1),
         "gate": next((record["gate"] for record in records if record["gate"]), None),
     }  # fmt: skip
+    for text in lines:
+        if text["suite"] == "spec-bench":  # most of its derivations are longer than its answers may be here
+            text["right"] = None
     if folder.name == SAMPLED:  # a few tokens of each answer
         lines = [{**text, "right": None} for text in lines]
         lines += [
@@ -262,11 +270,22 @@ def main() -> None:
     check_same_run(chosen.out, chosen)
     if not chosen.merge:
         measure_arms(chosen)
-    merge(chosen.out)
+    merge(chosen.out, chosen.data)
+
+
+def trained_on(data: Path) -> set[tuple[str, str]]:
+    """Suite and id of the samples whose first turn is among the prompts that gates are trained on."""
+    seen = set(gate_prompts.questions(data))
+    return {
+        (name, sample.id)
+        for name in ("mt-bench", "spec-bench")
+        for sample in load_suite(name, data).samples
+        if sample.turns[0] in seen
+    }
 
 
 def part_of(named: str, chosen: Any, chat: bool) -> Suite:
-    """The samples of a suite that an option NAME:PROMPTS:TOKENS names."""
+    """The samples of a suite that an option NAME:PROMPTS:TOKENS names; of the named arms without ``trained_on``."""
     name, prompts, new_tokens = named.split(":")
     first, _, last = prompts.rpartition("-")
     asked = chat and name not in RUNNING_TEXT
@@ -274,7 +293,9 @@ def part_of(named: str, chosen: Any, chat: bool) -> Suite:
         name, chosen.data, limit=int(last), new_tokens=int(new_tokens), chat=asked,
         system=chosen.system if asked else None,
     )  # fmt: skip
-    return replace(suite, samples=suite.samples[int(first or 0) :])
+    seen = trained_on(chosen.data) if chosen.name == NAMED and not SMOKE else set()
+    chosen_samples = suite.samples[int(first or 0) :]
+    return replace(suite, samples=[one for one in chosen_samples if (suite.name, one.id) not in seen])
 
 
 def measure_arms(chosen: Any) -> None:

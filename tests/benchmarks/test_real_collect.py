@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.real import gate_prompts
 from benchmarks.real.collect import area, collect, correlation
-from benchmarks.real.quality import by_group, part_of
+from benchmarks.real.quality import ANSWERS, NAMED, by_group, part_of, trained_on
 from benchmarks.smoke import made_up_data
+
+from sprinter.bench.suites import load_suite
 
 
 def text(arm: str, prompt: int, right: float, drift: float, **more: float) -> dict[str, Any]:
@@ -64,7 +67,19 @@ def test_texts_of_spec_bench_count_for_the_suite_and_for_their_group() -> None:
 
 
 def test_a_suite_is_named_with_a_number_of_prompts_or_a_range() -> None:
-    chosen = Namespace(data=made_up_data(), system=None)
+    chosen = Namespace(data=made_up_data(), system=None, name=ANSWERS)
     whole, part = (part_of(f"gsm8k:{prompts}:8", chosen, False) for prompts in ("3", "1-3"))
     assert len(whole.samples) == 3
     assert part.samples == whole.samples[1:]
+
+
+@pytest.mark.parametrize("suite", ["mt-bench", "spec-bench"])
+def test_named_arms_are_not_asked_what_gates_are_trained_on(suite: str) -> None:
+    data = made_up_data()
+    chosen = Namespace(data=data, system=None, name=NAMED)
+    whole = load_suite(suite, data).samples
+    asked = part_of(f"{suite}:{len(whole)}:8", chosen, False).samples
+    seen = set(gate_prompts.questions(data))
+    assert asked == [one for one in whole if one.turns[0] not in seen]
+    assert {(suite, one.id) for one in whole} - trained_on(data) == {(suite, one.id) for one in asked}
+    assert suite != "spec-bench" or 0 < len(asked) < len(whole)
