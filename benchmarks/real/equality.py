@@ -104,6 +104,7 @@ def main() -> None:
     parser.add_argument("--runner", choices=["torch", "llamacpp"], default="llamacpp")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, default=1, help="texts that are decoded at the same time")
+    parser.add_argument("--methods", nargs="+", help="default: all that the runner can run; plain decoding always")
     parser.add_argument("--out", type=Path, default=scratch("equality") if SMOKE else Path(".work/equality"))
     chosen, began = parser.parse_args(), time.time()
     # All methods read the same prompts: from the second one on they come from the cache.
@@ -119,7 +120,8 @@ def main() -> None:
         for sample in loaded.samples:
             prompts[f"{suite} {sample.id}"] = turn_ids(pair, sample, 0, [], chat=loaded.chat)
     kind = sprinter.models.choose.runner_kind(target.model)[0]
-    methods = METHODS if kind == "llamacpp" else METHODS + TREES
+    runnable = METHODS if kind == "llamacpp" else METHODS + TREES
+    methods = dict.fromkeys([PLAIN, *(chosen.methods or runnable)])
     chosen.out.mkdir(parents=True, exist_ok=True)
     dtype = str(target.weights)
     settings = f"{kind}-{dtype}-{Path(chosen.target or 'builtin').name}-{chosen.new_tokens}-{chosen.rows}"
