@@ -104,7 +104,9 @@ def main() -> None:
     parser.add_argument("--runner", choices=["torch", "llamacpp"], default="llamacpp")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, default=1, help="texts that are decoded at the same time")
-    parser.add_argument("--methods", nargs="+", help="default: all that the runner can run; plain decoding always")
+    parser.add_argument(
+        "--methods", nargs="+", help="default: all that the runner can run; plain decoding always"
+    )
     parser.add_argument("--out", type=Path, default=scratch("equality") if SMOKE else Path(".work/equality"))
     chosen, began = parser.parse_args(), time.time()
     # All methods read the same prompts: from the second one on they come from the cache.

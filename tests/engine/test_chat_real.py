@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +100,45 @@ def test_five_turns_end_by_themselves_without_markup(pair: sprinter.Pair) -> Non
         if asked == "What is rain?":
             assert out.finish_reason == "eos"
     assert len(talk) == 11
+
+
+@pytest.fixture(scope="module")
+def files() -> tuple[Path, Path]:
+    return real_file("qwen"), real_file("qwen-draft")
+
+
+ASKED = ("What is rain?", "And snow?", "Which is colder?", "Why?", "Thanks. Say goodbye.")
+SYSTEM, NEW_TOKENS = "Answer in one short sentence.", 24
+
+
+def test_five_turns_of_a_pair_reuse_what_was_read(files: tuple[Path, Path]) -> None:
+    pair = sprinter.load_pair(*files, runner="torch", dtype="gguf")
+    fresh = sprinter.load_pair(*files, runner="torch", dtype="gguf", prefix_cache_bytes=0)
+    talk: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    before = 0
+    for turn, asked in enumerate(ASKED):
+        talk.append({"role": "user", "content": asked})
+        how: dict[str, Any] = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+        out = pair.generate(talk, method="speculative(gamma=5)", **how)
+        plain = fresh.generate(talk, method="autoregressive", **how)
+        assert out.text == plain.text and out.text
+        assert out.stats.target_calls < plain.stats.target_calls or not turn
+        assert plain.stats.cached_tokens == 0
+        assert out.stats.cached_tokens >= before, "all that was read in the turn before"
+        before = out.prompt_tokens
+        talk.append({"role": "assistant", "content": out.text})
+
+
+def test_five_turns_of_a_pair_in_the_terminal(files: tuple[Path, Path]) -> None:
+    command = [
+        sys.executable, "-m", "sprinter.cli", "chat", "--target", str(files[0]), "--draft", str(files[1]),
+        "--runner", "torch", "--dtype", "gguf", "--temperature", "0", "-n", str(NEW_TOKENS), "--system", SYSTEM,
+        "--method", "speculative(gamma=5)", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, input="\n".join(ASKED), capture_output=True, text=True, check=True)
+    talk = json.loads(done.stdout)
+    said = [(one["role"], one["content"]) for one in talk["messages"]]
+    assert [text for role, text in said if role == "user"] == list(ASKED)
+    answers = [text for role, text in said if role == "assistant"]
+    assert len(answers) == len(ASKED) and all(answers)
+    assert all("<|" not in text for text in answers)

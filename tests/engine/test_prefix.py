@@ -16,6 +16,7 @@ from tests.engine.test_disturbed import disturb
 from tests.engine.test_failures import hooked, nan_at
 from tests.engine.test_target_states import Watcher
 from tests.models.tiny import tiny, word_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import sprinter
 from sprinter.decode import Fixed, Method
@@ -23,7 +24,9 @@ from sprinter.engine import pool, prefix
 from sprinter.engine.prefix import DEFAULT, OFF, HeldText, PrefixCache, common_prefix
 from sprinter.engine.rows import CacheRows
 from sprinter.errors import BatchError, SprinterError, UserError
-from sprinter.models.pair import LoadedPair
+from sprinter.models.pair import LoadedModel, LoadedPair
+from sprinter.models.quantised.quantise import quantise
+from sprinter.models.quantised.whole import is_joined
 
 BLOCK = 4
 METHODS = (
@@ -88,6 +91,37 @@ def test_laws_are_the_same_to_the_bit_in_float32() -> None:
         made = list(chat(here, "speculative(gamma=3)", **options))
         assert list(map(facts, made)) == list(map(facts, chat(fresh, "speculative(gamma=3)", **options)))
         assert sum(out.stats.cached_tokens for out in made) > sum(len(out.tokens) for out in made)
+
+
+def quantised(seed: int, layers: int) -> LoadedModel:
+    """A random Llama whose layers our own kernels run: a token is the same in every forward pass."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=2,
+        max_position_embeddings=160, tie_word_embeddings=False, eos_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(12)
+    quantise(model, "int8")
+    return LoadedModel(model, f"quantised-{seed}", None, 160, VOCAB, 64, ())
+
+
+def test_our_kernels_reuse_what_was_generated_to_the_bit() -> None:
+    models = LoadedPair(quantised(1, 2), quantised(2, 1), None)
+    assert is_joined(models.target.model)  # type: ignore[arg-type]
+    here, fresh = pair_of(DEFAULT, models), pair_of(OFF, models)
+    for method in (one for one in METHODS if one not in ("sprinter(tau=0.5)", "specdec++", "disco")):
+        made = list(chat(here, method))
+        assert list(map(facts, made)) == list(map(facts, chat(fresh, method))), method
+        reused = [out.stats.cached_tokens for out in made[1:]]
+        least = (
+            [len(SYSTEM) - 1] * len(reused)
+            if "drafts=" in method
+            else [out.prompt_tokens for out in made[:-1]]
+        )
+        assert all(found >= known for found, known in zip(reused, least, strict=True)), method
+        here.clear_prefix_cache()
 
 
 def test_all_reuses_what_was_generated() -> None:
@@ -375,6 +409,14 @@ def test_the_record_of_a_row() -> None:
     assert len(text.tokens) == 9, "slots before it were never recorded"
     text.cut(3)
     assert (text.usable("exact"), text.usable("all"), text.tokens) == (0, 3, [1, 2, 3])
+    steady = HeldText(True)
+    steady.add(0, [1, 2, 3, 4, 5, 6], prefill=True)
+    steady.add(6, [7])
+    steady.add(7, [8, 9, 8], tree=True)
+    steady.keep([7, 9])
+    steady.add(9, [5])
+    steady.checked = 10
+    assert (steady.usable("exact"), steady.usable("all")) == (7, 10), "a tree's nodes were read beside others"
     assert common_prefix([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 0]) == 5
     assert common_prefix([], [VOCAB]) == 0
 

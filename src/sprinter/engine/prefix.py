@@ -3,7 +3,9 @@
 Prefill is split at the multiples of ``BLOCK`` tokens, counted from the beginning of the text, whether anything is
 reused or not. So a block of a prompt is computed in the same shapes in every request, and its keys and values are the
 same to the last bit: reuse "exact" takes such blocks alone. Keys and values of generated tokens come from forward
-passes over few tokens, and differ from those of prefill in the last bits; reuse "all" takes them too.
+passes over few tokens, and differ from those of prefill in the last bits; reuse "all" takes them too. Where a token is
+the same in every forward pass (our own kernels), "exact" takes whatever was read one after the other, token by token;
+of trees' nodes, whose sums run over other slots, only "all" makes use.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from sprinter.decode.checks import at_least
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import Watch
 from sprinter.models.gguf.load import GgufModel
+from sprinter.models.quantised.whole import is_joined
 
 __all__ = [
     "BLOCK",
@@ -43,8 +46,9 @@ class PrefixCache:
 
     Attributes:
         max_bytes: maximum size of idle KV caches, of both models together; 0: nothing is reused.
-        reuse: "exact": whole blocks of prompts, with which every text is the same to the bit; "all": generated tokens
-            too, which changes last bits of floating-point numbers, and rarely a token.
+        reuse: "exact": that with which every text is the same to the bit: whole blocks of prompts, or with our own
+            kernels all tokens; "all": generated tokens always, which changes last bits of floating-point numbers, and
+            rarely a token.
 
     Raises:
         UserError: an invalid value.
@@ -68,14 +72,18 @@ class HeldText:
     Attributes:
         tokens: token ids. A text that was interrupted may have more in its row than is recorded here, never less.
         checked: number of leading tokens whose keys and values are known to be finite.
-        blocks: number of leading tokens that were read by prefill.
+        blocks: number of leading tokens that were read by prefill, or in any way but as a tree if the model is steady.
         root: number of tokens before the tree at the end of the row; None: no tree.
         obsolete: whether the model has changed since some of them were read.
+
+    Args:
+        steady: whether a token is the same in every forward pass of the model.
     """
 
-    __slots__ = ("blocks", "checked", "obsolete", "root", "tokens")
+    __slots__ = ("_steady", "blocks", "checked", "obsolete", "root", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, steady: bool = False) -> None:
+        self._steady = steady
         self.tokens: list[int] = []
         self.checked = self.blocks = 0
         self.root: int | None = None
@@ -98,7 +106,7 @@ class HeldText:
         if tree and self.root is None:
             self.root = start
         self.tokens += tokens
-        if prefill and self.blocks == start:
+        if (prefill or (self._steady and not tree)) and self.blocks == start:
             self.blocks = len(self.tokens)
 
     def keep(self, path: Sequence[int]) -> None:
@@ -120,14 +128,23 @@ class HeldText:
         if self.obsolete:
             return 0
         length = self.checked if self.root is None else min(self.checked, self.root)
-        return length if reuse == "all" else min(length, self.blocks) // BLOCK * BLOCK
+        return length if reuse == "all" else self.whole(min(length, self.blocks))
+
+    def whole(self, length: int) -> int:
+        """Of the first ``length`` tokens those that are the same whatever comes after them."""
+        return length if self._steady else length // BLOCK * BLOCK
 
 
 class Changes:
-    """Counts the changes of a model, after which keys and values that it computed before are worth nothing."""
+    """Counts the changes of a model, after which keys and values that it computed before are worth nothing.
+
+    Attributes:
+        steady: whether a token is the same in every forward pass of the model.
+    """
 
     def __init__(self, model: nn.Module | GgufModel) -> None:
         self._model = model if isinstance(model, nn.Module) else None  # the weights of a file do not change
+        self.steady = self._model is not None and is_joined(self._model)
         self._watch, self._lock, self._count = Watch(rotary=False), RLock(), 0
 
     def count(self) -> int:
@@ -149,7 +166,8 @@ class HeldRows:
     """
 
     def __init__(self, rows: int, cache: PrefixCache = OFF, changes: Changes | None = None) -> None:
-        self.texts = [HeldText() for _ in range(rows)]
+        steady = changes is not None and changes.steady
+        self.texts = [HeldText(steady) for _ in range(rows)]
         self.cache = cache
         self._changes = changes
         self._seen = 0 if changes is None else changes.count()  # before anything in the rows was read
@@ -186,7 +204,7 @@ class HeldRows:
         """Number of tokens at the beginning of ``prefix`` that a row holds and that may be reused."""
         text, reuse = self.texts[row], self.cache.reuse
         length = common_prefix(text.tokens[: text.usable(reuse)], prefix) if self.on else 0
-        return length if reuse == "all" else length // BLOCK * BLOCK
+        return length if reuse == "all" else text.whole(length)
 
     def most_shared(self, prefix: Sequence[int], first: int = 0) -> tuple[int, int]:
         """(tokens, row) of the row that shares most with ``prefix``; ``first`` if others do not share more."""

@@ -23,7 +23,7 @@ from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
 from sprinter.models.quantised.library import MatrixFacts, floats, kernel
 from sprinter.models.runners.row_cache import RowCache
 
-__all__ = ["join_layers"]
+__all__ = ["is_joined", "join_layers"]
 
 _LAYERS = (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 _MATRICES = (
@@ -53,6 +53,12 @@ def join_layers(model: PreTrainedModel) -> int:
     for layer in known:
         layer.forward = _Forward(layer)
     return len(known)
+
+
+def is_joined(model: nn.Module) -> bool:
+    """Whether all decoder layers have it. Then a token is the same, to the bit, in every forward pass over a chain."""
+    depth = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
+    return 0 < depth == sum(isinstance(vars(part).get("forward"), _Forward) for part in model.modules())
 
 
 def _fits(layer: nn.Module) -> bool:
