@@ -1,12 +1,12 @@
 """The prefix cache: prefill time of a conversation's turns and of a batch with one system prompt, and equal texts.
 
-    python benchmarks/engine/prefix.py --data DIR [--parts turns batch split parted] [--target ID --draft ID]
+    python benchmarks/engine/prefix.py --data DIR [--parts turns batch split parted] [--target ID --draft ID --dtype gguf]
 
 Turns: a conversation of five turns, without the cache, with prefix_reuse="exact" and with "all". Batch: 32 prompts that
 begin with the same 384 tokens. Split: what it costs that prefill is split at multiples of 128 tokens. Parted:
-conversations whose texts differ from those without a cache. Temperature 1, held-out text, one thread, ids in and ids
-out; a part is saved when it is done, and parts that were measured before stay. The built-in pair unless others are
-named, such as two GGUF files.
+conversations whose texts differ from those without a cache. Temperature 1, held-out text, one thread unless --threads
+says more, ids in and ids out; a part is saved when it is done, and parts that were measured before stay. The built-in
+pair unless others are named, such as two GGUF files.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ Ids = list[int]
 def load(options: argparse.Namespace, cache: str, **changes: Any) -> sprinter.Pair:
     """The pair with one kind of cache."""
     models = [options.target, options.draft] if options.target else []
-    return sprinter.load_pair(*models, compile=False, **CACHES[cache], **changes)
+    weights = {"runner": "torch", "dtype": options.dtype} if options.dtype else {}
+    return sprinter.load_pair(*models, compile=False, **weights, **CACHES[cache], **changes)
 
 
 def conversation(pair: sprinter.Pair, words: Ids, seed: int, **settings: Any) -> list[sprinter.Generation]:
@@ -202,10 +203,14 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--target", help="directory, hub id or GGUF file; default: the built-in pair")
     parser.add_argument("--draft", help="as --target")
+    parser.add_argument(
+        "--dtype", help="of GGUF files' weights in PyTorch: gguf, int8, ...; default: llama.cpp"
+    )
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=sized(5, 1))
     parser.add_argument("--chats", type=int, default=sized(200, 2), help="conversations of part parted")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     name = NAME if options.target is None else f"{NAME}_pair"
     words = held_out(load(options, "off"), options, 4 * (SYSTEM + TURNS * ASKED + COMMON + 8 * ROWS))
     results = kept_results(name)
