@@ -1,12 +1,12 @@
 """The prefix cache: prefill time of a conversation's turns and of a batch with one system prompt, and equal texts.
 
-    python benchmarks/engine/prefix.py --data DIR [--parts turns batch split parted] [--target ID --draft ID --dtype gguf]
+    python benchmarks/engine/prefix.py --data DIR [--parts turns batch split parted] [--target ID --draft ID]
 
 Turns: a conversation of five turns, without the cache, with prefix_reuse="exact" and with "all". Batch: 32 prompts that
 begin with the same 384 tokens. Split: what it costs that prefill is split at multiples of 128 tokens. Parted:
 conversations whose texts differ from those without a cache. Temperature 1, held-out text, one thread unless --threads
 says more, ids in and ids out; a part is saved when it is done, and parts that were measured before stay. The built-in
-pair unless others are named, such as two GGUF files.
+pair unless others are named, such as two GGUF files (--dtype gguf: by our own kernels).
 """
 
 from __future__ import annotations
