@@ -194,6 +194,7 @@ TOPICS = {
             "real/sampled": "Drift of lossy modes at temperature 1, in batches",
             "real/speed": "Speed, one text at a time, beside other engines",
             "real/weights": "Weights of 4 and 8 bits against bfloat16 and llama.cpp",
+            "real/equality-llamacpp": "Greedy texts of lossless methods with llama.cpp against plain decoding",
             "real/overlap": "Drafting during the target's pass",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
             "real/equality-row": "Greedy texts of lossless methods in float32 against plain decoding",
