@@ -32,6 +32,7 @@ from benchmarks.gate.study import labelled
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.agreement import SIGNS
 from sprinter.bench.statistics import BootstrapInterval
+from sprinter.decode.regression import Regression
 from sprinter.decode.spec import parse_method
 from sprinter.heads.head import Head
 from sprinter.theory.from_labels import from_labels
@@ -54,6 +55,8 @@ GATES: dict[str, dict[str, Any]] = {
 SHARES = sized((0.2, 0.35, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97), (0.35, 0.9))
 """Shares of positions that are trusted: the thresholds of gates and of ``certain`` are these quantiles."""
 DRIFTS = (0.02, 0.05, 0.10)
+ROUND = 5
+"""Draft tokens that the target judges at once: the online logistic learns of them together."""
 ALL = "all"
 NOTHING = "nothing trusted"
 """Where all dials begin."""
@@ -88,6 +91,28 @@ def signals(records: Records) -> dict[str, Tensor]:
     """The draft's certainty by signal, larger where it is more certain, ``[n]``."""
     top = records.top_q.topk(2, -1).values.double().clamp(min=1e-38).log()
     return {"entropy": -records.entropy, "max_prob": records.max_q, "margin": top[:, 0] - top[:, 1]}
+
+
+def online(data: Data, *, anew: bool) -> Tensor:
+    """Acceptance that a logistic on the margin expects before each position, ``[n]``, untrained at the first one.
+
+    It learns from the target's verdicts on the tokens x ~ q, kept or not by exact acceptance, five positions at a
+    time. ``anew``: it begins again with each text; otherwise it goes on through all texts, as a server would.
+    """
+    records, regression = data.records, Regression("margin", memory=500 if anew else 5000)
+    margin, scores = signals(records)["margin"], torch.full((len(records),), torch.nan)
+    uniforms = torch.rand(len(records), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    verdicts = (uniforms.log() < (records.log_p - records.log_q).double()).double()
+    order = np.lexsort((records.step, records.kind, records.prompt))
+    key = torch.stack([records.prompt, records.kind.long()], -1)[order]
+    fit = regression.start()
+    for text in np.split(order, 1 + np.flatnonzero((key[1:] != key[:-1]).any(-1).numpy())):
+        fit = regression.start() if anew else fit
+        for round_ in (text[at : at + ROUND] for at in range(0, len(text), ROUND)):
+            read = {"margin": margin[round_]}
+            scores[round_] = regression.predict(read, fit).float()
+            fit = regression.learn(read, verdicts[round_], fit)
+    return scores
 
 
 def out_of_fold(
@@ -221,6 +246,10 @@ def main() -> None:
         print(f"{name}: {facts[name]['train_s']} s", file=sys.stderr)
     written = (records.kind == 1) | (records.kind == 2)
     rows = ~next(iter(scores.values())).isnan() & written
+    learned = {
+        "online logistic on the margin": online(data, anew=False),
+        "online logistic on the margin, anew with each text": online(data, anew=True),
+    }
     found = dials(data, rows, scores, heads)
     names = [data.kinds.get(number, ALL) for number in records.prompt[rows].unique().tolist()]
     groups = {ALL: np.arange(len(names))}
@@ -234,7 +263,7 @@ def main() -> None:
         "labels": {"prompts": len(records.prompt.unique()), "positions": len(records)},
         "judged": {"prompts": len(names), "positions": int(rows.sum())},
         "gates": facts,
-        "auc": areas({**scores, **signals(records)}, data, rows),
+        "auc": areas({**scores, **signals(records), **learned}, data, rows),
         "curves": {
             kind: {name: [_point(one[texts]) for one in settings] for name, settings in found.items()}
             for kind, texts in groups.items()
