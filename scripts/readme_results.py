@@ -77,38 +77,46 @@ _ENGINES = {
 }
 
 
+SUITES = ("humaneval", "gsm8k")
+"""Suites of the README's first table."""
+
+
 def real_lines() -> list[str]:
     """The README's first table: a real pair beside other engines, with what lossy methods do to answers."""
     speed, quality = load("real/speed"), load("real/quality")
     if speed is None or quality is None or "peers" not in speed["parts"]:
         return []
-    suites = {"humaneval": "HumanEval", "gsm8k": "GSM8K"}
     found = {(row["arm"], row["suite"]): row for row in speed["parts"]["peers"]}
     answers = {(row["arm"], row["suite"]): row for row in quality["rows"] if row["temperature"] == 0}
     prompts = min(row["prompts"] for row in found.values())
     asked = min(row["prompts"] for row in answers.values())
     lines = [
         "Qwen2.5-Coder-1.5B-Instruct with its 0.5B sister (Q4_K_M files), in chat, greedy, all arms in turn on one",
-        f"machine. Tokens/s: {prompts} prompts of a suite, prompt included. Accuracy (pass@1, exact match) minus the",
-        f"target's with its 95 % interval: {asked} prompts of a suite.",
+        f"machine. Two values: HumanEval, GSM8K. Tokens/s and calls: {prompts} prompts of a suite, prompt included.",
+        f"Drift and change of accuracy (pass@1, exact match) with its 95 % interval: {asked} prompts of a suite.",
         "",
-        f"| arm | {' | '.join(f'{name}, tokens/s' for name in suites.values())} | {' | '.join(suites.values())} |",
-        "| --- | --- | --- | --- | --- |",
+        "| arm | tokens/s | target calls/token | mean drift | change on HumanEval | change on GSM8K |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for arm in dict.fromkeys(arm for arm, _ in found):
-        cells = [f"{found[arm, suite]['tokens_per_s']:.1f}" for suite in suites]
-        for suite in suites:
-            row = answers.get((arm, suite))
-            if arm == "autoregressive" or arm in _ENGINES:
-                cells.append("–")
-            elif parse_method(arm).lossless(greedy=True):
-                cells.append("exact")
-            elif row is None or row["accuracy_change"] is None:
-                cells.append("–")
-            else:
-                change, low, high = row["accuracy_change"]
-                cells.append(f"{change:+.2f} [{low:.2f}, {high:.2f}]")
-        lines.append(f"| {_ENGINES.get(arm, f'`{arm}`')} | {' | '.join(cells)} |")
+        timed = [found[arm, suite] for suite in SUITES]
+        judged = [answers.get((arm, suite)) for suite in SUITES]
+        calls = [row["target_calls_per_token"] for row in timed]
+        if arm == "autoregressive" or arm in _ENGINES:
+            drift, changes = "–", ["–", "–"]
+        elif parse_method(arm).lossless(greedy=True):
+            drift, changes = "0", ["exact", "exact"]
+        else:
+            drift = ", ".join("–" if row is None else f"{row['mean_drift'][0]:.3f}" for row in judged)
+            changes = [_change(row) for row in judged]
+        cells = [
+            _ENGINES.get(arm, f"`{arm}`"),
+            ", ".join(f"{row['tokens_per_s']:.1f}" for row in timed),
+            "–" if None in calls else ", ".join(f"{one:.2f}" for one in calls),
+            drift,
+            *changes,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     shown = {"speed": speed["runs"]["peers"]}
     return [
         *lines,
@@ -119,6 +127,14 @@ def real_lines() -> list[str]:
         "engines and papers cost: [lossy modes](docs/studies/lossy-modes.md).",
         "",
     ]
+
+
+def _change(row: dict[str, Any] | None) -> str:
+    """Change of accuracy with its interval."""
+    if row is None or row["accuracy_change"] is None:
+        return "–"
+    change, low, high = row["accuracy_change"]
+    return f"{change:+.2f} [{low:.2f}, {high:.2f}]"
 
 
 def captured_lines() -> list[str]:

@@ -55,7 +55,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 SERVERS = ("llama-server:plain", "llama-server:draft", "llama-server:ngram")
 PEERS = {
     "peers": (
-        *BASES, BEST, "certain(threshold=0.1)", "lookup", HYBRID, *SERVERS,
+        *BASES, "speculative(gamma=3)", BEST, "certain(threshold=0.1)", "certain(threshold=0.3)", "sprinter", "fuzzy",
+        "lookup", HYBRID, "auto", *SERVERS,
         "transformers:plain", "transformers:assisted", "transformers:lookup",
     ),
     "answers": (*BASES, "speculative(gamma=3)", BEST, "lookup", HYBRID, *SERVERS),
