@@ -6,7 +6,8 @@
 In exact arithmetic all texts are the same. Rounding errors may part two where the target's two first choices are
 nearly tied: the table counts how often, and gives the largest gap between the two at a parting, in nats. A run goes on
 where it was interrupted: the texts stay in --out. With --rows several texts are decoded at the same time, which saves
-most of the time where a pass is bound by reading the weights.
+most of the time where a pass is bound by reading the weights. Methods can be measured one after another; with --heads
+also the stop rules that read them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,9 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import sprinter
-from benchmarks.common import command, grid, option_parser, write_results
+from benchmarks.common import grid, kept_results, note_run, option_parser, write_results
 from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, scratch, sized
-from sprinter.bench.environment import environment
 from sprinter.bench.suites import load_suite, turn_ids
 from sprinter.files import write_atomic
 
@@ -34,8 +35,14 @@ METHODS = (
     "optimal", "block(gamma=5)", "lookup", "hybrid", "auto",
     "drafter=lookup(n=2,least=1,otherwise=model),stop=fixed(gamma=5)",
 )  # fmt: skip
-TREES = ("batch(drafts=2,gamma=3)", "specinfer(drafts=2,gamma=3)", "spectr(drafts=2,gamma=3)")
-"""Methods that a runner must read trees for."""
+TREES = (
+    "batch(drafts=2,gamma=3)", "specinfer(drafts=2,gamma=3)", "spectr(drafts=2,gamma=3)", "tree", "static-tree", "cape",
+    "traversal", "threshold",
+)  # fmt: skip
+"""Methods that read several drafts or a tree, and ``threshold``, whose settings are lossless: not for llama.cpp."""
+STOPS = ("specdec++", "disco")
+"""Stop rules that read heads of their own."""
+NAME = "real/equality"
 
 
 class Texts:
@@ -103,6 +110,7 @@ def main() -> None:
     parser.add_argument("--draft", default=sized(DRAFT, None))
     parser.add_argument("--runner", choices=["torch", "llamacpp"], default="llamacpp")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--heads", nargs="+", default=(), help="directories of heads for the draft")
     parser.add_argument("--rows", type=int, default=1, help="texts that are decoded at the same time")
     parser.add_argument(
         "--methods", nargs="+", help="default: all that the runner can run; plain decoding always"
@@ -112,7 +120,7 @@ def main() -> None:
     # All methods read the same prompts: from the second one on they come from the cache.
     pair = sprinter.load_pair(
         chosen.target, chosen.draft, runner=chosen.runner, dtype=chosen.dtype,
-        prefix_cache_bytes=4 << 30, prefix_reuse="all",
+        prefix_cache_bytes=4 << 30, prefix_reuse="all", heads=chosen.heads,
     )  # fmt: skip
     target = pair.models.target
     chat = bool(pair.tokenizer is not None and pair.tokenizer.chat_template)
@@ -122,36 +130,37 @@ def main() -> None:
         for sample in loaded.samples:
             prompts[f"{suite} {sample.id}"] = turn_ids(pair, sample, 0, [], chat=loaded.chat)
     kind = sprinter.models.choose.runner_kind(target.model)[0]
-    runnable = METHODS if kind == "llamacpp" else METHODS + TREES
+    runnable = (*METHODS, *(() if kind == "llamacpp" else TREES), *(STOPS if chosen.heads else ()))
     methods = dict.fromkeys([PLAIN, *(chosen.methods or runnable)])
     chosen.out.mkdir(parents=True, exist_ok=True)
     dtype = str(target.weights)
     settings = f"{kind}-{dtype}-{Path(chosen.target or 'builtin').name}-{chosen.new_tokens}-{chosen.rows}"
     kept = Texts(chosen.out / f"{settings}.json")
     texts = {method: kept.make(pair, method, prompts, chosen.new_tokens, chosen.rows) for method in methods}
+    part = f"{kind}, {dtype}"
+    results = kept_results(NAME)
+    known = results.setdefault("parts", {}).setdefault(part, [])
     rows = compare(texts)
-    shown = [
-        f"`{row['method']}` | {row['texts']} | {row['parted']} | "
-        f"{'–' if row['largest_gap_nats'] is None else row['largest_gap_nats']}"
-        for row in rows
-    ]
-    lines = [
-        f"Runner {kind}, {dtype}; greedy, up to {chosen.new_tokens} tokens, {chosen.rows} texts at a time.", "",
-        *grid("method | texts | parted from plain | largest gap at a parting, nats", shown),
-    ]  # fmt: skip
-    results = {
-        "benchmark": "real/equality",
-        "command": command("real/equality"),
-        "environment": environment(),
-        "prompts": len(prompts),
-        "new_tokens": chosen.new_tokens,
-        "texts_at_a_time": chosen.rows,
-        "runner": kind,
-        "weights": dtype,
-        "rows": rows,
-        "seconds": round(time.time() - began, 1),
-    }
-    write_results(f"real/equality-{kind}", results, "\n".join(lines))
+    for row in rows:
+        row |= {"new_tokens": chosen.new_tokens, "texts_at_a_time": chosen.rows}
+    again = {row["method"] for row in rows}
+    results["parts"][part] = [*(row for row in known if row["method"] not in again), *rows]
+    note_run(results, NAME, f"{part}: {', '.join(chosen.methods)}" if chosen.methods else part, began)
+    write_results(NAME, results, table(results["parts"]))
+
+
+def table(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Markdown: a table for each runner and weights."""
+    lines: list[str] = []
+    for part, rows in parts.items():
+        shown = [
+            f"`{row['method']}` | {row['texts']} | {row['parted']} | "
+            f"{'–' if row['largest_gap_nats'] is None else row['largest_gap_nats']} | {row['texts_at_a_time']}"
+            for row in rows
+        ]
+        head = "method | texts | parted from plain | largest gap at a parting, nats | texts at a time"
+        lines += ["", f"**{part}; greedy, up to {rows[0]['new_tokens']} tokens**", "", *grid(head, shown)]
+    return "\n".join(lines).strip()
 
 
 if __name__ == "__main__":

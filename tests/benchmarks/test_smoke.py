@@ -66,7 +66,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/never_slower": {"measured", "runs"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "drafters"},
-    "real/equality": {"rows"},
+    "real/equality": {"parts", "runs"},
     "real/gates": {"auc", "calls_at"},
     "real/overlap": {"measured", "runs"},
     "real/probe": {"rows"},
