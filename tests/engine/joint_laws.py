@@ -27,6 +27,7 @@ PROMPT = (0, 1, 0, 1, 0)  # prompt lookup finds something in it
 FEATURES = dict.fromkeys(HEAD_KINDS, "hidden") | {"specdec++": "hidden_x"}
 SPECS = {
     "sprinter": "sprinter(tau=0.5, cap=2)",
+    "certain": "certain(threshold=1, cap=2)",
     "online": "online(tau=0.3, after=1)",
     "heuristic": "heuristic(start=2)",
     "fuzzy": "fuzzy(threshold=0.02, gamma=2)",

@@ -124,8 +124,8 @@ def test_five_turns_of_a_pair_reuse_what_was_read(files: tuple[Path, Path]) -> N
         assert out.text == plain.text and out.text
         assert out.stats.target_calls < plain.stats.target_calls or not turn
         assert plain.stats.cached_tokens == 0
-        assert out.stats.cached_tokens >= before, "all that was read in the turn before"
-        before = out.prompt_tokens
+        assert out.stats.cached_tokens >= before, "all that was read in the turn before, but its last round"
+        before = out.prompt_tokens + max(0, len(out.tokens) - 7)  # a stop token, a bonus, five drafts
         talk.append({"role": "assistant", "content": out.text})
 
 

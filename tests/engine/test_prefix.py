@@ -111,17 +111,20 @@ def test_our_kernels_reuse_what_was_generated_to_the_bit() -> None:
     models = LoadedPair(quantised(1, 2), quantised(2, 1), None)
     assert is_joined(models.target.model)  # type: ignore[arg-type]
     here, fresh = pair_of(DEFAULT, models), pair_of(OFF, models)
+    everything = pair_of(PrefixCache(reuse="all"), models)
     for method in (one for one in METHODS if one not in ("sprinter(tau=0.5)", "specdec++", "disco")):
         made = list(chat(here, method))
         assert list(map(facts, made)) == list(map(facts, chat(fresh, method))), method
         reused = [out.stats.cached_tokens for out in made[1:]]
-        least = (
-            [len(SYSTEM) - 1] * len(reused)
-            if "drafts=" in method
-            else [out.prompt_tokens for out in made[:-1]]
-        )
-        assert all(found >= known for found, known in zip(reused, least, strict=True)), method
+        if "drafts=" in method:  # what was read as a tree is read again
+            assert all(found >= len(SYSTEM) - 1 for found in reused), method
+        else:  # all that the target has read
+            assert all(found >= out.prompt_tokens for found, out in zip(reused, made, strict=False)), method
+            assert reused == [out.stats.cached_tokens for out in chat(everything, method)][1:], method
+        if method == "autoregressive":
+            assert reused == [out.prompt_tokens + 5 for out in made[:-1]]
         here.clear_prefix_cache()
+        everything.clear_prefix_cache()
 
 
 def test_all_reuses_what_was_generated() -> None:
@@ -149,6 +152,27 @@ def test_one_row_grows_with_its_conversation(monkeypatch: pytest.MonkeyPatch) ->
             assert list(map(facts, made)) == list(map(facts, chat(fresh, "speculative(gamma=3)")))
             assert all(out.stats.cached_tokens and out.stats.draft_cached_tokens for out in made[1:])
             assert len(here._parts.targets._free) == 1, "the shorter ones are superseded"
+
+
+@pytest.mark.parametrize("kind", ["steady", "all"])
+def test_a_row_goes_on_after_a_text_that_a_stop_token_ended(kind: str) -> None:
+    """Draft tokens that the last round rejected do not stay in the row, so that the next turn continues in it."""
+    models = LoadedPair(quantised(1, 2), quantised(2, 1), None) if kind == "steady" else None
+    here, fresh = pair_of(DEFAULT if models else PrefixCache(reuse="all"), models), pair_of(OFF, models)
+    talk, rejected = list(SYSTEM), 0
+    for turn in range(6):
+        how: dict[str, Any] = {"method": "speculative(gamma=5)", "max_new_tokens": 12, "seed": turn}
+        stop = fresh.generate(talk, **how).tokens[4].id
+        out = here.generate(talk, stop_token_ids=[stop], **how)
+        assert out.finish_reason == "stop"
+        rejected += out.tokens[-1].origin == sprinter.Origin.REPLACEMENT
+        talk += [*(token.id for token in out.tokens), 3 + turn]
+        for models_pool in (here._parts.targets, here._parts.drafts):
+            (runner,) = models_pool._free
+            held = models_pool._held[runner]
+            assert held.continues(0, talk), "what the row holds is a beginning of the next prompt"
+            assert held.shared(0, talk) >= len(SYSTEM) - 1
+    assert rejected, "a last round had draft tokens behind its end"
 
 
 def test_conversations_with_one_beginning_keep_their_own_rows() -> None:

@@ -209,11 +209,18 @@ class Parts:
                     pool.clear()
             check(pools)
 
-    def give_back(self, models: Models) -> None:
-        """Return borrowed rows in any state; what later texts may reuse stays in them."""
+    def give_back(self, models: Models, text: Sequence[int] | None = None) -> None:
+        """Return borrowed rows in any state; what later texts may reuse stays in them.
+
+        Args:
+            text: token ids of prompt and answer, if the rows were those of one text.
+        """
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
-                rows.end_all()
+                if text is None:
+                    rows.end_all()
+                else:
+                    rows.end_text(0, text)
                 pool.give_back(rows.runner)
 
 

@@ -46,9 +46,9 @@ class PrefixCache:
 
     Attributes:
         max_bytes: maximum size of idle KV caches, of both models together; 0: nothing is reused.
-        reuse: "exact": that with which every text is the same to the bit: whole blocks of prompts, or with our own
-            kernels all tokens; "all": generated tokens always, which changes last bits of floating-point numbers, and
-            rarely a token.
+        reuse: "exact": that with which every text is the same to the bit: whole blocks of prompts, or where our own
+            kernels run all layers every token that was read in a chain; "all": generated tokens always, which changes
+            last bits of floating-point numbers, and rarely a token.
 
     Raises:
         UserError: an invalid value.

@@ -107,10 +107,17 @@ class CacheRows:
             return max(free, key=lambda row: shared[row])
         return next((row for row in free if not held.texts[row].tokens), free[0])
 
-    def end_text(self, row: int) -> None:
-        """End the text of a row: only what another text may reuse stays; nothing after a failure or an interrupt."""
-        failed = row in self._doubtful or not self.held.on
-        self.rewind({row: 0 if failed else self.held.texts[row].usable(self.held.cache.reuse)})
+    def end_text(self, row: int, text: Sequence[int] | None = None) -> None:
+        """End the text of a row: only what another text may reuse stays; nothing after a failure or an interrupt.
+
+        Of draft tokens that the last round rejected nothing stays either, if the whole ``text`` is given: with them the
+        row would not be taken for the beginning of the conversation's next prompt.
+        """
+        failed, held = row in self._doubtful or not self.held.on, self.held.texts[row]
+        length = 0 if failed else held.usable(self.held.cache.reuse)
+        if text is not None and length:
+            length = min(length, common_prefix(held.tokens, text))
+        self.rewind({row: length})
         self._idle.add(row)
         if self.runner.soiled:  # it is cleaned when all rows are empty
             self.rewind(dict.fromkeys(self._idle, 0))

@@ -275,7 +275,7 @@ class Scheduler:
         """Free the rows of a request; emit its last event if a result is given."""
         for rows in (self._models.target, self._models.draft):
             if rows is not None:
-                rows.end_text(one.work.number)
+                rows.end_text(one.work.number, one.work.run.text_ids)
         self._order = [*(row for row in self._order if row != one.work.number), one.work.number]
         if generation is None:
             del self._live[one.id]

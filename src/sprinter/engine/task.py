@@ -123,6 +123,11 @@ class Task:
         return list(self._ids)
 
     @property
+    def text_ids(self) -> list[int]:
+        """Token ids of the prompt and of what was written."""
+        return [*self._ids, *(token.id for token in self.record.tokens)]
+
+    @property
     def prefix(self) -> list[int]:
         """The prompt without its last token: what prefill reads."""
         return self._ids[:-1]
@@ -144,7 +149,7 @@ class Task:
 
     def give_back(self, models: Models) -> None:
         """Return borrowed rows."""
-        self._parts.give_back(models)
+        self._parts.give_back(models, self.text_ids)
 
     def jobs(self, models: Models, number: int, prefill_chunk: int | None = None) -> Jobs:
         """Decode the whole request: yields jobs for its row until the text ends.
