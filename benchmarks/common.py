@@ -260,13 +260,12 @@ def command(name: str) -> str:
         "--after",
         "--labels",
         "--prompts-file",
-        "--gate",
         "--draft-folder",
         "--draft-vocabulary",
     )
     named = tuple(f"{folder}=" for folder in folders)
     kept = [
-        word
+        Path(word).name if Path(word).is_absolute() else word  # a gate or heads that lie elsewhere
         for i, word in enumerate(words)
         if word not in folders and not word.startswith(named) and (i == 0 or words[i - 1] not in folders)
     ]

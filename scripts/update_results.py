@@ -227,6 +227,7 @@ TOPICS = {
         {
             "engine/decoding": "Captured passes: decoding",
             "engine/passes": "Captured passes: one pass, one step",
+            "engine/prefix_pair": "Prefix cache on Qwen2.5-Coder 1.5B and 0.5B",
             "engine/batch": "Many rows at once",
             "engine/revisions": "Before and after drafts became trees",
         },

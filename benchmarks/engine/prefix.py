@@ -56,7 +56,7 @@ def load(options: argparse.Namespace, cache: str, **changes: Any) -> sprinter.Pa
     """The pair with one kind of cache."""
     models = [options.target, options.draft] if options.target else []
     weights = {"runner": "torch", "dtype": options.dtype} if options.dtype else {}
-    return sprinter.load_pair(*models, compile=False, **weights, **CACHES[cache], **changes)
+    return sprinter.load_pair(*models, compile=False, **CACHES[cache], **{**weights, **changes})
 
 
 def conversation(pair: sprinter.Pair, words: Ids, seed: int, **settings: Any) -> list[sprinter.Generation]:
@@ -134,7 +134,8 @@ def split(options: argparse.Namespace, words: Ids) -> Rows:
 def parted(options: argparse.Namespace, words: Ids) -> Rows:
     """One row a kind of reuse and a dtype: conversations of which any text differs from that without a cache."""
     rows = []
-    for dtype in ("float32", "bfloat16") if options.target is None else ("auto",):
+    builtin = options.target is None and options.dtype is None
+    for dtype in ("float32", "bfloat16") if builtin else (options.dtype or "auto",):
         pairs = {cache: load(options, cache, dtype=dtype) for cache in CACHES}
         counts, tokens = dict.fromkeys(("exact", "all"), 0), 0
         for i in range(options.chats):
@@ -159,6 +160,9 @@ def table(results: Mapping[str, Any]) -> str:
         "",
         f"Answers of {ANSWER} tokens, system prompt {SYSTEM}, questions {ASKED}.",
     ]
+    if "models" in results:
+        target, draft, dtype = results["models"]
+        lines += ["", f"{target}, {draft}, weights {dtype}.".replace(", ,", ",")]
     makers: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "turns": (
             "turn | cache | prompt tokens | reused | prefill, ms",
@@ -211,16 +215,19 @@ def main() -> None:
     parser.add_argument("--chats", type=int, default=sized(200, 2), help="conversations of part parted")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    name = NAME if options.target is None else f"{NAME}_pair"
+    name = NAME if options.target is None and options.dtype is None else f"{NAME}_pair"
+    models = [options.target or "the built-in pair", options.draft or "", options.dtype or "as they are"]
     words = held_out(load(options, "off"), options, 4 * (SYSTEM + TURNS * ASKED + COMMON + 8 * ROWS))
     results = kept_results(name)
+    if name != NAME and results.setdefault("models", models) != models:
+        sys.exit(f"error: {name} holds results of {' '.join(results['models'])}: move the file away first")
     makers: dict[str, Callable[[argparse.Namespace, Sequence[int]], Rows]] = {
         "turns": turns, "batch": batch, "split": split, "parted": parted,
     }  # fmt: skip
     for part in options.parts:
         began = time.time()
         results[part] = makers[part](options, words)
-        note_run(results, name, part, began)
+        note_run(results, NAME, part, began)
         write_results(name, results, table(results))
 
 
