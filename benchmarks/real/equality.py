@@ -12,6 +12,7 @@ also the stop rules that read them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -23,7 +24,7 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import sprinter
-from benchmarks.common import grid, kept_results, note_run, option_parser, write_results
+from benchmarks.common import environment, grid, kept_results, note_run, option_parser, write_results
 from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.suites import load_suite, turn_ids
@@ -134,15 +135,22 @@ def main() -> None:
     methods = dict.fromkeys([PLAIN, *(chosen.methods or runnable)])
     chosen.out.mkdir(parents=True, exist_ok=True)
     dtype = str(target.weights)
-    settings = f"{kind}-{dtype}-{Path(chosen.target or 'builtin').name}-{chosen.new_tokens}-{chosen.rows}"
+    models = "-".join(Path(name or "builtin").name for name in (chosen.target, chosen.draft))
+    # Texts of other heads or of another version of the code are not gone on with.
+    heads = hashlib.sha256(
+        b"".join((Path(head) / "config.json").read_bytes() for head in chosen.heads)
+    ).hexdigest()
+    state = f"{heads[:8]}-{environment()['commit']}"
+    settings = f"{kind}-{dtype}-{models}-{chosen.new_tokens}-{chosen.rows}-{state}"
     kept = Texts(chosen.out / f"{settings}.json")
     texts = {method: kept.make(pair, method, prompts, chosen.new_tokens, chosen.rows) for method in methods}
-    part = f"{kind}, {dtype}"
+    name = Path(chosen.target).name if chosen.target else "built-in pair"
+    part = f"{name}: {kind}, {dtype}, greedy, up to {chosen.new_tokens} tokens"
     results = kept_results(NAME)
     known = results.setdefault("parts", {}).setdefault(part, [])
     rows = compare(texts)
     for row in rows:
-        row |= {"new_tokens": chosen.new_tokens, "texts_at_a_time": chosen.rows}
+        row["texts_at_a_time"] = chosen.rows
     again = {row["method"] for row in rows}
     results["parts"][part] = [*(row for row in known if row["method"] not in again), *rows]
     note_run(results, NAME, f"{part}: {', '.join(chosen.methods)}" if chosen.methods else part, began)
@@ -159,7 +167,7 @@ def table(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             for row in rows
         ]
         head = "method | texts | parted from plain | largest gap at a parting, nats | texts at a time"
-        lines += ["", f"**{part}; greedy, up to {rows[0]['new_tokens']} tokens**", "", *grid(head, shown)]
+        lines += ["", f"**{part}**", "", *grid(head, shown)]
     return "\n".join(lines).strip()
 
 

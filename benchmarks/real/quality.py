@@ -204,7 +204,7 @@ def merge(folder: Path, data: Path) -> None:
         suites, records = list(dict.fromkeys([*first[0]["suites"], *suites])), first + records
     order = {arm: at for at, arm in enumerate(EVERY)}
     records.sort(key=lambda record: order.get(record["arm"], len(order)))
-    seen = trained_on(data) if folder.name == NAMED and not SMOKE else set()
+    seen = trained_on(data, folder.name)
     lines = [
         {**text, "model_id": label(folder, record)}
         for record in records for text in record["texts"] if (text["suite"], text["question_id"]) not in seen
@@ -273,19 +273,21 @@ def main() -> None:
     merge(chosen.out, chosen.data)
 
 
-def trained_on(data: Path) -> set[tuple[str, str]]:
-    """Suite and id of the samples whose first turn is among the prompts that gates are trained on."""
+def trained_on(data: Path, name: str) -> set[tuple[str, str]]:
+    """Suite and id of the samples that a result leaves out, as gates were trained on their first turn."""
+    if name not in (NAMED, SAMPLED) or SMOKE:
+        return set()
     seen = set(gate_prompts.questions(data))
     return {
-        (name, sample.id)
-        for name in ("mt-bench", "spec-bench")
-        for sample in load_suite(name, data).samples
+        (suite, sample.id)
+        for suite in ("mt-bench", "spec-bench")
+        for sample in load_suite(suite, data).samples
         if sample.turns[0] in seen
     }
 
 
 def part_of(named: str, chosen: Any, chat: bool) -> Suite:
-    """The samples of a suite that an option NAME:PROMPTS:TOKENS names; of the named arms without ``trained_on``."""
+    """The samples of a suite that an option NAME:PROMPTS:TOKENS names, without those of ``trained_on``."""
     name, prompts, new_tokens = named.split(":")
     first, _, last = prompts.rpartition("-")
     asked = chat and name not in RUNNING_TEXT
@@ -293,7 +295,7 @@ def part_of(named: str, chosen: Any, chat: bool) -> Suite:
         name, chosen.data, limit=int(last), new_tokens=int(new_tokens), chat=asked,
         system=chosen.system if asked else None,
     )  # fmt: skip
-    seen = trained_on(chosen.data) if chosen.name == NAMED and not SMOKE else set()
+    seen = trained_on(chosen.data, chosen.name)
     chosen_samples = suite.samples[int(first or 0) :]
     return replace(suite, samples=[one for one in chosen_samples if (suite.name, one.id) not in seen])
 

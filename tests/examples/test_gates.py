@@ -54,7 +54,13 @@ def test_heads_load_and_have_a_card(folder: Path) -> None:
     assert folder.name.endswith(config["kind"])
     assert config["target_id"].split("/")[-1] in card and "AU-ROC" in card
     states = torch.randn(5, config["hidden_size"], generator=torch.Generator().manual_seed(0))
-    scores = head(4 * states)  # about as large as the target's own
+    read = {
+        "hidden": 4 * states,  # about as large as the target's own
+        "top_q(k=10)": torch.linspace(0.02, 0.1, 5)[:, None].expand(5, 10),
+        "entropy": torch.linspace(0, 3, 5),
+        "position": torch.zeros(5),
+    }
+    scores = head({name: read[name] for name in head.features})
     assert (
         scores.shape == (5,) and bool(((scores >= 0) & (scores <= 1)).all()) and len(set(scores.tolist())) > 1
     )
