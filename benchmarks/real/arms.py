@@ -47,6 +47,10 @@ PARTS: dict[str, tuple[str, ...]] = {
         *BASES, *(f"{rule}(gamma={gamma})" for gamma in (3, 5, 8) for rule in ("speculative", "block")
                   if (rule, gamma) != ("speculative", 5)),
     ),
+    "several": (
+        *BASES, "speculative(gamma=3)", *(f"{rule}(drafts=2, gamma=3)" for rule in ("batch", "specinfer", "spectr")),
+        "tree", "cape", "traversal", "lookup", "certain(threshold=0.3)", "certain(threshold=0.3, tail=3)",
+    ),
     "cut": (
         *BASES, BEST, "speculative(gamma=3)", "cut:speculative(gamma=3)", "cut:speculative(gamma=5)",
         "cut:speculative(gamma=8)", "cut:svip", HYBRID, "cut:hybrid",

@@ -3,7 +3,8 @@
     python benchmarks/real/speed.py --data DIR --part named [--prompts 3] [--new-tokens 96] [--temperatures 0]
 
 What ``quality.py`` measures in batches is timed here: the arms of a part take turns, prompt by prompt, on the GGUF
-files' own blocks. Each part holds the bases, and speeds are ratios to them on the same prompts. Part ``peers``:
+files' own blocks. Each part holds the bases, and speeds are ratios to them on the same prompts. Part ``several``:
+several drafts, trees, and a tail of tokens that are checked after a refusal. Part ``peers``:
 llama.cpp's server on the same files (plain, with the draft, with n-grams; the program that SPRINTER_LLAMA_SERVER
 names), and transformers on their weights in bfloat16 (plain, assisted, prompt lookup). Part ``cut``: the draft with a
 part of its vocabulary. Part ``answers``: the quick ones of these engines alone, for answers of their own length. Part

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from benchmarks.real import gate_prompts
 from benchmarks.real.collect import area, collect, correlation
-from benchmarks.real.quality import ANSWERS, NAMED, by_group, part_of, trained_on
+from benchmarks.real.quality import ANSWERS, NAMED, SAMPLED, by_group, part_of, trained_on
 from benchmarks.smoke import made_up_data
 
 from sprinter.bench.suites import load_suite
@@ -74,12 +74,14 @@ def test_a_suite_is_named_with_a_number_of_prompts_or_a_range() -> None:
 
 
 @pytest.mark.parametrize("suite", ["mt-bench", "spec-bench"])
-def test_named_arms_are_not_asked_what_gates_are_trained_on(suite: str) -> None:
+@pytest.mark.parametrize("result", [NAMED, SAMPLED])
+def test_named_and_sampled_arms_are_not_asked_what_gates_are_trained_on(suite: str, result: str) -> None:
     data = made_up_data()
-    chosen = Namespace(data=data, system=None, name=NAMED)
+    chosen = Namespace(data=data, system=None, name=result)
     whole = load_suite(suite, data).samples
     asked = part_of(f"{suite}:{len(whole)}:8", chosen, False).samples
     seen = set(gate_prompts.questions(data))
     assert asked == [one for one in whole if one.turns[0] not in seen]
-    assert {(suite, one.id) for one in whole} - trained_on(data) == {(suite, one.id) for one in asked}
+    assert {(suite, one.id) for one in whole} - trained_on(data, result) == {(suite, one.id) for one in asked}
     assert suite != "spec-bench" or 0 < len(asked) < len(whole)
+    assert not trained_on(data, "quality"), "HumanEval and GSM8K are apart"
