@@ -217,10 +217,7 @@ class Parts:
         """
         for rows, pool in ((models.target, self.targets), (models.draft, self.drafts)):
             if rows is not None and pool is not None:
-                if text is None:
-                    rows.end_all()
-                else:
-                    rows.end_text(0, text)
+                rows.end_all(text)
                 pool.give_back(rows.runner)
 
 

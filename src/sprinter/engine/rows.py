@@ -122,10 +122,10 @@ class CacheRows:
         if self.runner.soiled:  # it is cleaned when all rows are empty
             self.rewind(dict.fromkeys(self._idle, 0))
 
-    def end_all(self) -> None:
-        """``end_text`` of all rows."""
+    def end_all(self, text: Sequence[int] | None = None) -> None:
+        """``end_text`` of all rows; ``text``: the one that they were read for, if there is one."""
         for row in range(self.runner.batch):
-            self.end_text(row)
+            self.end_text(row, text)
 
     def _copy(self, source: int, rows: Sequence[int], length: int) -> None:
         """Replace the contents of rows by the first tokens of another row."""
