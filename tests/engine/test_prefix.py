@@ -360,6 +360,21 @@ def test_rows_of_an_engine_are_continued() -> None:
                 text += [*(t.id for t in wanted.tokens), 9, 1, turn]
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_text_that_reads_nothing_in_a_row_leaves_it_alone(cancelled: bool) -> None:
+    """The draft's row of another conversation, while the target alone writes or a request is cancelled at once."""
+    here = pair_of(DEFAULT)
+    with sprinter.Engine(here, rows=1, max_len=90) as engine:
+        engine.add(SYSTEM, method="speculative(gamma=3)", max_new_tokens=4)
+        engine.finish()
+        number = engine.add([7, 7, 7, 7], method="autoregressive", max_new_tokens=4)
+        if cancelled:
+            engine.cancel(number)
+        engine.finish()
+        number = engine.add([*SYSTEM, 9, 1], method="speculative(gamma=3)", max_new_tokens=4)
+        assert engine.finish()[number].stats.draft_cached_tokens > 0
+
+
 def test_a_row_that_failed_gives_nothing_to_the_next_request() -> None:
     here, fresh = pair_of(DEFAULT), pair_of(OFF)
     wanted = [t.id for t in fresh.generate(SYSTEM, max_new_tokens=9).tokens]

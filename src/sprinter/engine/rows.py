@@ -115,7 +115,7 @@ class CacheRows:
         """
         failed, held = row in self._doubtful or not self.held.on, self.held.texts[row]
         length = 0 if failed else held.usable(self.held.cache.reuse)
-        if text is not None and length:
+        if text is not None and length and row not in self._idle:  # else this text has read nothing in it
             length = min(length, common_prefix(held.tokens, text))
         self.rewind({row: length})
         self._idle.add(row)
