@@ -74,13 +74,13 @@ def read(texts: Sequence[dict[str, Any]]) -> list[Measured]:
 
 
 def read_speeds(path: Path) -> Speeds:
-    """Speeds over the bases, by arm, suite and temperature; of an arm in several parts, the first."""
+    """Speeds over the bases, by arm, suite and temperature; of an arm in several parts, that of most prompts."""
     found: Speeds = {}
     if path.is_file():
-        for rows in json.loads(path.read_text(encoding="utf-8"))["parts"].values():
-            for row in rows:
-                speeds = tuple(row["over_plain"]), tuple(row["over_exact"])
-                found.setdefault((row["arm"], row["suite"], row["temperature"]), speeds)
+        parts = json.loads(path.read_text(encoding="utf-8"))["parts"].values()
+        for row in sorted((row for rows in parts for row in rows), key=lambda row: -int(row["prompts"])):
+            speeds = tuple(row["over_plain"]), tuple(row["over_exact"])
+            found.setdefault((row["arm"], row["suite"], row["temperature"]), speeds)
     return found
 
 

@@ -47,11 +47,14 @@ NAME = "real/equality"
 
 
 class Texts:
-    """Token ids of each (method, prompt) and, for plain decoding, the gap of the two first choices; kept in a file."""
+    """Token ids of each (method, prompt) and, for plain decoding, the gap of the two first choices; kept in a file.
 
-    def __init__(self, path: Path) -> None:
+    ``known``: whether a file that is there is gone on with; not where the code has changes that no commit names.
+    """
+
+    def __init__(self, path: Path, known: bool) -> None:
         self._path = path
-        self.found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        self.found: dict[str, Any] = json.loads(path.read_text()) if known and path.is_file() else {}
 
     def make(
         self, pair: sprinter.Pair, method: str, prompts: dict[str, list[int]], new_tokens: int, rows: int
@@ -78,6 +81,16 @@ class Texts:
                 flush=True,
             )
         return {name: dict(self.found[f"{method} {name}"]) for name in prompts}
+
+
+def hash_of(heads: Sequence[str]) -> str:
+    """Hash of the files of these heads: settings and weights."""
+    digest = hashlib.sha256()
+    for head in heads:
+        for path in sorted(Path(head).iterdir()):
+            if path.name in ("config.json", "model.safetensors"):
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def compare(texts: dict[str, dict[str, dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -137,15 +150,14 @@ def main() -> None:
     dtype = str(target.weights)
     models = "-".join(Path(name or "builtin").name for name in (chosen.target, chosen.draft))
     # Texts of other heads or of another version of the code are not gone on with.
-    heads = hashlib.sha256(
-        b"".join((Path(head) / "config.json").read_bytes() for head in chosen.heads)
-    ).hexdigest()
-    state = f"{heads[:8]}-{environment()['commit']}"
+    commit = str(environment()["commit"])
+    state = f"{hash_of(chosen.heads)[:8]}-{commit}"
     settings = f"{kind}-{dtype}-{models}-{chosen.new_tokens}-{chosen.rows}-{state}"
-    kept = Texts(chosen.out / f"{settings}.json")
+    kept = Texts(chosen.out / f"{settings}.json", known=not commit.endswith("+"))
     texts = {method: kept.make(pair, method, prompts, chosen.new_tokens, chosen.rows) for method in methods}
-    name = Path(chosen.target).name if chosen.target else "built-in pair"
-    part = f"{name}: {kind}, {dtype}, greedy, up to {chosen.new_tokens} tokens"
+    names = [Path(name).name for name in (chosen.target, chosen.draft) if name]
+    part = f"{' with '.join(names) or 'built-in pair'}: {kind}, {dtype}, greedy, {len(prompts)} prompts, "
+    part += f"up to {chosen.new_tokens} tokens"
     results = kept_results(NAME)
     known = results.setdefault("parts", {}).setdefault(part, [])
     rows = compare(texts)

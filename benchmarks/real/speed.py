@@ -267,7 +267,8 @@ def main() -> None:
         results["parts"][part] = [
             row for row in kept if (row["suite"], row["temperature"]) not in again
         ] + rows
-        note_run(results, NAME, part, began)
+        for temperature in chosen.temperatures:
+            note_run(results, NAME, f"{part}, temperature {temperature:g}", began)
         write_results(NAME, results, table(results["parts"]))
 
 

@@ -23,13 +23,16 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as
+from sprinter.models.capture.marks import hash_file
 from sprinter.models.cut import cut_output
 from sprinter.models.gguf.config import Family, family_of, model_config, not_here
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
 from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
 from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.quantised.layers import Matrix
-from sprinter.models.quantised.layout import FORMATS
+from sprinter.models.quantised.layout import FORMATS, Format
+from sprinter.models.quantised.library import kernel
+from sprinter.models.quantised.packed import packed_matrices
 from sprinter.models.quantised.quantise import put_matrices, replaceable
 
 __all__ = ["Dequantised", "dequantised"]
@@ -93,7 +96,7 @@ def dequantised(
         factors = tensors.read(_ROPE, torch.float32) if _ROPE in head.tensors else None
         config = model_config(head, eos_ids, factors)
         place = _Places(gguf, config, family, head)
-        kept = _matrices(place, tensors) if keep else {}
+        kept = _matrices(place, tensors, path) if keep else {}
         ids = None if cut is None else cut(config.vocab_size, eos_ids)
         known = None if ids is None or not keep else _known_words(place, tensors, ids)
         weights = dict(_weights(place, tensors, dtype, kept))
@@ -149,8 +152,8 @@ class _Tensors:
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
 
-    def matrix(self, name: str, order: NDArray[np.int64], high: int, width: int) -> Matrix:
-        """A matrix with the codes that are stored, ``[high, width]``: these of its rows, in this order.
+    def blocks(self, name: str, high: int, width: int) -> tuple[Format, NDArray[np.uint8]]:
+        """A matrix ``[high, width]`` as it is stored: its kind and ``[high, bytes]``.
 
         Raises:
             ValueError: it cannot be read, or it is stored in another way.
@@ -162,7 +165,7 @@ class _Tensors:
             )
         if list(shape) != [high, width]:
             raise ValueError(f"its tensor {name} has shape {list(shape)}, wanted {[high, width]}")
-        return Matrix.of_stored(stored.reshape(shape[0], -1), FORMATS[kind.name], order)
+        return FORMATS[kind.name], stored.reshape(high, -1)
 
     def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
         """A tensor's kind, shape, and blocks ``[blocks, bytes]``.
@@ -225,27 +228,41 @@ class _Places:
         return rows
 
 
-def _matrices(place: _Places, tensors: _Tensors) -> dict[str, Matrix]:
+def _matrices(place: _Places, tensors: _Tensors, path: Path) -> dict[str, Matrix]:
     """The quantised matrices by the paths of their layers; tied ones are shared.
 
     Raises:
         ValueError: a layer's matrix is stored in another way.
     """
-    made: dict[str, Matrix] = {}
-    found = {}
-    for path, layer in replaceable(place.skeleton).items():
-        stored = place.stored(f"{path}.weight")
-        if stored not in made:
-            order = place.in_order(path + ".", torch.arange(len(layer.weight)))
-            made[stored] = tensors.matrix(stored, order.numpy(), *layer.weight.shape)
-        found[path] = made[stored]
-    return found
+    layers = replaceable(place.skeleton)
+    stored = {layer: place.stored(f"{layer}.weight") for layer in layers}
+    first = {name: layer for layer, name in reversed(stored.items())}  # the layer that says how it is read
+    shapes = {name: tuple(layers[layer].weight.shape) for name, layer in first.items()}
+    blocks = {name: tensors.blocks(name, *shape) for name, shape in shapes.items()}
+
+    def pack(name: str, made: Tensor | None = None) -> Tensor:
+        form, rows = blocks[name]
+        order = place.in_order(first[name] + ".", torch.arange(len(rows)))
+        return kernel().pack_stored(rows, form, order.numpy(), made)
+
+    names = [*blocks]
+    packed = packed_matrices(
+        path, f"{file_fingerprint(path)} {hash_file(Path(__file__))} {stored}",
+        [kernel().size(blocks[name][0], *shapes[name]) for name in names],
+        lambda i, room: pack(names[i], room),
+    )  # fmt: skip
+    made = {
+        name: Matrix.of_packed(pack(name) if packed is None else packed[i], blocks[name][0], *shapes[name])
+        for i, name in enumerate(names)
+    }
+    return {layer: made[name] for layer, name in stored.items()}
 
 
 def _known_words(place: _Places, tensors: _Tensors, ids: Tensor) -> Matrix:
     """The rows of the output layer for these tokens."""
     config = place.config
-    return tensors.matrix(place.stored(_HEAD), ids.numpy(), config.vocab_size, config.hidden_size)
+    form, rows = tensors.blocks(place.stored(_HEAD), config.vocab_size, config.hidden_size)
+    return Matrix.of_stored(rows, form, ids.numpy())
 
 
 def _weights(

@@ -49,6 +49,11 @@ class Matrix:
         width = stored.shape[1] // form.bytes * form.block
         return cls(kernel().pack_stored(stored, form, order), form, len(order), width, width)
 
+    @classmethod
+    def of_packed(cls, packed: Tensor, form: Format, high: int, width: int) -> Self:
+        """A matrix that is packed already."""
+        return cls(packed, form, high, width, width)
+
     def __deepcopy__(self, memo: object) -> Matrix:
         return self  # it never changes
 

@@ -108,15 +108,27 @@ class Kernel:
         kind = NUMBER[codes.form.name]
         parts = (codes.codes, codes.scale, codes.minimum, codes.fine, codes.fine_minimum)
         whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
-        made = _room(self._bytes(kind, high, width))
+        made = _room(self.size(form, high, width))
         addresses = [None if part is None else part.ctypes.data for part in whole]
         self._pack(kind, *addresses, high, width, made.data_ptr(), torch.get_num_threads())
         return made
 
-    def pack_stored(self, stored: NDArray[np.uint8], form: Format, order: NDArray[np.int64]) -> Tensor:
-        """As ``pack``, from the rows of a tensor in a GGUF file, ``[out, bytes]``, in this order."""
+    def size(self, form: Format, high: int, width: int) -> int:
+        """Bytes of a packed matrix."""
+        return int(self._bytes(NUMBER[form.name], high, width))
+
+    def pack_stored(
+        self,
+        stored: NDArray[np.uint8],
+        form: Format,
+        order: NDArray[np.int64],
+        made: Tensor | None = None,
+    ) -> Tensor:
+        """As ``pack``, from the rows of a tensor in a GGUF file, ``[out, bytes]``, in this order; into ``made``."""
         high, width = len(order), stored.shape[1] // form.bytes * form.block
-        made = _room(self._bytes(NUMBER[form.name], high, width))
+        if made is None:
+            made = _room(self.size(form, high, width))
+        assert made.numel() == self.size(form, high, width)
         rows = np.ascontiguousarray(stored)
         self._pack_stored(
             NUMBER[form.name], rows.ctypes.data, np.ascontiguousarray(order).ctypes.data, high, width,

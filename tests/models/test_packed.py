@@ -1,0 +1,153 @@
+"""Packed weights in a file: the same numbers, written once, and nothing broken by a process that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.models.gguf_families import written
+from tests.models.gguf_files import NO_GGUF
+
+from sprinter.errors import UserError
+from sprinter.models.quantised import packed
+from sprinter.models.quantised.packed import ASKED, packed_matrices
+
+SIZES = [100, 64, 1]
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+def fill(i: int, room: torch.Tensor) -> None:
+    room.fill_(i + 1)
+
+
+def never(i: int, room: torch.Tensor) -> None:
+    raise AssertionError("packed again")
+
+
+def files(source: Path) -> list[Path]:
+    return sorted((source.parent / "cache" / "packed").glob("*.weights"))
+
+
+def read(source: Path, facts: str = "facts", fill: Callable[..., object] = never) -> list[torch.Tensor]:
+    made = packed_matrices(source, facts, SIZES, fill)
+    assert made is not None
+    return made
+
+
+def test_what_was_packed_is_read_again(source: Path) -> None:
+    for made in (read(source, fill=fill), read(source)):
+        assert [part.tolist() for part in made] == [[1] * 100, [2] * 64, [3]]
+        assert all(part.data_ptr() % 64 == 0 for part in made)
+    assert len(files(source)) == 1 and files(source)[0].stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("what", ["source", "facts", "damaged"])
+def test_what_has_changed_is_packed_again_and_the_old_file_goes(source: Path, what: str) -> None:
+    read(source, fill=fill)
+    if what == "source":
+        source.write_bytes(b"other weights")
+    elif what == "damaged":
+        os.truncate(files(source)[0], 10)
+    facts = "others" if what == "facts" else "facts"
+    assert read(source, facts, lambda i, room: room.fill_(7))[2].tolist() == [7]
+    assert len(files(source)) == 1
+    assert read(source, facts)[0].tolist() == [7] * 100
+
+
+def test_models_of_the_same_name_do_not_share_a_file(source: Path) -> None:
+    other = source.parent / "folder" / source.name
+    other.parent.mkdir()
+    other.write_bytes(b"weights of another")
+    read(source, fill=fill)
+    read(other, fill=lambda i, room: room.fill_(9))
+    assert len(files(source)) == 2
+    assert read(source)[2].tolist() == [3] and read(other)[2].tolist() == [9]
+
+
+def test_a_failure_leaves_no_file(source: Path) -> None:
+    with pytest.raises(AssertionError, match="packed again"):
+        read(source)
+    assert [path.name for path in (source.parent / "cache" / "packed").iterdir()] == ["packing.lock"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sprinter.models.quantised.packed import packed_matrices
+def fill(i, room):
+    room.fill_(i + 1)
+    if i == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+packed_matrices(Path(sys.argv[1]), "facts", [100, 64, 1], fill)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="signals of POSIX")
+def test_a_process_that_is_killed_leaves_nothing_that_is_read(source: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(source)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    folder = source.parent / "cache" / "packed"
+    assert not files(source) and len([*folder.glob("*.part")]) == 1
+    assert read(source, fill=fill)[2].tolist() == [3]
+    assert len(files(source)) == 1 and not [*folder.glob("*.part")]
+
+
+def test_a_full_disk_is_said_and_each_process_packs_for_itself(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packed, "_SPARE", 1 << 60)
+    assert packed_matrices(source, "facts", SIZES, never) is None
+    assert "make room, set SPRINTER_CACHE to another folder, or SPRINTER_PACKED=off" in caplog.text
+    assert not files(source)
+
+
+def test_the_environment_switches_it_off(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ASKED, "off")
+    assert packed_matrices(source, "facts", SIZES, never) is None
+    monkeypatch.setenv(ASKED, "maybe")
+    with pytest.raises(UserError, match="SPRINTER_PACKED='maybe' is none of its values: use on or off"):
+        packed_matrices(source, "facts", SIZES, never)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX only")
+def test_a_file_that_others_can_write_is_refused(source: Path) -> None:
+    read(source, fill=fill)
+    files(source)[0].chmod(0o666)
+    with pytest.raises(UserError, match="can be written by other users"):
+        read(source)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_model_has_the_same_logits_packed_mapped_and_without_a_file(
+    name: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    from sprinter.models.gguf.dequantise import dequantised
+
+    written(name, source, "Q8_0")
+    ids = torch.arange(20)[None]
+
+    def logits() -> torch.Tensor:
+        model = dequantised(source, torch.float32, keep=True).model
+        with torch.inference_mode():
+            found: torch.Tensor = model(ids).logits
+        return found
+
+    first = logits()
+    assert len(files(source)) == 1
+    changed = files(source)[0].stat().st_mtime_ns
+    assert torch.equal(logits(), first) and files(source)[0].stat().st_mtime_ns == changed
+    monkeypatch.setenv(ASKED, "off")
+    assert torch.equal(logits(), first)
