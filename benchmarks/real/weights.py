@@ -4,8 +4,10 @@
 
 All read the same GGUF files. ``law``: KL(p‖p') and TV of each dtype's laws against those of the same weights in
 float32, along prompts of HumanEval and GSM8K; and one token's law in a pass of its own against that in a long one.
-``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved. ``texts``: greedy texts of
-both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and our kernels interleaved prompt by prompt.
+``passes``: seconds of a forward pass over n tokens after 256, medians, kinds interleaved, and which share of the
+bandwidth a pass over one token reaches: the bytes of its weights against those of a sum or product over as large a
+buffer. ``texts``: texts of both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and our kernels
+interleaved prompt by prompt. "Q8_0" is the same file as llama.cpp itself rounds it to 8 bits; both engines read it.
 ``dial``: plain, exact and budgeted methods on the file's own blocks, by suite and temperature.
 """
 
@@ -36,26 +38,38 @@ from benchmarks.common import (
     speed_ratio,
     write_results,
 )  # fmt: skip
+from benchmarks.engine.passes import limit_s, weight_bytes
 from benchmarks.real.arms import DRAFT, TARGET
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites import load_suite, turn_ids
 from sprinter.laws import kl_divergence, tv_distance
 from sprinter.models.choose import make_runner
+from sprinter.models.quantised.layers import QuantisedLinear
+from sprinter.models.source import find
 
 NAME = "real/weights"
 PARTS = ["law", "passes", "texts", "dial"]
+EIGHT = "Q8_0"
 KINDS: Mapping[str, Mapping[str, Any]] = sized(
     {
-        "llama.cpp": {},
+        "llama.cpp": {"runner": "llamacpp"},
         "bfloat16": {"runner": "torch", "dtype": "bfloat16", "compile": False},
         "int8": {"dtype": "int8"},
         "gguf": {"dtype": "gguf"},
+        f"llama.cpp, {EIGHT}": {"runner": "llamacpp"},
+        f"gguf, {EIGHT}": {"dtype": "gguf"},
     },
     {"bfloat16": {"dtype": "bfloat16", "compile": False}, "int8": {"dtype": "int8"}},
 )
-"""Kinds of weights, as ``load_pair`` is asked for them."""
-SPEEDS = sized(("llama.cpp", "int8", "gguf"), tuple(KINDS))
-"""Kinds whose texts are timed."""
+"""Kinds of weights, as ``load_pair`` is asked for them; those of ``EIGHT`` read the files that are rounded to it."""
+SPEEDS: Mapping[str, str] = sized(
+    {
+        "llama.cpp": "llama.cpp", "gguf": "llama.cpp",
+        f"llama.cpp, {EIGHT}": f"llama.cpp, {EIGHT}", f"gguf, {EIGHT}": f"llama.cpp, {EIGHT}",
+    },
+    dict.fromkeys(KINDS, next(iter(KINDS))),
+)  # fmt: skip
+"""Kinds whose texts are timed, and the one whose plain decoding is their base: llama.cpp's of the same file."""
 OWN = KINDS[sized("gguf", "int8")]
 """What the dial is turned on."""
 REFERENCE = sized(
@@ -63,7 +77,7 @@ REFERENCE = sized(
 )
 LENGTHS = sized((1, 2, 4, 6, 8, 12, 16), (1, 4))
 METHODS = sized(
-    ("autoregressive", "speculative(gamma=5)", "speculative(gamma=8)", "svip"),
+    ("autoregressive", "speculative(gamma=3)", "speculative(gamma=5)", "svip", "lookup"),
     ("autoregressive", "speculative(gamma=5)"),
 )
 SUITES = sized(("humaneval", "gsm8k"), ("gsm8k",))
@@ -98,7 +112,7 @@ def law(models: list[Path | str | None], data: Path, positions: int) -> list[dic
         wanted: list[torch.Tensor] = []
         texts: list[torch.Tensor] = []
         for kind, options in {"float32": REFERENCE, **KINDS}.items():
-            if kind == "llama.cpp":
+            if "llama.cpp" in kind or EIGHT in kind:
                 continue
             source = model if model is not None else sprinter.models.pair.builtin_paths()[which]
             pair = sprinter.load_pair(source, **options)
@@ -161,26 +175,57 @@ def passes(pairs: dict[str, sprinter.Pair], repeats: int) -> list[dict[str, Any]
                     runner.rewind([context])
         for kind in runners:
             medians = {n: statistics.median(seconds[kind, n]) for n in LENGTHS}
-            rows.append({"model": which, "kind": kind, "seconds": {str(n): s for n, s in medians.items()}})
+            row = {"model": which, "kind": kind, "seconds": {str(n): s for n, s in medians.items()}}
+            if "llama.cpp" not in kind:
+                size = read_bytes(getattr(pairs[kind].models, which).module("a benchmark"))
+                row |= {"bytes": size, "share_of_bandwidth": limit_s(size) / medians[1]}
+            rows.append(row)
     return rows
 
 
-def texts(pairs: dict[str, sprinter.Pair], data: Path, prompts: int) -> list[dict[str, Any]]:
-    """Speeds of greedy decoding over the first kind's plain decoding, and whether exact texts are its plain ones."""
+def read_bytes(model: torch.nn.Module) -> int:
+    """Bytes of weights that a pass over one token reads: of an input embedding that is not the output's, a row."""
+    matrices = {part._matrix for part in model.modules() if isinstance(part, QuantisedLinear)}
+    if not matrices:
+        return weight_bytes(model)  # type: ignore[arg-type]
+    return sum(matrix.packed.numel() for matrix in matrices)
+
+
+def rounded(path: Path, folder: Path) -> Path:
+    """The file in 8 bits, as llama.cpp rounds it."""
+    import llama_cpp
+
+    made = folder / path.name.replace("Q4_K_M", EIGHT)
+    if not made.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = llama_cpp.llama_model_quantize_default_params()
+        wanted.ftype, wanted.allow_requantize = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, True
+        part = made.with_suffix(".part")
+        if llama_cpp.llama_model_quantize(str(path).encode(), str(part).encode(), wanted):
+            sys.exit(f"error: llama.cpp cannot round {path} to {EIGHT}")
+        part.replace(made)
+    return made
+
+
+def texts(
+    pairs: dict[str, sprinter.Pair], data: Path, prompts: int, temperature: float
+) -> list[dict[str, Any]]:
+    """Speeds over llama.cpp's plain decoding of the same file, and whether exact texts are the plain ones."""
     ids, arms = prompts_of(next(iter(pairs.values())), data, prompts), dict[tuple[str, str], Arm]()
     for kind in SPEEDS:
         pair = pairs[kind]
         for method in METHODS:
             name = f"{kind}, {method}"
-            arms[kind, method] = method_arm(pair, method, 0.0, name, new_tokens=sized(64, 8))
-    interleave([*arms.values()], ids, note="texts")
-    base, rows = arms[SPEEDS[0], METHODS[0]], []
+            arms[kind, method] = method_arm(pair, method, temperature, name, new_tokens=sized(64, 8))
+    interleave([*arms.values()], ids, note=f"texts T={temperature:g}")
+    rows = []
     for (kind, method), arm in arms.items():
-        plain = arms[kind, METHODS[0]]
+        plain, base = arms[kind, METHODS[0]], arms[SPEEDS[kind], METHODS[0]]
         same = [one.text == other.text for one, other in zip(arm.outs, plain.outs, strict=True)]
         rows.append(
             {
-                "kind": kind, "method": method, "tokens_per_s": float(arm.tokens.sum() / arm.busy_s.sum()),
+                "temperature": temperature, "kind": kind, "method": method,
+                "tokens_per_s": float(arm.tokens.sum() / arm.busy_s.sum()),
                 "over_base": speed_ratio(arm, base), "over_own_plain": speed_ratio(arm, plain),
                 "target_calls_per_token": float(arm.calls.sum() / arm.tokens.sum()),
                 "same_as_plain": sum(same), "texts": len(same),
@@ -242,19 +287,30 @@ def table(results: dict[str, Any]) -> str:
             seconds = {int(n): s for n, s in row["seconds"].items()}
             values = " | ".join(f"{1e3 * s:.0f}" for s in seconds.values())
             eight = seconds.get(8, seconds[max(seconds)]) / seconds[1]
-            shown.append(f"{row['model']} | {row['kind']} | {values} | {eight:.2f}")
-        head = " | ".join(["model", "kind", *(f"{n}" for n in LENGTHS), "8 ÷ 1"])
+            share = row.get("share_of_bandwidth")
+            reads = "– | –" if share is None else f"{row['bytes'] / 1e9:.2f} | {share:.2f}"
+            shown.append(f"{row['model']} | {row['kind']} | {values} | {eight:.2f} | {reads}")
+        head = " | ".join(
+            [
+                "model",
+                "kind",
+                *(f"{n}" for n in LENGTHS),
+                "8 ÷ 1",
+                "GB of weights read",
+                "share of the bandwidth at 1",
+            ]
+        )
         lines += ["Milliseconds of a forward pass over n tokens after 256.", "", *grid(head, shown), ""]
     if found := results.get("texts"):
         shown = [
-            f"{row['kind']} | `{row['method']}` | {row['tokens_per_s']:.1f} | {cells(row['over_base'])} | "
-            f"{cells(row['over_own_plain'])} | {row['target_calls_per_token']:.3f} | "
+            f"{row['temperature']:g} | {row['kind']} | `{row['method']}` | {row['tokens_per_s']:.1f} | "
+            f"{cells(row['over_base'])} | {cells(row['over_own_plain'])} | {row['target_calls_per_token']:.3f} | "
             f"{row['same_as_plain']} of {row['texts']}"
             for row in found
         ]
-        base = f"÷ plain {found[0]['kind']}"
-        head = f"kind | method | tokens/s | {base} | ÷ own plain | target calls/token | text as plain"
-        lines += ["Greedy, with prefill.", "", *grid(head, shown), ""]
+        base = "÷ plain llama.cpp of the same file"
+        head = f"T | kind | method | tokens/s | {base} | ÷ own plain | target calls/token | text as plain"
+        lines += ["With prefill.", "", *grid(head, shown), ""]
     if found := results.get("dial"):
         shown = [
             f"{row['suite']} | {row['temperature']:g} | `{row['method']}` | {row['tokens_per_s']:.1f} | "
@@ -276,6 +332,7 @@ def main() -> None:
     parser.add_argument("--positions", type=int, default=sized(2000, 20))
     parser.add_argument("--repeats", type=int, default=sized(7, 1))
     parser.add_argument("--prompts", type=int, default=sized(10, 1))
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0], help="of the texts")
     parser.add_argument("--target", default=sized(TARGET, None))
     parser.add_argument("--draft", default=sized(DRAFT, None))
     chosen, began = parser.parse_args(), time.time()
@@ -286,15 +343,18 @@ def main() -> None:
         results["law"] = law([chosen.target, chosen.draft], chosen.data, chosen.positions)
         note_run(results, NAME, "law", began)
     if {"passes", "texts"} & set(chosen.parts):
-        pairs = {kind: _load(chosen, options) for kind, options in KINDS.items()}
+        kinds = KINDS if "passes" in chosen.parts else {kind: KINDS[kind] for kind in SPEEDS}
+        pairs = {kind: _load(chosen, options, EIGHT in kind) for kind, options in kinds.items()}
         if "passes" in chosen.parts:
             began = time.time()
             results["passes"] = passes(pairs, chosen.repeats)
             note_run(results, NAME, "passes", began)
         if "texts" in chosen.parts:
-            began = time.time()
-            results["texts"] = texts(pairs, chosen.data, chosen.prompts)
-            note_run(results, NAME, "texts", began)
+            for temperature in chosen.temperatures:
+                began = time.time()
+                kept = [row for row in results.get("texts", []) if row.get("temperature") != temperature]
+                results["texts"] = kept + texts(pairs, chosen.data, chosen.prompts, temperature)
+                note_run(results, NAME, f"texts, temperature {temperature:g}", began)
         del pairs
     if "dial" in chosen.parts:
         began = time.time()
@@ -304,10 +364,13 @@ def main() -> None:
     write_results(NAME, results, table(results))
 
 
-def _load(chosen: Any, options: Mapping[str, Any]) -> sprinter.Pair:
+def _load(chosen: Any, options: Mapping[str, Any], eight: bool = False) -> sprinter.Pair:
     if SMOKE:
         return sprinter.load_pair(**options)
-    return sprinter.load_pair(chosen.target, chosen.draft, **options)
+    names = [chosen.target, chosen.draft]
+    if eight:
+        names = [rounded(Path(str(find(name, "model").gguf)), Path(".work/eight")) for name in names]
+    return sprinter.load_pair(*names, **options)
 
 
 if __name__ == "__main__":

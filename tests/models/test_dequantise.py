@@ -82,8 +82,8 @@ def test_quantised_weights_are_the_numbers_of_the_file(kind: str, tmp_path: Path
 def test_a_part_that_ends_within_a_row_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written("qwen2", tmp_path / "m.gguf", "Q8_0")
     whole = dequantised(tmp_path / "m.gguf", torch.float32).model
-    monkeypatch.setattr("sprinter.models.gguf.dequantise._PART", 96)
-    monkeypatch.setattr("sprinter.models.gguf.dequantise._WIDTH", 64)
+    monkeypatch.setattr("sprinter.models.gguf.tensors._PART", 96)
+    monkeypatch.setattr("sprinter.models.gguf.tensors._WIDTH", 64)
     parts = dequantised(tmp_path / "m.gguf", torch.float32).model
     assert all(map(torch.equal, whole.parameters(), parts.parameters()))
 

@@ -41,7 +41,7 @@ def files(source: Path) -> list[Path]:
 
 
 def read(source: Path, facts: str = "facts", fill: Callable[..., object] = never) -> list[torch.Tensor]:
-    made = packed_matrices(source, facts, SIZES, fill)
+    made = packed_matrices(source, "gguf", [facts], SIZES, fill)
     assert made is not None
     return made
 
@@ -90,7 +90,7 @@ def fill(i, room):
     room.fill_(i + 1)
     if i == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-packed_matrices(Path(sys.argv[1]), "facts", [100, 64, 1], fill)
+packed_matrices(Path(sys.argv[1]), "gguf", ["facts"], [100, 64, 1], fill)
 """
 
 
@@ -108,17 +108,17 @@ def test_a_full_disk_is_said_and_each_process_packs_for_itself(
     source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(packed, "_SPARE", 1 << 60)
-    assert packed_matrices(source, "facts", SIZES, never) is None
+    assert packed_matrices(source, "gguf", ["facts"], SIZES, never) is None
     assert "make room, set SPRINTER_CACHE to another folder, or SPRINTER_PACKED=off" in caplog.text
     assert not files(source)
 
 
 def test_the_environment_switches_it_off(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASKED, "off")
-    assert packed_matrices(source, "facts", SIZES, never) is None
+    assert packed_matrices(source, "gguf", ["facts"], SIZES, never) is None
     monkeypatch.setenv(ASKED, "maybe")
     with pytest.raises(UserError, match="SPRINTER_PACKED='maybe' is none of its values: use on or off"):
-        packed_matrices(source, "facts", SIZES, never)
+        packed_matrices(source, "gguf", ["facts"], SIZES, never)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX only")
@@ -140,7 +140,7 @@ def test_a_model_has_the_same_logits_packed_mapped_and_without_a_file(
     ids = torch.arange(20)[None]
 
     def logits() -> torch.Tensor:
-        model = dequantised(source, torch.float32, keep=True).model
+        model = dequantised(source, torch.float32, quantised="gguf").model
         with torch.inference_mode():
             found: torch.Tensor = model(ids).logits
         return found
@@ -151,3 +151,26 @@ def test_a_model_has_the_same_logits_packed_mapped_and_without_a_file(
     assert torch.equal(logits(), first) and files(source)[0].stat().st_mtime_ns == changed
     monkeypatch.setenv(ASKED, "off")
     assert torch.equal(logits(), first)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3"])
+def test_weights_rounded_tensor_by_tensor_are_those_of_the_whole_model(
+    name: str, dtype: str, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    from sprinter.models.gguf.dequantise import dequantised
+    from sprinter.models.quantised.quantise import quantise
+
+    written(name, source, "Q8_0")
+    monkeypatch.setattr("sprinter.models.gguf.matrices._ROWS", 32)
+    ids = torch.arange(20)[None]
+    whole = dequantised(source, torch.float32).model
+    quantise(whole, dtype)
+    for _ in range(2):  # packed, and mapped
+        parts = dequantised(source, torch.float32, quantised=dtype).model
+        with torch.inference_mode():
+            assert torch.equal(parts(ids).logits, whole(ids).logits)
+    assert len(files(source)) == 1
+    dequantised(source, torch.float32, quantised="gguf")
+    assert len(files(source)) == 2

@@ -264,7 +264,7 @@ def test_files_are_run_as_they_are_stored(name: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF)
     written(name, tmp_path / "m.gguf", "Q8_0")
     plain = dequantised(tmp_path / "m.gguf", torch.float32)
-    kept = dequantised(tmp_path / "m.gguf", torch.float32, keep=True)
+    kept = dequantised(tmp_path / "m.gguf", torch.float32, quantised="gguf")
     assert kept.stored == plain.stored == "Q8_0" and kept.eos_ids == plain.eos_ids
     assert parameter_count(kept.model) == parameter_count(plain.model)
     assert weights_fingerprint(kept.model) == weights_fingerprint(plain.model)
@@ -319,7 +319,7 @@ def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Pat
 def test_joined_layers_compute_what_the_modules_do(name: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF)
     written(name, tmp_path / "m.gguf", "Q8_0")
-    model = dequantised(tmp_path / "m.gguf", torch.float32, keep=True).model
+    model = dequantised(tmp_path / "m.gguf", torch.float32, quantised="gguf").model
     joined_layers = [layer for layer in model.model.layers if isinstance(layer.forward, _Forward)]
     assert len(joined_layers) == (0 if "gemma" in name else 3)
     layer = model.model.layers[1]

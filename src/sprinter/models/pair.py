@@ -319,7 +319,7 @@ def _load(
         if cut is not None:
             cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
     elif options.dequantise:
-        read = dequantised(origin.gguf, options.dtype, options.quantised == GGUF, cut, **options.extra)
+        read = dequantised(origin.gguf, options.dtype, options.quantised, cut, **options.extra)
         model, stored, ends = read.model, read.stored, read.eos_ids
         model.to(options.device)  # type: ignore[arg-type]
     else:
@@ -330,7 +330,7 @@ def _load(
     if isinstance(head := model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
         check_map(head.ids, max(words.values(), default=-1) + 1)
     quantised = options.quantised if model is not origin.at else None
-    if quantised and quantised != GGUF:
+    if quantised and origin.gguf is None:
         quantise(model, quantised)
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)

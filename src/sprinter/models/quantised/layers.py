@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sprinter.models.quantised.layout import Codes, Format
@@ -42,17 +40,6 @@ class Matrix:
         """A matrix of codes ``[out, in]``; ``width`` None: no column is padding."""
         high, padded = codes.codes.shape
         return cls(kernel().pack(codes), codes.form, high, padded, padded if width is None else width)
-
-    @classmethod
-    def of_stored(cls, stored: NDArray[np.uint8], form: Format, order: NDArray[np.int64]) -> Self:
-        """A tensor of a GGUF file, ``[out, bytes]``, with its rows in this order."""
-        width = stored.shape[1] // form.bytes * form.block
-        return cls(kernel().pack_stored(stored, form, order), form, len(order), width, width)
-
-    @classmethod
-    def of_packed(cls, packed: Tensor, form: Format, high: int, width: int) -> Self:
-        """A matrix that is packed already."""
-        return cls(packed, form, high, width, width)
 
     def __deepcopy__(self, memo: object) -> Matrix:
         return self  # it never changes

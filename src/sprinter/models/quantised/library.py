@@ -33,7 +33,7 @@ from sprinter.models.capture.compiled import cpu_flags
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
-__all__ = ["NUMBER", "Kernel", "MatrixFacts", "check_products", "floats", "kernel"]
+__all__ = ["NUMBER", "Kernel", "MatrixFacts", "check_products", "floats", "kernel", "room"]
 
 _log = logging.getLogger("sprinter")
 _SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -92,8 +92,8 @@ class Kernel:
         self.attention = library.sprinter_attention  # see attention.py
         self.before, self.after = library.sprinter_before, library.sprinter_after  # see whole.py
 
-    def pack(self, codes: Codes) -> Tensor:
-        """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8.
+    def pack(self, codes: Codes, made: Tensor | None = None) -> Tensor:
+        """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8; into ``made``.
 
         Raises:
             ValueError: its parts do not fit its kind.
@@ -108,7 +108,7 @@ class Kernel:
         kind = NUMBER[codes.form.name]
         parts = (codes.codes, codes.scale, codes.minimum, codes.fine, codes.fine_minimum)
         whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
-        made = _room(self.size(form, high, width))
+        made = self._into(made, self.size(form, high, width))
         addresses = [None if part is None else part.ctypes.data for part in whole]
         self._pack(kind, *addresses, high, width, made.data_ptr(), torch.get_num_threads())
         return made
@@ -116,6 +116,13 @@ class Kernel:
     def size(self, form: Format, high: int, width: int) -> int:
         """Bytes of a packed matrix."""
         return int(self._bytes(NUMBER[form.name], high, width))
+
+    @staticmethod
+    def _into(made: Tensor | None, size: int) -> Tensor:
+        if made is None:
+            return room(size)
+        assert made.numel() == size, (made.numel(), size)
+        return made
 
     def pack_stored(
         self,
@@ -126,9 +133,7 @@ class Kernel:
     ) -> Tensor:
         """As ``pack``, from the rows of a tensor in a GGUF file, ``[out, bytes]``, in this order; into ``made``."""
         high, width = len(order), stored.shape[1] // form.bytes * form.block
-        if made is None:
-            made = _room(self.size(form, high, width))
-        assert made.numel() == self.size(form, high, width)
+        made = self._into(made, self.size(form, high, width))
         rows = np.ascontiguousarray(stored)
         self._pack_stored(
             NUMBER[form.name], rows.ctypes.data, np.ascontiguousarray(order).ctypes.data, high, width,
@@ -164,7 +169,7 @@ def floats(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def _room(size: int) -> Tensor:
+def room(size: int) -> Tensor:
     """Memory for ``size`` bytes, in large pages if the system has them, which are found faster."""
     if os.name != "posix":
         return torch.empty(size, dtype=torch.uint8, device="cpu")

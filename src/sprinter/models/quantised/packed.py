@@ -38,7 +38,11 @@ _SPARE = 1 << 28  # bytes of the disk that are left free
 
 
 def packed_matrices(
-    source: Path, facts: str, sizes: Sequence[int], fill: Callable[[int, Tensor], object]
+    source: Path,
+    dtype: str,
+    facts: Sequence[str],
+    sizes: Sequence[int],
+    fill: Callable[[int, Tensor], object],
 ) -> list[Tensor] | None:
     """Packed matrices, from the file that is kept for ``source``, which is written if there is none.
 
@@ -47,6 +51,7 @@ def packed_matrices(
     Args:
         source: the model's file. Its size and the time of its last change are part of what is compared; the file that
             is kept for an older state is removed.
+        dtype: of the weights; each has a file of its own.
         facts: all else that the matrices depend on.
         sizes: bytes of each matrix.
         fill: packs matrix ``i`` into memory of its size.
@@ -67,10 +72,17 @@ def packed_matrices(
     for size in sizes:
         starts.append(end)
         end += -(-size // _LINE) * _LINE
-    path = _path(source, [facts, *map(str, sizes)])
+    path = _path(source, dtype, [*facts, *map(str, sizes)])
     if not _whole(path, end):
         try:
-            _write(path, source, end, lambda i, whole: fill(i, _part(whole, starts[i], sizes[i])), len(sizes))
+            _write(
+                path,
+                source,
+                dtype,
+                end,
+                lambda i, whole: fill(i, _part(whole, starts[i], sizes[i])),
+                len(sizes),
+            )
         except OSError as error:
             _log.warning(
                 "the packed weights of %s (%.1f GB) cannot be kept in '%s' (%s): each process packs them into its own "
@@ -85,23 +97,25 @@ def packed_matrices(
     return [_part(whole, start, size) for start, size in zip(starts, sizes, strict=True)]
 
 
-def _path(source: Path, facts: Sequence[str]) -> Path:
+def _path(source: Path, dtype: str, facts: Sequence[str]) -> Path:
     """Where the file is kept: its name begins with that of the source, and with what tells it from its namesakes."""
     state = source.stat()
     lines = [*facts, str(state.st_size), str(state.st_mtime_ns), *map(hash_file, _CODE)]
     key = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    return cache_dir() / "packed" / f"{_stem(source)}{key}.weights"
+    return cache_dir() / "packed" / f"{_stem(source, dtype)}{key}.weights"
 
 
-def _stem(source: Path) -> str:
-    return f"{source.stem}-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]}-"
+def _stem(source: Path, dtype: str) -> str:
+    return f"{source.stem}-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]}-{dtype}-"
 
 
 def _whole(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _write(path: Path, source: Path, size: int, fill: Callable[[int, Tensor], object], count: int) -> None:
+def _write(
+    path: Path, source: Path, dtype: str, size: int, fill: Callable[[int, Tensor], object], count: int
+) -> None:
     """Write the file.
 
     Raises:
@@ -125,7 +139,7 @@ def _write(path: Path, source: Path, size: int, fill: Callable[[int, Tensor], ob
             whole = _mapped(file, mmap.ACCESS_WRITE)
             for i in range(count):
                 fill(i, whole)
-        for old in path.parent.glob(f"{_stem(source)}*.weights"):
+        for old in path.parent.glob(f"{_stem(source, dtype)}*.weights"):
             if old != path:
                 with suppress(OSError):
                     old.unlink()

@@ -21,13 +21,14 @@ from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.whole import join_layers
 
-__all__ = ["BITS", "GGUF", "put_matrices", "quantise", "replaceable"]
+__all__ = ["BITS", "GGUF", "ROUND", "padded", "put_matrices", "quantise", "replaceable"]
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Names of dtypes -> bits of a weight."""
 GGUF = "gguf"
 """The dtype of the weights of a GGUF file as they are stored."""
-_ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
+ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
+"""Bits of a weight -> what rounds a matrix to them."""
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
 _ROWS = 4096
 _SCALE = "scalar_embed_scale"
@@ -68,7 +69,7 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         weight = layers[paths[0]].weight
         bits = 8 if any(id(layers[path]) in ends for path in paths) else BITS[dtype]
         try:
-            matrix = _matrix(weight, _ROUND[bits])
+            matrix = _matrix(weight, ROUND[bits])
         except ValueError as error:
             raise UserError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
         for path in paths:
@@ -139,13 +140,17 @@ def _is_plain(embedding: nn.Module) -> bool:
     return own is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, _SCALE))
 
 
-def _padded(weight: Tensor) -> Tensor:
-    """A matrix ``[out, in]`` in float32 with zeros added to a whole number of groups."""
-    return nn.functional.pad(weight.float(), (0, -weight.shape[1] % GROUP))
+def padded(width: int) -> int:
+    """Columns of a matrix whose rows are whole groups."""
+    return width + -width % GROUP
 
 
 def _matrix(weight: Tensor, rounded: Callable[..., Codes]) -> Matrix:
     """A weight matrix rounded, a chunk of rows at a time to save memory."""
     with torch.no_grad():
-        parts = [rounded(_padded(rows).numpy()) for rows in torch.split(weight.detach(), _ROWS)]
+        more = padded(weight.shape[1]) - weight.shape[1]
+        parts = [
+            rounded(nn.functional.pad(rows.float(), (0, more)).numpy())
+            for rows in torch.split(weight.detach(), _ROWS)
+        ]
     return Matrix.of_codes(joined(parts), weight.shape[1])

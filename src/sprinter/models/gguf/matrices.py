@@ -1,0 +1,135 @@
+"""The matrices of a GGUF file for ``models.quantised``: as they are stored, or rounded to 8 or 4 bits row by row.
+
+The model in float32 is never in memory: peak memory is that of the packed matrices and of a few thousand rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sprinter.errors import UserError
+from sprinter.models.capture.marks import hash_file
+from sprinter.models.gguf.load import file_fingerprint
+from sprinter.models.gguf.tensors import HEAD, Places, Tensors
+from sprinter.models.quantised.layers import Matrix
+from sprinter.models.quantised.layout import FORMATS, Format
+from sprinter.models.quantised.library import kernel, room
+from sprinter.models.quantised.packed import packed_matrices
+from sprinter.models.quantised.quantise import BITS, GGUF, ROUND, padded, replaceable
+
+__all__ = ["known_words", "matrices"]
+
+_ROWS = 4096  # that are rounded at a time; whole blocks of channels
+_FORMS = {8: FORMATS["Q8_0"], 4: FORMATS["Q4_1"]}
+_CODE = [Path(__file__), Path(__file__).with_name("tensors.py")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A matrix before it is packed.
+
+    Attributes:
+        form: of the packed matrix. high, padded, width: as ``Matrix`` has them.
+        pack: packs it, into memory of its size.
+    """
+
+    form: Format
+    high: int
+    padded: int
+    width: int
+    pack: Callable[[Tensor], object]
+
+    @property
+    def size(self) -> int:
+        return kernel().size(self.form, self.high, self.padded)
+
+    def matrix(self, packed: Tensor | None = None) -> Matrix:
+        """The matrix, packed now unless it is already."""
+        if packed is None:
+            self.pack(packed := room(self.size))
+        return Matrix(packed, self.form, self.high, self.padded, self.width)
+
+
+def matrices(place: Places, tensors: Tensors, path: Path, dtype: str) -> dict[str, Matrix]:
+    """The quantised matrices by the paths of their layers; tied ones are shared.
+
+    Args:
+        path: the file.
+        dtype: "gguf": as they are stored; "int8", "int4": rounded (see ``quantise``).
+
+    Raises:
+        UserError: weights cannot be rounded. ValueError: a layer's matrix is stored in another way.
+    """
+    layers = replaceable(place.skeleton)
+    stored = {layer: place.stored(f"{layer}.weight") for layer in layers}
+    first = {name: layer for layer, name in reversed(stored.items())}  # the layer that says how it is read
+    wanted = {}
+    for name, layer in first.items():
+        shape = tuple(layers[layer].weight.shape)
+        order = place.in_order(layer + ".", torch.arange(shape[0])).numpy()
+        wanted[name] = _wanted(tensors, name, shape, order, _bits(place, stored, name, dtype))
+    names = [*wanted]
+    packed = packed_matrices(
+        path, dtype, [file_fingerprint(path), str(stored), *map(hash_file, _CODE)],
+        [wanted[name].size for name in names], lambda i, made: wanted[names[i]].pack(made),
+    )  # fmt: skip
+    made = {name: wanted[name].matrix(None if packed is None else packed[i]) for i, name in enumerate(names)}
+    return {layer: made[name] for layer, name in stored.items()}
+
+
+def known_words(place: Places, tensors: Tensors, ids: Tensor, dtype: str) -> Matrix:
+    """The rows of the output layer for these tokens."""
+    config, name = place.config, place.stored(HEAD)
+    bits = None if dtype == GGUF else 8
+    return _wanted(tensors, name, (config.vocab_size, config.hidden_size), ids.numpy(), bits).matrix()
+
+
+def _bits(place: Places, stored: dict[str, str], name: str, dtype: str) -> int | None:
+    """Bits that a matrix is rounded to, 8 at both ends of a model; None: as it is stored."""
+    if dtype == GGUF:
+        return None
+    model = place.skeleton
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[no-untyped-call]
+    uses = [model.get_submodule(layer) for layer, tensor in stored.items() if tensor == name]
+    return 8 if any(id(use) in ends for use in uses) else BITS[dtype]
+
+
+def _wanted(
+    tensors: Tensors, name: str, shape: tuple[int, ...], order: NDArray[np.int64], bits: int | None
+) -> _Wanted:
+    """These rows of a tensor of this shape, in this order."""
+    high, width = len(order), shape[1]
+    if bits is None:
+        form, blocks = tensors.blocks(name, *shape)
+        return _Wanted(form, high, width, width, lambda made: kernel().pack_stored(blocks, form, order, made))
+    tensors.check(name, *shape)
+    form, wide = _FORMS[bits], padded(width)
+
+    def pack(made: Tensor) -> None:
+        def part(start: int) -> None:
+            rows = order[start : start + _ROWS]
+            least = int(rows.min())
+            values = tensors.read(name, torch.float32, slice(least, int(rows.max()) + 1)).numpy()[
+                rows - least
+            ]
+            try:
+                codes = ROUND[bits](np.pad(values, ((0, 0), (0, wide - width))))
+            except ValueError as error:
+                raise UserError(
+                    f"{tensors.path.name} cannot be quantised: in {name}, {error}: use bfloat16"
+                ) from error
+            begin = kernel().size(form, start, wide)
+            kernel().pack(codes, made[begin : begin + kernel().size(form, len(rows), wide)])
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # NumPy works without the lock
+            list(pool.map(part, range(0, high, _ROWS)))
+
+    return _Wanted(form, high, wide, width, pack)

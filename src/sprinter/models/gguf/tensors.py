@@ -1,0 +1,156 @@
+"""The tensors of a GGUF file, and where a transformers model has them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from sprinter.models.gguf.config import Family
+from sprinter.models.gguf.output_head import GgufHead
+from sprinter.models.quantised.layout import FORMATS, Format
+
+__all__ = ["HEAD", "Places", "Tensors"]
+
+_PART, _WIDTH = 1 << 20, 1 << 12
+"""Numbers that a thread dequantises at a time, and in a row: the package gguf works on 16 rows at a time, which may be
+short in a model."""
+_INPUT, HEAD = "token_embd.weight", "lm_head.weight"
+_ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
+
+
+class Tensors:
+    """Reads the tensors of the file ``path``. ``seen`` holds the names of those that were read."""
+
+    def __init__(self, gguf: Any, head: GgufHead, path: Path) -> None:
+        self.path, self._gguf, self._head = path, gguf, head
+        self._data = np.memmap(path, np.uint8, "r")
+        self.seen: set[str] = set()
+        self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
+
+    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None) -> Tensor:
+        """A tensor in ``dtype``, or a range of its rows, dequantised in parts.
+
+        Raises:
+            ValueError, NotImplementedError: it cannot be read.
+        """
+        kind, shape, stored = self._stored(name)
+        if rows is not None:
+            each = len(stored) // shape[0]
+            stored = stored[rows.start * each : rows.stop * each]
+            shape = (rows.stop - rows.start, *shape[1:])
+        (blocks, block_bytes), block = stored.shape, self._gguf.GGML_QUANT_SIZES[kind][0]
+        values = torch.empty(shape, dtype=dtype)
+        numbers = values.view(-1)
+
+        def convert(at: int) -> None:
+            part = np.array(stored[at : at + _PART // block])
+            wide = (
+                part.reshape(-1, _WIDTH // block * block_bytes) if len(part) * block % _WIDTH == 0 else part
+            )
+            plain = np.asarray(self._gguf.dequantize(wide, kind), np.float32)
+            numbers[at * block : at * block + plain.size] = torch.from_numpy(plain).view(-1)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # NumPy works without the lock
+            list(pool.map(convert, range(0, blocks, _PART // block)))
+        return values
+
+    def check(self, name: str, high: int, width: int) -> None:
+        """See that there is such a matrix ``[high, width]``.
+
+        Raises:
+            ValueError: it cannot be read, or has another shape.
+        """
+        shape = list(self._stored(name)[1])
+        if shape != [high, width]:
+            raise ValueError(f"its tensor {name} has shape {shape}, wanted {[high, width]}")
+
+    def blocks(self, name: str, high: int, width: int) -> tuple[Format, NDArray[np.uint8]]:
+        """A matrix ``[high, width]`` as it is stored: its kind and ``[high, bytes]``.
+
+        Raises:
+            ValueError: it cannot be read, or it is stored in another way.
+        """
+        self.check(name, high, width)
+        kind, _, stored = self._stored(name)
+        if kind.name not in FORMATS:
+            raise ValueError(
+                f"its tensor {name} is stored as {kind.name}, not in 4 to 8 bits: use dtype=int8"
+            )
+        return FORMATS[kind.name], stored.reshape(high, -1)
+
+    def _stored(self, name: str) -> tuple[Any, Sequence[int], NDArray[np.uint8]]:
+        """A tensor's kind, shape, and blocks ``[blocks, bytes]``.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        if name not in self._head.tensors:
+            raise ValueError(f"it lacks the tensor {name}")
+        if self._swapped:
+            raise ValueError("it is for machines with another byte order")
+        self.seen.add(name)
+        tensor = self._head.tensors[name]
+        kind = self._gguf.GGMLQuantizationType(tensor.kind)  # raises ValueError: unknown
+        block, size = self._gguf.GGML_QUANT_SIZES[kind]
+        blocks = math.prod(tensor.shape) // block
+        return (
+            kind,
+            tensor.shape,
+            self._data[tensor.start : tensor.start + blocks * size].reshape(blocks, size),
+        )
+
+
+class Places:
+    """Which tensor of a file holds a weight of the transformers model.
+
+    Attributes:
+        config: the model's. skeleton: the model without numbers.
+    """
+
+    def __init__(self, gguf: Any, config: PreTrainedConfig, family: Family, head: GgufHead) -> None:
+        self.config, self._family, self._head = config, family, head
+        with torch.device("meta"):
+            self.skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        kinds = gguf.MODEL_ARCH_NAMES.items()
+        architecture = next(kind for kind, name in kinds if name == family.architecture)
+        self._names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+
+    def stored(self, name: str) -> str:
+        """The tensor's name. Tied, the output layer's weight is the input embedding's.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if name == HEAD and self.config.tie_word_embeddings:
+            return _INPUT
+        found = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise ValueError(f"the package gguf has no name for its weight {name}")
+        return str(found)
+
+    def offset(self, name: str) -> float:
+        """What the file adds to a weight."""
+        return self._family.norm_offset if name.endswith("norm.weight") else 0.0
+
+    def in_order(self, name: str, rows: Tensor) -> Tensor:
+        """The rows of a weight in the order that transformers wants."""
+        if self._family.paired and (".q_proj." in name or ".k_proj." in name):
+            return _in_halves(rows, self.config.head_dim)
+        return rows
+
+
+def _in_halves(rows: Tensor, head_dim: int) -> Tensor:
+    """Permute the rows of each head from (first, second), (first, second), ... to (first halves, second halves)."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    halves: Tensor = pairs.transpose(1, 2).reshape(rows.shape)
+    return halves
