@@ -25,7 +25,7 @@ from sprinter.decode.accept import (
 from sprinter.decode.budget import BUDGET_RUN, Budget
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.draft import Origin, Record
-from sprinter.decode.drafter import Model
+from sprinter.decode.drafter import Lookup, Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
@@ -53,6 +53,9 @@ TRUSTING = {
     "coin": Method(trust=Coin(0.9), stop=Untrusted(), cap=20),
     "draft alone": Method(trust=Everyone(), stop=Never()),
     "on trial": Method(trust=Gate(0.5), stop=Untrusted(), cap=20, tail_ratio=0.3),
+    "copies": Method(
+        trust=Certain("margin"), stop=Untrusted(tail=3), drafter=Lookup(5, 5, "model", 4), cap=20
+    ),
 }
 
 
@@ -100,6 +103,26 @@ def test_trusted_tokens_keep_to_it_but_for_the_last_prediction(name: str, budget
         assert 0.3 < stats.expected_drift / stats.spent_drift < 3 or name == "on trial"
     # Tokens on trial cost less than TV(q, p), which is predicted.
     assert over < 0.02 and (0.2 if name == "on trial" else 0.5) * budget < used < 1.05 * budget
+
+
+def test_copies_are_checked_within_a_budget() -> None:
+    """A copy is as certain as can be, and says nothing of what the target thinks of it."""
+    method = Method(
+        trust=Certain("max_prob", 0.9), stop=Untrusted(tail=2), drafter=Lookup(2, 1, "model"), cap=20
+    )
+    pair, prompt = (
+        MarkovPair(2, 3),
+        (0, 1, 1, 0, 0, 1),
+    )  # of two words that both stand in it some can always be copied
+
+    def text(method: Method) -> Record:
+        return run_chain(method, pair, prompt, Limits(80), AddressedDraws(1), complete=True)
+
+    assert text(method).stats.trusted > 40
+    record = text(replace(method, budget=0.9))
+    assert record.stats.trusted == 0
+    assert sum(token.origin is Origin.ACCEPTED for token in record.tokens) > 10
+    assert record.stats.spent_drift == pytest.approx(0.0, abs=1e-6)
 
 
 def test_unspent_budget_is_not_lost_within_a_text() -> None:

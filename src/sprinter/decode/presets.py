@@ -170,9 +170,10 @@ def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy")
 def auto(*, budget: float = 0.0, step: float | str = MEASURED, token: float | str = MEASURED) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
     stop = Optimal(step, token)
-    if budget == 0:  # within a budget the draft's certainty trusts tokens, and a copy says nothing of it
+    if budget == 0:
         return Method(stop=stop, drafter=_COPIES, cap=40)
-    return Method(trust=Certain().settle({}), stop=Untrusted(40, stop), cap=40, budget=budget)
+    trust = Certain().settle({})
+    return Method(trust=trust, stop=Untrusted(40, stop), drafter=_COPIES, cap=40, budget=budget)
 
 
 @preset("allocation", "Fuzzy Speculative Decoding, section 5.3")

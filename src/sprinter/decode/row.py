@@ -309,8 +309,8 @@ def draft_run(row: Row) -> Asking:
                 stopped = True
                 break
             text.append(x)
-            # Trust rules judge copies too, and must see what becomes of them.
-            if method.trust.learns or row.budget is not None or not row.copied(answer):
+            # Without a budget trust rules judge copies too, and must see what becomes of them.
+            if not row.copied(answer) or (method.trust.learns and row.budget is None):
                 row.verdicts.wait(position, answer, i)
             ended = len(text) == row.end or row.limits.ends(text) is not None
             forced = stop or row.drafted == method.cap  # checked even if trusted, unless it ends the text
@@ -377,7 +377,9 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
     trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
     within = row.budget is not None and not method.trust.never and not row.guarded
-    if within and row.budget is not None:
+    if within and row.copied(answer):  # checked: what a copy drifts is not predicted
+        trusted = torch.tensor(False)
+    elif within and row.budget is not None:
         wanted = None if method.moves_threshold else bool(trusted)
         trusted = torch.tensor(row.budget.allows(signals, position, wanted))
     stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
