@@ -66,7 +66,14 @@ PAIRS: dict[str, dict[str, Any]] = {
     "builtin": {"suites": ("wikipedia", "wikinews", "lm1b", "tinystories"), "load": {}, "tokens": 96},
     "qwen": {
         "suites": ("humaneval", "gsm8k", "mt-bench"),
-        "load": {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf", "compile": False},
+        "load": {
+            "target": TARGET,
+            "draft": DRAFT,
+            "runner": "torch",
+            "dtype": "gguf",
+            "compile": False,
+            "prefix_cache_bytes": 4 << 30,
+        },
         "tokens": 128,
     },
 }

@@ -124,7 +124,9 @@ def test_five_turns_of_a_pair_reuse_what_was_read(files: tuple[Path, Path]) -> N
         assert out.text == plain.text and out.text
         assert out.stats.target_calls < plain.stats.target_calls or not turn
         assert plain.stats.cached_tokens == 0
-        assert out.stats.cached_tokens >= before, "all that was read in the turn before, but its last round"
+        assert out.stats.cached_tokens >= before, (
+            "what was read in the turn before, but for rejected tokens and the answer's last"
+        )
         before = out.prompt_tokens + max(0, len(out.tokens) - 7)  # a stop token, a bonus, five drafts
         talk.append({"role": "assistant", "content": out.text})
 

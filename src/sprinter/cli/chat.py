@@ -36,8 +36,8 @@ def chat(
     prefix_reuse: Annotated[
         Literal["exact", "all"],
         typer.Option(
-            help="What a turn reuses of earlier turns. all: everything that was read. exact: whole blocks of prompts, "
-            "so that texts are the same to the bit as without reuse."
+            help="What a turn reuses of earlier turns. all: everything that was read. exact: what leaves texts the "
+            "same to the bit: whole blocks of prompts; with --dtype gguf, int8 or int4 all but the nodes of trees."
         ),
     ] = "all",
     json: Annotated[

@@ -23,6 +23,7 @@ from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.interface import Runner
 from sprinter.models.quantised.layers import is_quantised
+from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
 from sprinter.models.runners.masks import BOOLEAN
@@ -231,7 +232,7 @@ def _rows(
     model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units | None
 ) -> RowRunner:
     if units is None:
-        return RowRunner(model, batch, max_len, windows)
+        return RowRunner(model, batch, max_len, windows, is_joined(model))
     return CapturedRunner(model, batch, max_len, windows, units)
 
 

@@ -120,6 +120,9 @@ class _Forward:
             past_key_values, RowCache
         ):  # gathering some rows' keys would cost more than attention does
             keys, values, rows = past_key_values.update_in_place(keys, values, own.self_attn.layer_idx)
+            if past_key_values.span.flat:  # each token attends in a row of its own
+                query = query.transpose(0, 1)
+                attention_mask = None if attention_mask is None else attention_mask.transpose(0, 2)
         elif past_key_values is not None:
             keys, values = past_key_values.update(keys, values, own.self_attn.layer_idx)
         attention = Attention.of(

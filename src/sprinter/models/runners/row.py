@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.models.interface import ModelOutput
-from sprinter.models.runners.forward import CHUNK, ModelRunner
+from sprinter.models.runners.forward import CHUNK, ModelRunner, map_output
 from sprinter.models.runners.masks import BOOLEAN, Band, ragged_mask, window_mask
 from sprinter.models.runners.row_cache import RowCache, RowLayer
 from sprinter.models.runners.tree import RowTree, TreePass, tree_pass
@@ -35,12 +36,16 @@ class RowRunner(ModelRunner):
         batch: number of rows.
         max_len: maximum number of tokens in a row; buffers of that size are allocated at the first forward pass.
         windows: the masks that the model's layers need, see ``Windows``.
+        flat: whether its layers can read the tokens of all rows in one line (``models.quantised.whole``), so that a
+            forward pass over rows of different lengths costs nothing for padding.
     """
 
     name = "row"
     branches = True
 
-    def __init__(self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows) -> None:
+    def __init__(
+        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, flat: bool = False
+    ) -> None:
         super().__init__(model, batch, max_len)
         self._cache = RowCache(max_len, torch.arange(batch, device=self.device)[:, None])
         self._windows = windows
@@ -49,6 +54,7 @@ class RowRunner(ModelRunner):
         self._bands = {w: Band(max_len, w, self._mask_dtype, self.device) for w in set(windows.values())}
         self._positions = torch.arange(max_len, device=self.device)[None]
         self._made = False  # whether all layers have allocated their buffers
+        self._takes_flat = flat
 
     @property
     def cache_bytes(self) -> int:
@@ -114,6 +120,8 @@ class RowRunner(ModelRunner):
         n = tokens.shape[1]
         if self._are_aligned(n, counts):
             positions, mask = self._aligned(self._lengths[0], n)
+        elif counts is not None and self._goes_flat(n, counts):
+            return self._flat(tokens, counts, logits, range(self.batch), layers)
         else:
             positions, mask = self._ragged(n, [n] * self.batch if counts is None else counts)
         step = self._call(
@@ -151,6 +159,8 @@ class RowRunner(ModelRunner):
             if (self.batch - len(rows)) * tokens.shape[1] < CHUNK:  # little padding for the other rows
                 return super()._step_some(tokens, counts, logits, rows, layers)
             self._make_buffers()
+        if self._goes_flat(tokens.shape[1], counts):
+            return self._flat(tokens, counts, logits, rows, layers)
         span, lengths = self._cache.span, self._lengths
         every = span.rows
         try:
@@ -167,6 +177,36 @@ class RowRunner(ModelRunner):
             )
         finally:
             self._lengths, span.rows, span.some = lengths, every, False
+
+    def _goes_flat(self, n: int, counts: Sequence[int]) -> bool:
+        """Whether rows stand in one line: if some would be padded, and each layer has its buffers."""
+        return self._takes_flat and self._made and sum(counts) < n * len(counts)
+
+    def _flat(
+        self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
+    ) -> ModelOutput:
+        """The tokens of all rows in one line, without padding, whose outputs are zeros."""
+        span = self._cache.span
+        every, n = span.rows, tokens.shape[1]
+        lengths, given = torch.tensor([[self._lengths[row] for row in rows], counts])
+        real = torch.arange(n) < given[:, None]
+        positions = (lengths[:, None] + torch.arange(n))[real][None]
+        try:
+            span.rows, span.index = torch.tensor(rows)[:, None].expand(-1, n)[real][None], positions
+            span.flat, span.start, span.keys = True, int(lengths.max()), int(positions.max()) + 1
+            step = self._call(
+                tokens[real][None],
+                logits,
+                layers,
+                position_ids=positions,
+                attention_mask=self._masks(
+                    lambda window: ragged_mask(positions, span.keys, window, self._mask_dtype)
+                ),
+                past_key_values=self._cache,
+            )
+        finally:
+            span.rows, span.flat = every, False
+        return map_output(step, lambda states: _spread(states[0], real))
 
     def _step_trees(
         self,
@@ -248,3 +288,10 @@ class RowRunner(ModelRunner):
         if "" in self._windows:
             return make(self._windows[""])
         return {kind: make(window) for kind, window in self._windows.items()}
+
+
+def _spread(states: Tensor, real: Tensor) -> Tensor:
+    """States ``[tokens, d]`` -> ``[rows, n, d]``; zeros, of memory that is not touched, where ``real`` is false."""
+    made = torch.from_numpy(np.zeros((*real.shape, states.shape[-1]), np.float32))
+    made[real] = states
+    return made

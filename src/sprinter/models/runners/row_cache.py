@@ -22,12 +22,13 @@ class Span:
         index: ``[rows, n]`` slot of each token if rows are ragged, else None.
         rows: ``[rows, 1]`` row numbers that belong to ``index``.
         some: whether only some rows take part.
+        flat: whether the tokens of all rows stand in one line: ``index`` and ``rows`` are ``[1, tokens]``.
     """
 
-    __slots__ = ("index", "keys", "rows", "some", "start")
+    __slots__ = ("flat", "index", "keys", "rows", "some", "start")
 
     def __init__(self, rows: Tensor) -> None:
-        self.start, self.keys, self.rows, self.some = 0, 0, rows, False
+        self.start, self.keys, self.rows, self.some, self.flat = 0, 0, rows, False, False
         self.index: Tensor | None = None
 
 
@@ -54,7 +55,8 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def write(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Write the pass's keys and values; returns those of all rows that are visible, views ``[batch, heads, keys,
-        d]``, and the numbers of the rows that take part, int64 ``[rows]``, or None for all."""
+        d]``, and the numbers of the rows that take part, int64 ``[rows]``, or None for all; if ``Span.flat``, the row
+        of each token."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         keys, values, span = self.keys, self.values, self._span
@@ -70,7 +72,7 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             rows, index = span.rows.to(keys.device), span.index.to(keys.device)
             keys[rows, :, index] = key_states.transpose(1, 2)
             values[rows, :, index] = value_states.transpose(1, 2)
-            own = rows[:, 0] if span.some else None
+            own = rows[0] if span.flat else rows[:, 0] if span.some else None
         return keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys), own
 
     def copy_rows(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
