@@ -107,7 +107,7 @@ def measure(pair: sprinter.Pair, chosen: Any, asked: Sequence[Any], temperature:
         one.tokens.append(len(made.ids))
         one.seconds.append(made.wall_s)
         one.calls.append(int(made.target_calls or 0))
-        one.drift.append(sum(distance or 0.0 for distance in made.drifts or ()))
+        one.drift.append(sum(made.drifts or ()))
     return timed
 
 

@@ -195,7 +195,8 @@ def rounded(path: Path, folder: Path) -> Path:
     """The file in 8 bits, as llama.cpp rounds it."""
     import llama_cpp
 
-    made = folder / path.name.replace("Q4_K_M", EIGHT)
+    state = path.stat()
+    made = folder / f"{path.stem}-{state.st_size}-{state.st_mtime_ns}-{EIGHT}.gguf"
     if not made.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         wanted = llama_cpp.llama_model_quantize_default_params()
@@ -301,11 +302,11 @@ def table(results: dict[str, Any]) -> str:
             ]
         )
         lines += ["Milliseconds of a forward pass over n tokens after 256.", "", *grid(head, shown), ""]
-    if found := results.get("texts"):
+    if found := [row for row in results.get("texts", []) if "temperature" in row]:
         shown = [
             f"{row['temperature']:g} | {row['kind']} | `{row['method']}` | {row['tokens_per_s']:.1f} | "
             f"{cells(row['over_base'])} | {cells(row['over_own_plain'])} | {row['target_calls_per_token']:.3f} | "
-            f"{row['same_as_plain']} of {row['texts']}"
+            + (f"{row['same_as_plain']} of {row['texts']}" if row["temperature"] == 0 else "–")
             for row in found
         ]
         base = "÷ plain llama.cpp of the same file"
@@ -342,6 +343,7 @@ def main() -> None:
     if "law" in chosen.parts:
         results["law"] = law([chosen.target, chosen.draft], chosen.data, chosen.positions)
         note_run(results, NAME, "law", began)
+        write_results(NAME, results, table(results))
     if {"passes", "texts"} & set(chosen.parts):
         kinds = KINDS if "passes" in chosen.parts else {kind: KINDS[kind] for kind in SPEEDS}
         pairs = {kind: _load(chosen, options, EIGHT in kind) for kind, options in kinds.items()}
@@ -349,12 +351,15 @@ def main() -> None:
             began = time.time()
             results["passes"] = passes(pairs, chosen.repeats)
             note_run(results, NAME, "passes", began)
+            write_results(NAME, results, table(results))
         if "texts" in chosen.parts:
             for temperature in chosen.temperatures:
                 began = time.time()
-                kept = [row for row in results.get("texts", []) if row.get("temperature") != temperature]
+                known = [row for row in results.get("texts", []) if "temperature" in row]
+                kept = [row for row in known if row["temperature"] != temperature]
                 results["texts"] = kept + texts(pairs, chosen.data, chosen.prompts, temperature)
                 note_run(results, NAME, f"texts, temperature {temperature:g}", began)
+                write_results(NAME, results, table(results))
         del pairs
     if "dial" in chosen.parts:
         began = time.time()

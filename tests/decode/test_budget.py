@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
 from tests.decode.chains import ids, paths
 from tests.decode.test_head import LOSSY
 
+from sprinter.decode import row
 from sprinter.decode.accept import (
     Block,
     Cactus,
@@ -24,14 +26,16 @@ from sprinter.decode.accept import (
 )
 from sprinter.decode.budget import BUDGET_RUN, Budget
 from sprinter.decode.conformance import check_same_law
-from sprinter.decode.draft import Origin, Record
+from sprinter.decode.draft import Draft, Origin, Record
 from sprinter.decode.drafter import Lookup, Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
+from sprinter.decode.row import Row
 from sprinter.decode.spec import full_spec, parse_method, with_values
 from sprinter.decode.stop import Confidence, Fixed, Never, Svip, Untrusted
 from sprinter.decode.trust import Certain, Coin, Everyone, Gate, Online
+from sprinter.decode.verdicts import Verdicts
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -105,24 +109,57 @@ def test_trusted_tokens_keep_to_it_but_for_the_last_prediction(name: str, budget
     assert over < 0.02 and (0.2 if name == "on trial" else 0.5) * budget < used < 1.05 * budget
 
 
-def test_copies_are_checked_within_a_budget() -> None:
-    """A copy is as certain as can be, and says nothing of what the target thinks of it."""
+def test_copies_are_checked_within_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy is as certain as can be, and says nothing of what the target thinks of it: tokens of the draft model are
+    trusted, copies never, nor does the budget learn from them, and they end no run."""
+    copied: set[tuple[int, int]] = set()  # round, position
+    drafted: list[int] = []
+    budgets: list[Budget] = []
+    ask, wait, allows = row._ask_rules, Verdicts.wait, Budget.allows
+
+    def asked(own: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
+        if answer.proposed:
+            copied.add((own.record.stats.rounds, position))
+        return ask(own, answer, i, position)
+
+    def waits(own: Verdicts, position: int, answer: Draft, i: int) -> None:
+        drafted.append(position)
+        assert not answer.proposed
+        wait(own, position, answer, i)
+
+    def seen(own: Budget, *args: Any) -> bool:
+        budgets.append(own)
+        return allows(own, *args)
+
+    monkeypatch.setattr(row, "_ask_rules", asked)
+    monkeypatch.setattr(Verdicts, "wait", waits)
+    monkeypatch.setattr(Budget, "allows", seen)
     method = Method(
-        trust=Certain("max_prob", 0.9), stop=Untrusted(tail=2), drafter=Lookup(2, 1, "model"), cap=20
+        trust=Certain("max_prob"), stop=Untrusted(), drafter=Lookup(4, 4, "model", 6), cap=20, budget=0.2
     )
-    pair, prompt = (
-        MarkovPair(2, 3),
-        (0, 1, 1, 0, 0, 1),
-    )  # of two words that both stand in it some can always be copied
+    record = run_chain(method, NEAR, (0,), Limits(400), AddressedDraws(1), complete=True)
+    origins = {(token.round, 1 + i): token.origin for i, token in enumerate(record.tokens)}
+    assert Origin.TRUSTED not in {origins.get(place) for place in copied}
+    assert len(copied) > 20 and any(origins.get(place) is Origin.ACCEPTED for place in copied)
+    assert record.stats.trusted > 20 and len(drafted) > 100
+    assert budgets[-1]._seen <= len(drafted)
 
-    def text(method: Method) -> Record:
-        return run_chain(method, pair, prompt, Limits(80), AddressedDraws(1), complete=True)
 
-    assert text(method).stats.trusted > 40
-    record = text(replace(method, budget=0.9))
-    assert record.stats.trusted == 0
-    assert sum(token.origin is Origin.ACCEPTED for token in record.tokens) > 10
-    assert record.stats.spent_drift == pytest.approx(0.0, abs=1e-6)
+def test_copies_end_no_run_within_a_budget() -> None:
+    """In a text that goes round in a circle all copies are right: a target call for each, though none is trusted."""
+
+    class Circle(MarkovPair):
+        def p(self, prefix: tuple[int, ...]) -> torch.Tensor:
+            return super().p(prefix[-2:])
+
+        def q(self, prefix: tuple[int, ...]) -> torch.Tensor:
+            return self.p(prefix)
+
+    pair, prompt = Circle(3, 3, sharp=60.0), (0, 1, 2)
+    for trust, stop in ((Certain("max_prob", 0.9), Untrusted()), (Everyone(), Never())):
+        method = Method(trust=trust, stop=stop, drafter=Lookup(2, 2, "model", 8), budget=0.5)
+        stats = run_chain(method, pair, prompt, Limits(96), AddressedDraws(1), complete=True).stats
+        assert stats.target_calls < 20
 
 
 def test_unspent_budget_is_not_lost_within_a_text() -> None:

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from tests.models.gguf_files import NO_GGUF
 
 from sprinter.errors import UserError
 from sprinter.models.quantised import packed
-from sprinter.models.quantised.packed import ASKED, packed_matrices
+from sprinter.models.quantised.packed import ASKED, SourceFile, packed_matrices
 
 SIZES = [100, 64, 1]
 
@@ -26,6 +28,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"weights")
     return path
+
+
+def state(path: Path) -> SourceFile:
+    now = path.stat()
+    return SourceFile(path, now.st_size, now.st_mtime_ns)
 
 
 def fill(i: int, room: torch.Tensor) -> None:
@@ -41,7 +48,7 @@ def files(source: Path) -> list[Path]:
 
 
 def read(source: Path, facts: str = "facts", fill: Callable[..., object] = never) -> list[torch.Tensor]:
-    made = packed_matrices(source, "gguf", [facts], SIZES, fill)
+    made = packed_matrices(state(source), "gguf", [facts], SIZES, fill)
     assert made is not None
     return made
 
@@ -53,17 +60,87 @@ def test_what_was_packed_is_read_again(source: Path) -> None:
     assert len(files(source)) == 1 and files(source)[0].stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("what", ["source", "facts", "damaged"])
-def test_what_has_changed_is_packed_again_and_the_old_file_goes(source: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["size", "time", "facts", "damaged"])
+def test_what_has_changed_is_packed_again(source: Path, what: str) -> None:
     read(source, fill=fill)
-    if what == "source":
+    if what == "size":
         source.write_bytes(b"other weights")
+    elif what == "time":
+        os.utime(source, ns=(1, 1))
     elif what == "damaged":
         os.truncate(files(source)[0], 10)
     facts = "others" if what == "facts" else "facts"
     assert read(source, facts, lambda i, room: room.fill_(7))[2].tolist() == [7]
-    assert len(files(source)) == 1
     assert read(source, facts)[0].tolist() == [7] * 100
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model[v2].gguf", "a" * 200 + ".gguf"])
+def test_a_model_keeps_its_last_two_files(source: Path, name: str) -> None:
+    model = source.rename(source.with_name(name))
+    for facts in "abc":
+        read(model, facts, fill)
+        for path in files(source):
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 60))
+    assert len(files(source)) == 2
+    read(model, "b"), read(model, "c")
+
+
+def test_files_that_nobody_uses_go(source: Path) -> None:
+    other = source.with_name("other.gguf")
+    other.write_bytes(b"weights")
+    read(other, fill=fill)
+    os.utime(files(source)[0], (1, 1))
+    read(other)  # it is used
+    read(source, fill=fill)
+    assert len(files(source)) == 2
+    for path in files(source):
+        os.utime(path, (1, 1))
+    read(source, "others", fill)
+    assert len(files(source)) == 1
+
+
+def test_a_source_that_changes_while_it_is_packed_is_refused(source: Path) -> None:
+    def change(i: int, room: torch.Tensor) -> None:
+        source.write_bytes(b"weights of another")
+
+    with pytest.raises(UserError, match="changed while it was read: load it again"):
+        read(source, fill=change)
+    assert not files(source)
+
+
+def test_a_file_that_goes_while_it_is_looked_at_is_packed_again(source: Path) -> None:
+    read(source, fill=fill)
+    (gone,) = files(source)
+    gone.unlink()
+    gone.symlink_to(source.with_name("nowhere"))
+    assert read(source, fill=fill)[1].tolist() == [2] * 64
+
+
+def test_two_processes_pack_once(source: Path) -> None:
+    """Both want to write; the second waits, and finds what the first has written."""
+    order: list[int] = []
+
+    def slow(i: int, room: torch.Tensor) -> None:
+        order.append(i)
+        time.sleep(0.1)
+        room.fill_(i + 1)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: read(source, fill=slow), range(2)))
+    assert order == [0, 1, 2]
+    assert all(made[2].tolist() == [3] for made in found)
+
+
+def test_a_folder_that_cannot_be_written_is_said(
+    source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    assert packed_matrices(state(source), "gguf", ["facts"], SIZES, never) is None
+    assert "No space left on device" in caplog.text
+    assert [path.name for path in (source.parent / "cache" / "packed").iterdir()] == ["packing.lock"]
 
 
 def test_models_of_the_same_name_do_not_share_a_file(source: Path) -> None:
@@ -85,12 +162,14 @@ def test_a_failure_leaves_no_file(source: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from sprinter.models.quantised.packed import packed_matrices
+from sprinter.models.quantised.packed import SourceFile, packed_matrices
 def fill(i, room):
     room.fill_(i + 1)
     if i == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-packed_matrices(Path(sys.argv[1]), "gguf", ["facts"], [100, 64, 1], fill)
+path = Path(sys.argv[1])
+source = SourceFile(path, path.stat().st_size, path.stat().st_mtime_ns)
+packed_matrices(source, "gguf", ["facts"], [100, 64, 1], fill)
 """
 
 
@@ -108,17 +187,17 @@ def test_a_full_disk_is_said_and_each_process_packs_for_itself(
     source: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(packed, "_SPARE", 1 << 60)
-    assert packed_matrices(source, "gguf", ["facts"], SIZES, never) is None
+    assert packed_matrices(state(source), "gguf", ["facts"], SIZES, never) is None
     assert "make room, set SPRINTER_CACHE to another folder, or SPRINTER_PACKED=off" in caplog.text
     assert not files(source)
 
 
 def test_the_environment_switches_it_off(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASKED, "off")
-    assert packed_matrices(source, "gguf", ["facts"], SIZES, never) is None
+    assert packed_matrices(state(source), "gguf", ["facts"], SIZES, never) is None
     monkeypatch.setenv(ASKED, "maybe")
     with pytest.raises(UserError, match="SPRINTER_PACKED='maybe' is none of its values: use on or off"):
-        packed_matrices(source, "gguf", ["facts"], SIZES, never)
+        packed_matrices(state(source), "gguf", ["facts"], SIZES, never)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX only")
@@ -147,8 +226,8 @@ def test_a_model_has_the_same_logits_packed_mapped_and_without_a_file(
 
     first = logits()
     assert len(files(source)) == 1
-    changed = files(source)[0].stat().st_mtime_ns
-    assert torch.equal(logits(), first) and files(source)[0].stat().st_mtime_ns == changed
+    inode = files(source)[0].stat().st_ino
+    assert torch.equal(logits(), first) and files(source)[0].stat().st_ino == inode
     monkeypatch.setenv(ASKED, "off")
     assert torch.equal(logits(), first)
 
@@ -174,3 +253,41 @@ def test_weights_rounded_tensor_by_tensor_are_those_of_the_whole_model(
     assert len(files(source)) == 1
     dequantised(source, torch.float32, quantised="gguf")
     assert len(files(source)) == 2
+
+
+def test_another_order_of_rows_is_another_file(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    from sprinter.models.gguf.dequantise import dequantised
+    from sprinter.models.gguf.tensors import Places
+
+    written("llama", source, "Q8_0")
+    ids = torch.arange(20)[None]
+    right = dequantised(source, torch.float32, quantised="gguf").model(ids).logits
+    for path in files(source):
+        path.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Places, "in_order", lambda own, name, rows: rows)  # as an older version might read it
+        wrong = dequantised(source, torch.float32, quantised="gguf").model(ids).logits
+    assert not torch.equal(wrong, right)
+    assert torch.equal(dequantised(source, torch.float32, quantised="gguf").model(ids).logits, right)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    from sprinter.models.gguf import dequantise, tensors
+
+    written("llama", source, "Q8_0")
+    other = source.with_name("other.gguf")
+    written("qwen2", other, "Q8_0")
+
+    def replaced(*args: object) -> tensors.Tensors:
+        made = tensors.Tensors(*args)  # type: ignore[arg-type]
+        other.replace(source)
+        return made
+
+    monkeypatch.setattr(dequantise, "Tensors", replaced)
+    with pytest.raises(UserError, match="changed while it was read: load it again"):
+        dequantise.dequantised(source, torch.float32, quantised="gguf")
+    assert not files(source)

@@ -35,6 +35,7 @@ from sprinter.models.quantised.library import Kernel, kernel
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.whole import _Forward
 from sprinter.models.runner import make_runner
+from sprinter.models.runners.row import RowRunner
 
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
 FLAGS = library.cpu_flags().split()
@@ -313,6 +314,40 @@ def test_a_token_has_the_same_law_in_every_forward_pass(name: str, tmp_path: Pat
     branches = torch.cat([text[:, 10:11], text[:, 30:31], text[:, 11:13]], 1)
     tree = runner.extend(branches, parents=[[9, 9, 10, 12]]).logits
     assert tree is not None and torch.equal(tree[:, [0, 2, 3]], whole[:, 10:13])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-yarn", "qwen3", "gemma3"])
+def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written(name, tmp_path / "m.gguf", "Q5_0")
+    model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
+    text = torch.randint(1, 250, (4, 30), generator=torch.Generator().manual_seed(0))
+    outputs, sizes = [], list[tuple[int, ...]]()
+    note = model.get_input_embeddings().register_forward_pre_hook(
+        lambda _, args: sizes.append(tuple(args[0].shape))
+    )
+    for flat in (True, False):
+        rows = make_runner(model, batch=4, max_len=50, compile=False)
+        assert isinstance(rows, RowRunner) and rows._takes_flat == ("gemma" not in name)
+        rows._takes_flat &= flat
+        sizes.clear()  # of a trial
+        rows.extend(text[:, :9], [9, 4, 6, 1])  # the first pass makes the buffers
+        several = rows.extend(text[:, 9:15], [6, 1, 2, 0], hidden_layers=[0, 2])
+        few = rows.extend(text[:2, 15:19], [1, 4], rows=[3, 1])
+        states = rows.extend(text[:, 19:22], [3, 2, 1, 1], logits=False)
+        assert rows.lengths == [18, 11, 9, 3] and states.logits is None
+        outputs.append((several, few, states))
+        in_line = [(1, 9), (1, 5), (1, 7)] if rows._takes_flat else [(4, 6), (2, 4), (4, 3)]
+        assert sizes == [(4, 9), *in_line]
+    note.remove()
+    for one, other, counts in zip(*outputs, ([6, 1, 2, 0], [1, 4], [3, 2, 1, 1]), strict=True):
+        assert (one.logits is None) == (other.logits is None) and len(one.layers) == len(other.layers)
+        pairs = zip([one.hidden, *one.layers], [other.hidden, *other.layers], strict=True)
+        for mine, padded in [*pairs, *([(one.logits, other.logits)] if one.logits is not None else [])]:
+            assert mine is not None and padded is not None and mine.shape == padded.shape
+            assert mine.isfinite().all()
+            for row, n in enumerate(counts):
+                assert torch.equal(mine[row, :n], padded[row, :n])
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -108,7 +108,7 @@ class Budget:
         """The largest expected drift at which tokens are trusted."""
         written = max(1, position - self.begin)
         free = self._left(position) - sum(one for one, _ in self.owed)
-        # A call adds a token of the target's to those that were drafted, one at most to each.
+        # The target's own tokens and copies spend nothing: what is written for each token that may, two at most.
         rate = (self.limit + free / _AHEAD) * min(2.0, max(1.0, written / self._drafted))
         ordered = sorted(self._recent)
         fits = sum(total <= rate * len(ordered) for total in accumulate(ordered))

@@ -384,7 +384,7 @@ def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bo
         trusted = torch.tensor(row.budget.allows(signals, position, wanted))
     stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
     if within and method.cap is None and type(method.stop) is Never:
-        stop = ~trusted  # no other rule would end the run
+        stop = ~trusted & ~signals["copied"]  # no other rule would end the run
     return bool(trusted), bool(stop)
 
 

@@ -96,12 +96,18 @@ class Untrusted(StopRule):
         return (torch.zeros_like(state[0]), *(self.under.begin_round(state[1:]) if self.under else ()))
 
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
-        """Decide more than ``tail`` tokens from the first untrusted one on, or the decision of ``under``."""
+        """Decide more than ``tail`` tokens from the first untrusted one on, or the decision of ``under``.
+
+        Copies end no run: one target call checks them all.
+        """
+        copied = signals.get("copied")
         if self.tail == 0 and self.under is None:  # nothing to count
-            return ~signals["trusted"], state
+            stop = ~signals["trusted"]
+            return stop if copied is None else stop & ~copied, state
         begun = (state[0] > 0) | ~signals["trusted"]
         waiting = state[0] + begun.to(state[0].dtype)
         stop, rest = waiting > self.tail, state[1:]
+        stop = stop if copied is None else stop & ~copied
         if self.under is not None:
             ended, after = self.under.stop(
                 {**signals, "drafted": waiting}, rest

@@ -86,7 +86,7 @@ def dequantised(
         factors = tensors.read(_ROPE, torch.float32) if _ROPE in head.tensors else None
         config = model_config(head, eos_ids, factors)
         place = Places(gguf, config, family, head)
-        kept = matrices(place, tensors, path, quantised) if quantised else {}
+        kept = matrices(place, tensors, quantised) if quantised else {}
         ids = None if cut is None else cut(config.vocab_size, eos_ids)
         known = known_words(place, tensors, ids, quantised) if quantised and ids is not None else None
         weights = dict(_weights(place, tensors, dtype, kept))

@@ -1,13 +1,16 @@
 """The matrices of a GGUF file for ``models.quantised``: as they are stored, or rounded to 8 or 4 bits row by row.
 
-The model in float32 is never in memory: peak memory is that of the packed matrices and of a few thousand rows.
+The model in float32 is never in memory: peak memory is that of the packed matrices, and of a thousand rows for each of
+at most four threads.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +20,22 @@ from torch import Tensor
 
 from sprinter.errors import UserError
 from sprinter.models.capture.marks import hash_file
-from sprinter.models.gguf.load import file_fingerprint
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
+from sprinter.models.quantised import quantise
 from sprinter.models.quantised.layers import Matrix
 from sprinter.models.quantised.layout import FORMATS, Format
 from sprinter.models.quantised.library import kernel, room
 from sprinter.models.quantised.packed import packed_matrices
-from sprinter.models.quantised.quantise import BITS, GGUF, ROUND, padded, replaceable
+from sprinter.models.quantised.quantise import BITS, GGUF, ROUND, ends_of, padded, replaceable
 
 __all__ = ["known_words", "matrices"]
 
-_ROWS = 4096  # that are rounded at a time; whole blocks of channels
+_ROWS, _THREADS = (
+    1024,
+    4,
+)  # rows that are rounded at a time, whole blocks of channels, and how many times at once
 _FORMS = {8: FORMATS["Q8_0"], 4: FORMATS["Q4_1"]}
-_CODE = [Path(__file__), Path(__file__).with_name("tensors.py")]
+_CODE = [Path(__file__), Path(__file__).with_name("tensors.py"), Path(quantise.__file__)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +43,11 @@ class _Wanted:
     """A matrix before it is packed.
 
     Attributes:
-        form: of the packed matrix. high, padded, width: as ``Matrix`` has them.
-        pack: packs it, into memory of its size.
+        facts: what tells it from others of its name and size. form: of the packed matrix.
+        high, padded, width: as ``Matrix`` has them. pack: packs it, into memory of its size.
     """
 
+    facts: str
     form: Format
     high: int
     padded: int
@@ -58,11 +65,10 @@ class _Wanted:
         return Matrix(packed, self.form, self.high, self.padded, self.width)
 
 
-def matrices(place: Places, tensors: Tensors, path: Path, dtype: str) -> dict[str, Matrix]:
+def matrices(place: Places, tensors: Tensors, dtype: str) -> dict[str, Matrix]:
     """The quantised matrices by the paths of their layers; tied ones are shared.
 
     Args:
-        path: the file.
         dtype: "gguf": as they are stored; "int8", "int4": rounded (see ``quantise``).
 
     Raises:
@@ -77,9 +83,15 @@ def matrices(place: Places, tensors: Tensors, path: Path, dtype: str) -> dict[st
         order = place.in_order(layer + ".", torch.arange(shape[0])).numpy()
         wanted[name] = _wanted(tensors, name, shape, order, _bits(place, stored, name, dtype))
     names = [*wanted]
+    facts = [
+        tensors.fingerprint(),
+        version("gguf"),
+        *map(hash_file, _CODE),
+        *(wanted[name].facts for name in names),
+    ]
     packed = packed_matrices(
-        path, dtype, [file_fingerprint(path), str(stored), *map(hash_file, _CODE)],
-        [wanted[name].size for name in names], lambda i, made: wanted[names[i]].pack(made),
+        tensors.source, dtype, facts, [wanted[name].size for name in names],
+        lambda i, made: wanted[names[i]].pack(made),
     )  # fmt: skip
     made = {name: wanted[name].matrix(None if packed is None else packed[i]) for i, name in enumerate(names)}
     return {layer: made[name] for layer, name in stored.items()}
@@ -97,7 +109,7 @@ def _bits(place: Places, stored: dict[str, str], name: str, dtype: str) -> int |
     if dtype == GGUF:
         return None
     model = place.skeleton
-    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[no-untyped-call]
+    ends = ends_of(model)
     uses = [model.get_submodule(layer) for layer, tensor in stored.items() if tensor == name]
     return 8 if any(id(use) in ends for use in uses) else BITS[dtype]
 
@@ -107,29 +119,31 @@ def _wanted(
 ) -> _Wanted:
     """These rows of a tensor of this shape, in this order."""
     high, width = len(order), shape[1]
+    facts = f"{name} {shape} {bits} {hashlib.sha256(order.tobytes()).hexdigest()}"
     if bits is None:
         form, blocks = tensors.blocks(name, *shape)
-        return _Wanted(form, high, width, width, lambda made: kernel().pack_stored(blocks, form, order, made))
+        return _Wanted(
+            facts + form.name, form, high, width, width,
+            lambda made: kernel().pack_stored(blocks, form, order, made),
+        )  # fmt: skip
     tensors.check(name, *shape)
     form, wide = _FORMS[bits], padded(width)
 
     def pack(made: Tensor) -> None:
         def part(start: int) -> None:
-            rows = order[start : start + _ROWS]
-            least = int(rows.min())
-            values = tensors.read(name, torch.float32, slice(least, int(rows.max()) + 1)).numpy()[
-                rows - least
-            ]
+            values = tensors.rows(name, order[start : start + _ROWS])
             try:
                 codes = ROUND[bits](np.pad(values, ((0, 0), (0, wide - width))))
             except ValueError as error:
                 raise UserError(
-                    f"{tensors.path.name} cannot be quantised: in {name}, {error}: use bfloat16"
+                    f"{tensors.source.path.name} cannot be quantised: in {name}, {error}: use bfloat16"
                 ) from error
             begin = kernel().size(form, start, wide)
-            kernel().pack(codes, made[begin : begin + kernel().size(form, len(rows), wide)])
+            kernel().pack(codes, made[begin : begin + kernel().size(form, len(values), wide)], threads=1)
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # NumPy works without the lock
+        with ThreadPoolExecutor(
+            min(_THREADS, torch.get_num_threads())
+        ) as pool:  # NumPy works without the lock
             list(pool.map(part, range(0, high, _ROWS)))
 
-    return _Wanted(form, high, wide, width, pack)
+    return _Wanted(facts, form, high, wide, width, pack)

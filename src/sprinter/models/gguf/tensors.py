@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from sprinter.errors import UserError
 from sprinter.models.gguf.config import Family
-from sprinter.models.gguf.output_head import GgufHead
+from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.quantised.layout import FORMATS, Format
+from sprinter.models.quantised.packed import SourceFile
 
 __all__ = ["HEAD", "Places", "Tensors"]
 
@@ -29,25 +33,39 @@ _ENDIAN = {"little": b"\x03\x00\x00\x00", "big": b"\x00\x00\x00\x03"}
 
 
 class Tensors:
-    """Reads the tensors of the file ``path``. ``seen`` holds the names of those that were read."""
+    """Reads the tensors of a file, ``source``. ``seen`` holds the names of those that were read.
+
+    Args:
+        head: the file's header, as ``gguf_head`` gives it.
+
+    Raises:
+        UserError: the file is another than the one with this header.
+    """
 
     def __init__(self, gguf: Any, head: GgufHead, path: Path) -> None:
-        self.path, self._gguf, self._head = path, gguf, head
-        self._data = np.memmap(path, np.uint8, "r")
+        self._gguf, self._head = gguf, head
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            self._data = np.memmap(file, np.uint8, "r")
+        self.source = SourceFile(path, state.st_size, state.st_mtime_ns)
+        if gguf_head(path).tensors != head.tensors:
+            raise UserError(f"{path} changed while it was read: load it again")
+        self.source.check()
         self.seen: set[str] = set()
         self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
 
-    def read(self, name: str, dtype: torch.dtype, rows: slice | None = None) -> Tensor:
-        """A tensor in ``dtype``, or a range of its rows, dequantised in parts.
+    def fingerprint(self) -> str:
+        """Hash of the file's first and last MiB."""
+        end = max(1 << 20, len(self._data) - (1 << 20))
+        return hashlib.sha256(bytes(self._data[: 1 << 20]) + bytes(self._data[end:])).hexdigest()
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor in ``dtype``, dequantised in parts.
 
         Raises:
             ValueError, NotImplementedError: it cannot be read.
         """
         kind, shape, stored = self._stored(name)
-        if rows is not None:
-            each = len(stored) // shape[0]
-            stored = stored[rows.start * each : rows.stop * each]
-            shape = (rows.stop - rows.start, *shape[1:])
         (blocks, block_bytes), block = stored.shape, self._gguf.GGML_QUANT_SIZES[kind][0]
         values = torch.empty(shape, dtype=dtype)
         numbers = values.view(-1)
@@ -63,6 +81,17 @@ class Tensors:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # NumPy works without the lock
             list(pool.map(convert, range(0, blocks, _PART // block)))
         return values
+
+    def rows(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """These rows of a matrix, in this order, ``[rows, width]``.
+
+        Raises:
+            ValueError, NotImplementedError: it cannot be read.
+        """
+        kind, shape, stored = self._stored(name)
+        blocks = stored.reshape(shape[0], -1, stored.shape[1])[rows].reshape(-1, stored.shape[1])
+        plain: NDArray[np.float32] = np.asarray(self._gguf.dequantize(blocks, kind), np.float32)
+        return plain.reshape(len(rows), shape[1])
 
     def check(self, name: str, high: int, width: int) -> None:
         """See that there is such a matrix ``[high, width]``.

@@ -92,8 +92,11 @@ class Kernel:
         self.attention = library.sprinter_attention  # see attention.py
         self.before, self.after = library.sprinter_before, library.sprinter_after  # see whole.py
 
-    def pack(self, codes: Codes, made: Tensor | None = None) -> Tensor:
+    def pack(self, codes: Codes, made: Tensor | None = None, threads: int | None = None) -> Tensor:
         """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8; into ``made``.
+
+        Args:
+            threads: None: PyTorch's number.
 
         Raises:
             ValueError: its parts do not fit its kind.
@@ -110,7 +113,7 @@ class Kernel:
         whole = [None if part is None else np.ascontiguousarray(part) for part in parts]
         made = self._into(made, self.size(form, high, width))
         addresses = [None if part is None else part.ctypes.data for part in whole]
-        self._pack(kind, *addresses, high, width, made.data_ptr(), torch.get_num_threads())
+        self._pack(kind, *addresses, high, width, made.data_ptr(), threads or torch.get_num_threads())
         return made
 
     def size(self, form: Format, high: int, width: int) -> int:

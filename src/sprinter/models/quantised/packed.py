@@ -11,34 +11,61 @@ import logging
 import mmap
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import IO
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from sprinter.errors import UserError
 from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.capture.marks import hash_file
 
-__all__ = ["ASKED", "packed_matrices"]
+__all__ = ["ASKED", "SourceFile", "packed_matrices"]
 
 ASKED = "SPRINTER_PACKED"
 """Environment variable: "on" (packed matrices are kept in the cache directory, the default) or "off"."""
 
 _log = logging.getLogger("sprinter")
-_HERE = Path(__file__).parent
-_CODE = [_HERE / name for name in ("pack.h", "products.h", "layout.py", "packed.py")]
+_CODE = ("pack.h", "products.h", "kernels.cpp", "library.py", "layout.py", "packed.py")
 _LINE = 64  # bytes of a line of the processor's caches, at which a matrix begins
 _SPARE = 1 << 28  # bytes of the disk that are left free
+_UNUSED_S = 30 * 24 * 3600  # after which a file is removed
+_KEPT = 2  # files of a model and dtype: two versions of this package may take turns
+_LONGEST = 80  # bytes of a model's name in a file's
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """The model's file as it is read.
+
+    Attributes:
+        path: its name. size, changed_ns: bytes, and time of the last change, of the file that is open.
+    """
+
+    path: Path
+    size: int
+    changed_ns: int
+
+    def check(self) -> None:
+        """Refuse a file that is another by now.
+
+        Raises:
+            UserError: its name leads to another file, or it was written to.
+        """
+        now = self.path.stat()
+        if (now.st_size, now.st_mtime_ns) != (self.size, self.changed_ns):
+            raise UserError(f"{self.path} changed while it was read: load it again")
 
 
 def packed_matrices(
-    source: Path,
+    source: SourceFile,
     dtype: str,
     facts: Sequence[str],
     sizes: Sequence[int],
@@ -49,19 +76,18 @@ def packed_matrices(
     A writer that is killed leaves nothing that is read: the file gets its name when it is complete.
 
     Args:
-        source: the model's file. Its size and the time of its last change are part of what is compared; the file that
-            is kept for an older state is removed.
-        dtype: of the weights; each has a file of its own.
-        facts: all else that the matrices depend on.
+        source: the model's file.
+        dtype: of the weights; each has files of its own.
+        facts: all else that the matrices depend on, but the code of this package.
         sizes: bytes of each matrix.
         fill: packs matrix ``i`` into memory of its size.
 
     Returns:
-        uint8, one tensor a matrix, each at a line of the caches; None: ``SPRINTER_PACKED`` is off, or there is no room
-        on the disk, of which a line is logged.
+        uint8, one tensor a matrix, each at a line of the caches; None: ``SPRINTER_PACKED`` is off, or the file cannot
+        be written or read, of which a line is logged.
 
     Raises:
-        UserError: ``SPRINTER_PACKED`` has another value, or the cache is not this user's own.
+        UserError: ``SPRINTER_PACKED`` has another value, the cache is not this user's own, or the source changed.
     """
     asked = os.environ.get(ASKED, "on")
     if asked not in ("on", "off"):
@@ -72,86 +98,97 @@ def packed_matrices(
     for size in sizes:
         starts.append(end)
         end += -(-size // _LINE) * _LINE
-    path = _path(source, dtype, [*facts, *map(str, sizes)])
-    if not _whole(path, end):
-        try:
-            _write(
-                path,
-                source,
-                dtype,
-                end,
-                lambda i, whole: fill(i, _part(whole, starts[i], sizes[i])),
-                len(sizes),
-            )
-        except OSError as error:
-            _log.warning(
-                "the packed weights of %s (%.1f GB) cannot be kept in '%s' (%s): each process packs them into its own "
-                "memory; make room, set SPRINTER_CACHE to another folder, or %s=off to go without this line",
-                source.name, end / 1e9, path.parent, error.strerror or error, ASKED,
-            )  # fmt: skip
-            return None
-    for kept in (path.parent, path):
-        check_own(kept)
-    with path.open("rb") as file:
-        whole = _mapped(file, mmap.ACCESS_COPY)  # nobody writes, so that nothing is copied
-    return [_part(whole, start, size) for start, size in zip(starts, sizes, strict=True)]
+    stem = _stem(source.path, dtype)
+    path = cache_dir() / "packed" / f"{stem}{_key(source, [*facts, *map(str, sizes)])}.weights"
+
+    def parts(whole: Tensor) -> list[Tensor]:
+        return [whole[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    try:
+        whole = _read(path, end)
+        if whole is None:
+            with _writing(path, source):
+                if (whole := _read(path, end)) is None:  # else another process has just written it
+                    _write(path, source, stem, end, lambda room: [*map(fill, range(len(sizes)), parts(room))])
+                    whole = _read(path, end)
+    except OSError as error:
+        _log.warning(
+            "the packed weights of %s (%.1f GB) cannot be kept in '%s' (%s): each process packs them into its own "
+            "memory; make room, set SPRINTER_CACHE to another folder, or %s=off to go without this line",
+            source.path.name, end / 1e9, path.parent, error.strerror or error, ASKED,
+        )  # fmt: skip
+        return None
+    return None if whole is None else parts(whole)
 
 
-def _path(source: Path, dtype: str, facts: Sequence[str]) -> Path:
-    """Where the file is kept: its name begins with that of the source, and with what tells it from its namesakes."""
-    state = source.stat()
-    lines = [*facts, str(state.st_size), str(state.st_mtime_ns), *map(hash_file, _CODE)]
-    key = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
-    return cache_dir() / "packed" / f"{_stem(source, dtype)}{key}.weights"
+def _key(source: SourceFile, facts: Sequence[str]) -> str:
+    here = Path(__file__).parent
+    code = [hash_file(here / name) for name in _CODE]
+    lines = [*facts, str(source.size), str(source.changed_ns), *code]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _stem(source: Path, dtype: str) -> str:
-    return f"{source.stem}-{hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:8]}-{dtype}-"
+    """What the names of a model's files begin with: its own, and what tells it from its namesakes."""
+    place = hashlib.sha256(os.path.abspath(source).encode()).hexdigest()[:8]
+    return f"{source.stem.encode()[:_LONGEST].decode(errors='ignore')}-{place}-{dtype}-"
 
 
-def _whole(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+def _read(path: Path, size: int) -> Tensor | None:
+    """The file as memory, which stays mapped as long as the tensor lives; None: there is none of this size.
+
+    Raises:
+        OSError: it cannot be read. UserError: ``check_own`` refuses it.
+    """
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != size:
+                return None
+            for kept in (path.parent, path):
+                check_own(kept)
+            with suppress(OSError):
+                os.utime(path)  # it is in use; the time is no part of any key
+            return _mapped(file, mmap.ACCESS_COPY)  # nobody writes, so that nothing is copied
+    except FileNotFoundError:
+        return None
 
 
-def _write(
-    path: Path, source: Path, dtype: str, size: int, fill: Callable[[int, Tensor], object], count: int
-) -> None:
+@contextmanager
+def _writing(path: Path, source: SourceFile) -> Iterator[None]:
+    """The right to write. Another process may have it for some seconds."""
+    make_cache_dir()
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    lock = FileLock(path.parent / "packing.lock")
+    try:
+        lock.acquire(timeout=1)
+    except Timeout:
+        _log.warning("waiting for another process that packs weights, to pack those of %s", source.path.name)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write(path: Path, source: SourceFile, stem: str, size: int, fill: Callable[[Tensor], object]) -> None:
     """Write the file.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written. UserError: the source changed.
     """
-    make_cache_dir()
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    with FileLock(path.parent / "packing.lock"):  # another process may be packing
-        if _whole(path, size):
-            return
-        for stale in path.parent.glob("*.part"):  # left by a process that was killed
-            stale.unlink()
-        if shutil.disk_usage(path.parent).free < size + _SPARE:
-            raise OSError(f"less than {(size + _SPARE) / 1e9:.1f} GB of the disk are free")
-        _log.warning("packing the weights of %s for this computer, once; some seconds", source.name)
-        with _part_file(path) as file:
+    _tidy(path.parent, stem)
+    if shutil.disk_usage(path.parent).free < size + _SPARE:
+        raise OSError(f"less than {(size + _SPARE) / 1e9:.1f} GB of the disk are free")
+    _log.warning("packing the weights of %s for this computer, once; some seconds", source.path.name)
+    with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+        part = Path(file.name)
+        try:
             if hasattr(os, "posix_fallocate"):  # a mapped file that finds the disk full kills the process
                 os.posix_fallocate(file.fileno(), 0, size)
             else:
                 file.truncate(size)
-            whole = _mapped(file, mmap.ACCESS_WRITE)
-            for i in range(count):
-                fill(i, whole)
-        for old in path.parent.glob(f"{_stem(source, dtype)}*.weights"):
-            if old != path:
-                with suppress(OSError):
-                    old.unlink()
-
-
-@contextmanager
-def _part_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file, which becomes ``path`` at the end, or is removed."""
-    with NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        part = Path(file.name)
-        try:
-            yield file
+            fill(_mapped(file, mmap.ACCESS_WRITE))
+            source.check()
             os.fsync(file.fileno())
             part.replace(path)
         except BaseException:
@@ -159,10 +196,23 @@ def _part_file(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
+def _tidy(folder: Path, stem: str) -> None:
+    """Remove what killed writers left, what was not used for long, and the model's older files but the last ones.
+
+    A process that maps a file keeps it.
+    """
+    found = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            unused_s = time.time() - path.stat().st_mtime
+            if path.suffix == ".part" or (path.suffix == ".weights" and unused_s > _UNUSED_S):
+                path.unlink()
+            elif path.suffix == ".weights" and path.name.startswith(stem):
+                found.append((unused_s, path))
+    for _, path in sorted(found)[_KEPT - 1 :]:
+        with suppress(OSError):
+            path.unlink()
+
+
 def _mapped(file: IO[bytes], access: int) -> Tensor:
-    """A file as memory; it stays mapped as long as the tensor lives."""
     return torch.frombuffer(mmap.mmap(file.fileno(), 0, access=access), dtype=torch.uint8)
-
-
-def _part(whole: Tensor, start: int, size: int) -> Tensor:
-    return whole[start : start + size]

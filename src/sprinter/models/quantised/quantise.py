@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.whole import join_layers
 
-__all__ = ["BITS", "GGUF", "ROUND", "padded", "put_matrices", "quantise", "replaceable"]
+__all__ = ["BITS", "GGUF", "ROUND", "ends_of", "padded", "put_matrices", "quantise", "replaceable"]
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Names of dtypes -> bits of a weight."""
@@ -60,7 +61,7 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
             "use bfloat16"
         )
     model.float()  # type: ignore[no-untyped-call]
-    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}  # type: ignore[no-untyped-call]
+    ends = ends_of(model)
     sharing: dict[int, list[str]] = {}  # layers whose weights are one
     for path, layer in layers.items():
         sharing.setdefault(id(layer.weight), []).append(path)
@@ -132,6 +133,12 @@ def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:
         for path, part in found
         if type(part) is nn.Linear or (part is embedding and _is_plain(part))
     }
+
+
+def ends_of(model: PreTrainedModel) -> set[int]:
+    """Ids of the modules that embed tokens and of those of the output layer, which may be cut (``CutHead``)."""
+    ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]  # type: ignore[no-untyped-call]
+    return {id(part) for end in ends if end is not None for part in end.modules()}
 
 
 def _is_plain(embedding: nn.Module) -> bool:
