@@ -55,14 +55,14 @@ def check_cut(whole: Any, cut: Any, count: int) -> None:
     assert cut.words.startswith(f"{count}:") and whole.words is None
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_a_draft_that_is_loaded_with_fewer_tokens(folders: tuple[Path, Path], dtype: str) -> None:
     whole, cut = (load_models(*folders, dtype=dtype, draft_vocabulary=given).draft for given in (None, KEPT))
     check_cut(whole, cut, KEPT)
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", ["gguf", "float32", "int8"])
+@pytest.mark.parametrize("dtype", ["gguf", "float32", "int8", "int4"])
 def test_a_gguf_file_is_cut_as_it_is_stored(tmp_path: Path, dtype: str, tied: bool) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF)
     saved_llama(tmp_path / "m", tie_word_embeddings=tied, intermediate_size=96)

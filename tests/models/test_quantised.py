@@ -19,6 +19,7 @@ import sprinter
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.laws import tv_distance
+from sprinter.models.choose import pads_rows
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.pair import builtin_paths, load_models
 from sprinter.models.quantised import library
@@ -322,6 +323,7 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
     written(name, tmp_path / "m.gguf", "Q5_0")
     model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
     text = torch.randint(1, 250, (4, 30), generator=torch.Generator().manual_seed(0))
+    assert pads_rows(model) == ("gemma" in name)
     outputs, sizes = [], list[tuple[int, ...]]()
     note = model.get_input_embeddings().register_forward_pre_hook(
         lambda _, args: sizes.append(tuple(args[0].shape))

@@ -115,7 +115,8 @@ class Tracker:
         costs: of this pair on this machine.
         rows: number of rows that share a pass now.
         copying: the same of the copies in rounds that rest; None: they do not copy.
-        apart: rows do it at different times, and the others wait for a longer pass: each is charged for all.
+        apart: rows do it at different times, and passes are padded: the others wait for a longer one, and each is
+            charged for all.
     """
 
     costs: PassCosts

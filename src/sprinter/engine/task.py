@@ -24,7 +24,7 @@ from sprinter.engine.parts import Parts
 from sprinter.engine.prompt import PromptInput, encode_prompt
 from sprinter.engine.spans import SpanReader
 from sprinter.errors import UserError
-from sprinter.models.choose import runner_kind, tree_limit
+from sprinter.models.choose import pads_rows, runner_kind, tree_limit
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, check_request
 from sprinter.models.runners.forward import CHUNK, decoder_layers
@@ -194,7 +194,9 @@ class Task:
     def _tracker(self, costs: PassCosts, rows: Callable[[], int] = lambda: 1) -> Tracker:
         """Rounds that rest copy from the text, if the method does not do that anyway."""
         drafter = self.method.drafter
-        copying = Tracker(costs, rows, apart=True) if drafter.uses_model or drafter.by_heads else None
+        copying = None
+        if drafter.uses_model or drafter.by_heads:
+            copying = Tracker(costs, rows, apart=pads_rows(self._parts.models.target.model))
         return Tracker(costs, rows, copying)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:

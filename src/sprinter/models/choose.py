@@ -37,6 +37,7 @@ __all__ = [
     "check_capture",
     "longest_text",
     "make_runner",
+    "pads_rows",
     "runner_kind",
     "tree_limit",
 ]
@@ -114,6 +115,11 @@ def longest_text(model: PreTrainedModel | GgufModel) -> int | None:
         return None
     choice = _choose(model)
     return choice.switch.at if choice.switch and choice.limit else None
+
+
+def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
+    """Whether a forward pass over rows of different lengths costs what the longest one does in each row."""
+    return isinstance(model, PreTrainedModel) and not is_joined(model)
 
 
 def tree_limit(model: PreTrainedModel | GgufModel) -> int | None:
