@@ -34,7 +34,7 @@ from benchmarks.common import (
     write_results,
 )
 from benchmarks.real.arms import DRAFT, TARGET
-from benchmarks.real.quality import questions
+from benchmarks.real.quality import RUNNING_TEXT, questions
 from benchmarks.smoke import sized
 from sprinter.bench.arm import Ask
 from sprinter.bench.arms import parse_arm
@@ -178,7 +178,7 @@ def main() -> None:
     suites = [
         load_suite(
             name, chosen.data, limit=chosen.texts, new_tokens=chosen.new_tokens, tokenizer=pair.tokenizer,
-            chat=chosen.pair != "builtin",
+            chat=chosen.pair != "builtin" and name not in RUNNING_TEXT,
         )
         for name in sized(settings["suites"], ("lm1b",))
     ]  # fmt: skip

@@ -309,7 +309,8 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
     typename V::Float total[N];
     for (int r = 0; r < N; ++r) total[r] = V::zero();
     for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
-        for (int64_t line = 0; line < F::CODES; line += 64) __builtin_prefetch(codes + AHEAD + line);
+        // Into the second cache: the first one waits for too few lines at a time to keep the memory busy.
+        for (int64_t line = 0; line < F::CODES; line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
         const int8_t* numbers = x.codes + x.slot(row, g) * GROUP;
         const float *scale = x.scale + x.slot(row, g), *sum = x.sum + x.slot(row, g);
         const int32_t* start = x.start + x.template first_start<F>(row, g);
