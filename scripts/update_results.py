@@ -211,6 +211,7 @@ TOPICS = {
             "methods/blocks": "Block verification against exact acceptance",
             "methods/never_slower": "Never slower than plain decoding",
             "methods/budgets": "Budgets on drift",
+            "methods/mixed": "Mixed traffic",
         },
         methods_headline,
     ),
