@@ -63,6 +63,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/main_job": {"rows", "tuned"},
     "methods/trees": {"rows", "against"},
     "methods/budgets": {"pairs"},
+    "methods/mixed": {"pairs"},
     "methods/never_slower": {"measured", "runs"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "drafters"},

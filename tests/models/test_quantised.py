@@ -338,6 +338,10 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
         few = rows.extend(text[:2, 15:19], [1, 4], rows=[3, 1])
         states = rows.extend(text[:, 19:22], [3, 2, 1, 1], logits=False)
         assert rows.lengths == [18, 11, 9, 3] and states.logits is None
+        few_sizes = list(sizes)
+        rows.extend(text[:, :2], [0, 0, 0, 0])  # no token at all
+        assert rows.lengths == [18, 11, 9, 3]
+        sizes[:] = few_sizes
         outputs.append((several, few, states))
         in_line = [(1, 9), (1, 5), (1, 7)] if rows._takes_flat else [(4, 6), (2, 4), (4, 3)]
         assert sizes == [(4, 9), *in_line]

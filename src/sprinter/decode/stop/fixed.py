@@ -98,7 +98,7 @@ class Untrusted(StopRule):
     def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Decide more than ``tail`` tokens from the first untrusted one on, or the decision of ``under``.
 
-        Copies end no run: one target call checks them all.
+        Copies end no run, unless ``under`` says so: one target call checks them all.
         """
         copied = signals.get("copied")
         if self.tail == 0 and self.under is None:  # nothing to count

@@ -72,7 +72,8 @@ def dequantised(
         options: passed to transformers (attn_implementation).
 
     Raises:
-        UserError: the file is damaged, or PyTorch cannot run its architecture or what its metadata says.
+        UserError: the file is damaged, changes while it is read, or PyTorch cannot run its architecture or what its
+            metadata says.
     """
     gguf, head = gguf_package(), gguf_head(path)
     family = family_of(head, path.name)
@@ -107,6 +108,7 @@ def dequantised(
         put_matrices(model, kept)
     model.name_or_path = str(path)
     count_as(model, head.metadata.get(FINGERPRINT_KEY) or file_fingerprint(path))
+    tensors.source.check()
     return Dequantised(model, _stored(gguf, head), eos_ids)
 
 

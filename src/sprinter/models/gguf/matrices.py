@@ -119,7 +119,7 @@ def _wanted(
 ) -> _Wanted:
     """These rows of a tensor of this shape, in this order."""
     high, width = len(order), shape[1]
-    facts = f"{name} {shape} {bits} {hashlib.sha256(order.tobytes()).hexdigest()}"
+    facts = f"{name} {tensors.place(name)} {shape} {bits} {hashlib.sha256(order.tobytes()).hexdigest()}"
     if bits is None:
         form, blocks = tensors.blocks(name, *shape)
         return _Wanted(

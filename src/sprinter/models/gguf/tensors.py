@@ -89,9 +89,16 @@ class Tensors:
             ValueError, NotImplementedError: it cannot be read.
         """
         kind, shape, stored = self._stored(name)
-        blocks = stored.reshape(shape[0], -1, stored.shape[1])[rows].reshape(-1, stored.shape[1])
-        plain: NDArray[np.float32] = np.asarray(self._gguf.dequantize(blocks, kind), np.float32)
+        whole = stored.reshape(shape[0], -1)[
+            rows
+        ]  # whole rows: the package gguf loops over some of them at a time
+        plain: NDArray[np.float32] = np.asarray(self._gguf.dequantize(whole, kind), np.float32)
         return plain.reshape(len(rows), shape[1])
+
+    def place(self, name: str) -> tuple[int, int]:
+        """A tensor's number of its kind, and where it begins in the file."""
+        tensor = self._head.tensors[name]
+        return tensor.kind, tensor.start
 
     def check(self, name: str, high: int, width: int) -> None:
         """See that there is such a matrix ``[high, width]``.

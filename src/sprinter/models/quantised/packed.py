@@ -59,8 +59,12 @@ class SourceFile:
         Raises:
             UserError: its name leads to another file, or it was written to.
         """
-        now = self.path.stat()
-        if (now.st_size, now.st_mtime_ns) != (self.size, self.changed_ns):
+        try:
+            now = self.path.stat()
+            same = (now.st_size, now.st_mtime_ns) == (self.size, self.changed_ns)
+        except FileNotFoundError:
+            same = False
+        if not same:
             raise UserError(f"{self.path} changed while it was read: load it again")
 
 
@@ -176,7 +180,7 @@ def _write(path: Path, source: SourceFile, stem: str, size: int, fill: Callable[
     Raises:
         OSError: it cannot be written. UserError: the source changed.
     """
-    _tidy(path.parent, stem)
+    _tidy(path, stem)
     if shutil.disk_usage(path.parent).free < size + _SPARE:
         raise OSError(f"less than {(size + _SPARE) / 1e9:.1f} GB of the disk are free")
     _log.warning("packing the weights of %s for this computer, once; some seconds", source.path.name)
@@ -196,18 +200,18 @@ def _write(path: Path, source: SourceFile, stem: str, size: int, fill: Callable[
             raise
 
 
-def _tidy(folder: Path, stem: str) -> None:
+def _tidy(place: Path, stem: str) -> None:
     """Remove what killed writers left, what was not used for long, and the model's older files but the last ones.
 
-    A process that maps a file keeps it.
+    A process that maps a file keeps it. ``place`` is about to be written.
     """
     found = []
-    for path in folder.iterdir():
+    for path in place.parent.iterdir():
         with suppress(OSError):
             unused_s = time.time() - path.stat().st_mtime
             if path.suffix == ".part" or (path.suffix == ".weights" and unused_s > _UNUSED_S):
                 path.unlink()
-            elif path.suffix == ".weights" and path.name.startswith(stem):
+            elif path.suffix == ".weights" and path.name.startswith(stem) and path != place:
                 found.append((unused_s, path))
     for _, path in sorted(found)[_KEPT - 1 :]:
         with suppress(OSError):

@@ -179,8 +179,8 @@ class RowRunner(ModelRunner):
             self._lengths, span.rows, span.some = lengths, every, False
 
     def _goes_flat(self, n: int, counts: Sequence[int]) -> bool:
-        """Whether rows stand in one line: if some would be padded, and each layer has its buffers."""
-        return self._takes_flat and self._made and sum(counts) < n * len(counts)
+        """Whether rows stand in one line: if a tenth would be padding, and each layer has its buffers."""
+        return self._takes_flat and self._made and 0 < sum(counts) <= 0.9 * n * len(counts)
 
     def _flat(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
