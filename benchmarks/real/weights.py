@@ -8,12 +8,18 @@ float32, along prompts of HumanEval and GSM8K; and one token's law in a pass of 
 bandwidth a pass over one token reaches: the bytes of its weights against those of a sum or product over as large a
 buffer. ``texts``: texts of both suites, 64 tokens, plain and exact speculative decoding, llama.cpp and our kernels
 interleaved prompt by prompt. "Q8_0" is the same file as llama.cpp itself rounds it to 8 bits; both engines read it.
-``dial``: plain, exact and budgeted methods on the file's own blocks, by suite and temperature.
+``dial``: plain, exact and budgeted methods on the file's own blocks, by suite and temperature. ``loads``: seconds,
+of them those of imports, and peak memory of loading the pair in new processes, packed weights kept in a file and not,
+in turn. ``rows``: passes of the target over rows of different lengths, in one line and padded, in turn, and whether
+they give the same bits.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -45,10 +51,12 @@ from sprinter.bench.suites import load_suite, turn_ids
 from sprinter.laws import kl_divergence, tv_distance
 from sprinter.models.choose import make_runner
 from sprinter.models.quantised.layers import QuantisedLinear
+from sprinter.models.quantised.packed import ASKED
+from sprinter.models.runners.row import RowRunner
 from sprinter.models.source import find
 
 NAME = "real/weights"
-PARTS = ["law", "passes", "texts", "dial"]
+PARTS = ["law", "passes", "texts", "dial", "loads", "rows"]
 EIGHT = "Q8_0"
 KINDS: Mapping[str, Mapping[str, Any]] = sized(
     {
@@ -90,6 +98,20 @@ DIAL = sized(
     {"plain": ("autoregressive",), "exact": ("svip",), "budgeted": ("certain(budget=0.05)",)},
 )
 TEMPERATURES = sized((0.0, 0.7), (0.0,))
+COUNTS = {
+    "one of 12, others of 1": [1] * 15 + [12],
+    "1 to 3": [2, 1, 3, 1] * 4,
+    "1 and 6": [1, 6] * 8,
+}
+"""Tokens of each of 16 rows in a pass."""
+LOADING = """
+import json, resource, sys, time
+began = time.perf_counter()
+import sprinter.engine.pair
+print(time.perf_counter() - began)
+sprinter.load_pair(*json.loads(sys.argv[1]), **json.loads(sys.argv[2]))
+print(time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
 
 
 def prompts_of(
@@ -235,6 +257,55 @@ def texts(
     return rows
 
 
+def loads(chosen: Any, repeats: int) -> list[dict[str, Any]]:
+    """Seconds and peak memory of loads, each in a process of its own; the first is not counted, as it may pack."""
+    names = [] if SMOKE else [chosen.target, chosen.draft]
+    rows: dict[tuple[str, str], list[list[float]]] = {}
+    for repeat in range(repeats + 1):
+        for dtype in sized(("gguf", "int8"), ("int8",)):
+            for kept in ("on", "off"):
+                line = [sys.executable, "-c", LOADING, json.dumps(names), json.dumps({"dtype": dtype})]
+                told = subprocess.run(
+                    line, check=True, capture_output=True, text=True, env={**os.environ, ASKED: kept}
+                )
+                if repeat:
+                    rows.setdefault((dtype, kept), []).append([*map(float, told.stdout.split())])
+    return [
+        {
+            "dtype": dtype, "kept": kept, "import_s": [one[0] for one in made], "seconds": [one[1] for one in made],
+            "peak_gb": max(one[2] for one in made) / 1e6,
+        }
+        for (dtype, kept), made in rows.items()
+    ]  # fmt: skip
+
+
+@torch.inference_mode()
+def ragged(pair: sprinter.Pair, repeats: int) -> list[dict[str, Any]]:
+    """Least seconds of a pass over 16 rows of different lengths after 100 tokens each."""
+    model, context, rows = pair.models.target.model, sized(100, 8), []
+    runners = [make_runner(model, batch=16, max_len=context + 16, compile=False) for _ in range(2)]
+    line, padded = runners
+    assert isinstance(line, RowRunner) and isinstance(padded, RowRunner) and line._takes_flat
+    padded._takes_flat = False  # as it was before
+    for runner in runners:
+        runner.extend(torch.arange(16 * context).view(16, context) % 500 + 5, logits=False)
+    for name, counts in COUNTS.items():
+        tokens, found = torch.arange(16 * max(counts)).view(16, -1) % 400 + 7, []
+        seconds: list[list[float]] = [[], []]
+        for _ in range(repeats + 1):
+            found = []
+            for at, runner in enumerate(runners):
+                began = time.perf_counter()
+                found.append(runner.extend(tokens, counts).logits)
+                seconds[at].append(time.perf_counter() - began)
+                runner.rewind([context] * 16)
+        one, other = found
+        assert one is not None and other is not None
+        same = all(torch.equal(one[row, :n], other[row, :n]) for row, n in enumerate(counts))
+        rows.append({"tokens": name, "line_s": min(seconds[0]), "padded_s": min(seconds[1]), "same": same})
+    return rows
+
+
 def dial(pair: sprinter.Pair, data: Path, prompts: int) -> list[dict[str, Any]]:
     """Speeds over plain decoding and over the fastest exact method, and drifts, by suite and temperature."""
     rows: list[dict[str, Any]] = []
@@ -320,8 +391,29 @@ def table(results: dict[str, Any]) -> str:
             for row in found
         ]
         head = "suite | T | method | tokens/s | ÷ plain | ÷ best exact | target calls/token | drift"
-        lines += ["The file's own blocks, with prefill.", "", *grid(head, shown)]
+        lines += ["The file's own blocks, with prefill.", "", *grid(head, shown), ""]
+    if found := results.get("loads"):
+        shown = [
+            f"{row['dtype']} | {row['kept']} | {listed(row['seconds'])} | {listed(row['import_s'])} | "
+            f"{row['peak_gb']:.2f}"
+            for row in found
+        ]
+        head = "dtype | packed weights kept | seconds | of them imports | peak memory, GB"
+        lines += ["Loading the pair, each time in a new process.", "", *grid(head, shown), ""]
+    if found := results.get("rows"):
+        shown = [
+            f"{row['tokens']} | {1e3 * row['line_s']:.0f} | {1e3 * row['padded_s']:.0f} | "
+            f"{'yes' if row['same'] else 'no'}"
+            for row in found
+        ]
+        head = "tokens of 16 rows | in one line, ms | padded, ms | same bits"
+        lines += ["Passes of the target over rows of different lengths.", "", *grid(head, shown)]
     return "\n".join(lines).strip()
+
+
+def listed(numbers: Sequence[float]) -> str:
+    """Numbers with one digit."""
+    return ", ".join(f"{number:.1f}" for number in numbers)
 
 
 def main() -> None:
@@ -366,6 +458,14 @@ def main() -> None:
         pair = _load(chosen, {**OWN, **({"gate": chosen.gate} if chosen.gate else {})})
         results["dial"] = dial(pair, chosen.data, chosen.prompts)
         note_run(results, NAME, "dial", began)
+    if "loads" in chosen.parts:
+        began = time.time()
+        results["loads"] = loads(chosen, sized(3, 1))
+        note_run(results, NAME, "loads", began)
+    if "rows" in chosen.parts:
+        began = time.time()
+        results["rows"] = ragged(_load(chosen, OWN), sized(5, 1))
+        note_run(results, NAME, "rows", began)
     write_results(NAME, results, table(results))
 
 

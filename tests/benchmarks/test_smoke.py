@@ -73,7 +73,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/probe": {"rows"},
     "real/quality": {"rows", "correlation"},
     "real/speed": {"parts"},
-    "real/weights": {"law", "passes", "texts", "dial"},
+    "real/weights": {"law", "passes", "texts", "dial", "loads", "rows"},
     "serve/crowd": {"crowd"},
     "serve/evaluate": {"rows"},
     "serve/latency": {"rows"},
