@@ -21,7 +21,7 @@ from sprinter.fingerprint import count_as
 from sprinter.models.cut import cut_output
 from sprinter.models.gguf.config import family_of, model_config, not_here
 from sprinter.models.gguf.library import gguf_package, last_words, library, loading
-from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY, file_fingerprint
+from sprinter.models.gguf.load import EOS_KEY, FINGERPRINT_KEY
 from sprinter.models.gguf.matrices import known_words, matrices
 from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.gguf.tensors import HEAD, Places, Tensors
@@ -107,7 +107,7 @@ def dequantised(
     if kept:
         put_matrices(model, kept)
     model.name_or_path = str(path)
-    count_as(model, head.metadata.get(FINGERPRINT_KEY) or file_fingerprint(path))
+    count_as(model, head.metadata.get(FINGERPRINT_KEY) or tensors.fingerprint())
     tensors.source.check()
     return Dequantised(model, _stored(gguf, head), eos_ids)
 

@@ -8,7 +8,9 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedConfig
 
 from sprinter.errors import UserError
@@ -16,7 +18,7 @@ from sprinter.models.gguf.library import gguf_package, installed, last_words, li
 from sprinter.models.gguf.output_head import check_whole, gguf_head
 from sprinter.models.gguf.repack import Repacking, repacking
 
-__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "file_fingerprint"]
+__all__ = ["EOS_KEY", "FINGERPRINT_KEY", "GgufModel", "content_fingerprint", "file_fingerprint"]
 
 FINGERPRINT_KEY = "sprinter.weights_fingerprint"
 """Metadata key: ``weights_fingerprint`` of the checkpoint that a file was converted from."""
@@ -171,10 +173,12 @@ def _load(llama: Any, path: Path, on_gpu: bool, repack: bool) -> Any:
 
 
 def file_fingerprint(path: Path) -> str:
-    """A fingerprint of the file, from its size and its first and last MiB."""
-    digest, size = hashlib.sha256(), path.stat().st_size
-    with path.open("rb") as file:
-        digest.update(f"gguf {size}".encode() + file.read(1 << 20))
-        file.seek(max(0, size - (1 << 20)))
-        digest.update(file.read())
-    return digest.hexdigest()
+    """A fingerprint of the file, see ``content_fingerprint``."""
+    return content_fingerprint(np.memmap(path, np.uint8, "r"))
+
+
+def content_fingerprint(content: NDArray[np.uint8]) -> str:
+    """A fingerprint of a file's bytes ``[size]``: SHA-256 of its size and its first and last MiB."""
+    size = len(content)
+    ends = content[: 1 << 20].tobytes() + content[max(0, size - (1 << 20)) :].tobytes()
+    return hashlib.sha256(f"gguf {size}".encode() + ends).hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import sys
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.gguf.config import Family
+from sprinter.models.gguf.load import content_fingerprint
 from sprinter.models.gguf.output_head import GgufHead, gguf_head
 from sprinter.models.quantised.layout import FORMATS, Format
 from sprinter.models.quantised.packed import SourceFile
@@ -55,9 +55,8 @@ class Tensors:
         self._swapped = bytes(self._data[4:8]) == _ENDIAN["big" if sys.byteorder == "little" else "little"]
 
     def fingerprint(self) -> str:
-        """Hash of the file's first and last MiB."""
-        end = max(1 << 20, len(self._data) - (1 << 20))
-        return hashlib.sha256(bytes(self._data[: 1 << 20]) + bytes(self._data[end:])).hexdigest()
+        """``file_fingerprint`` of the file that is open."""
+        return content_fingerprint(self._data)
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
         """A tensor in ``dtype``, dequantised in parts.
