@@ -13,7 +13,7 @@ from tests.models.gguf_blocks import take_apart
 from tests.models.gguf_families import FAMILIES, written
 from tests.models.gguf_files import NO_GGUF
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import sprinter
 from sprinter.errors import UserError
@@ -34,9 +34,10 @@ from sprinter.models.quantised.layers import (
 from sprinter.models.quantised.layout import FORMATS, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import Kernel, kernel
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.whole import _Forward
+from sprinter.models.quantised.whole import _Forward, _Stack
 from sprinter.models.runner import make_runner
 from sprinter.models.runners.row import RowRunner
+from sprinter.models.runners.row_cache import RowCache
 
 PROMPTS = ("The first king of", "In the year 1900 the river", "She was born in")
 FLAGS = library.cpu_flags().split()
@@ -356,6 +357,64 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
                 assert torch.equal(mine[row, :n], padded[row, :n])
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2-yarn", "qwen3"])
+def test_layers_in_one_call_compute_what_each_does_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, as far as no hook wants to see what is between them; of a copied model too."""
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    written(name, tmp_path / "m.gguf", "Q5_0")
+    model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
+    text = torch.randint(1, 250, (3, 30), generator=torch.Generator().manual_seed(0))
+    calls: list[int] = []
+    together = _Stack.together
+
+    def counted(self: _Stack, first: int, cache: RowCache) -> list[object]:
+        found = together(self, first, cache)
+        calls.append(len(found))
+        return found
+
+    monkeypatch.setattr(_Stack, "together", counted)
+
+    def passes(model: PreTrainedModel, layers: tuple[int, ...] = ()) -> list[torch.Tensor]:
+        rows = make_runner(model, batch=3, max_len=50, compile=False)
+        made = [rows.extend(text[:, :9], [9, 4, 6])]
+        calls.clear()
+        made += [rows.extend(text[:, 9:12], hidden_layers=layers)]
+        made += [rows.extend(text[:1, 12:14], rows=[1], hidden_layers=layers)]
+        made += [rows.extend(text[:, 14:20], [6, 1, 0], hidden_layers=layers)]
+        rows.rewind([6, 6, 6])
+        made += [rows.extend(text[:, 20:23], hidden_layers=layers)]  # aligned
+        branches = [[8, 8, 9, 11], None]
+        made += [rows.extend(text[:2, 23:27], rows=[2, 0], parents=branches, hidden_layers=layers)]
+        every = [part for one in made for part in (one.logits, one.hidden)]
+        return [part for part in every if part is not None]
+
+    whole = passes(model)
+    assert calls == [3] * 5
+    noted = passes(model, (0, 1))
+    assert calls == [1, 1, 1] * 5
+    seen: list[torch.Tensor] = []
+    note = model.model.layers[1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    before = passes(model)
+    note.remove()
+    assert calls == [1, 2] * 5 and len(seen) == 6
+    twin = deepcopy(model)
+    own = passes(twin)
+    assert calls == [3] * 5
+    monkeypatch.setattr(_Stack, "together", lambda *_: [])
+    alone = passes(model)
+    for one in (whole, noted, before, own):
+        assert len(one) == len(alone) == 12
+        assert all(torch.equal(mine, other) for mine, other in zip(one, alone, strict=True))
+    monkeypatch.undo()
+    with torch.no_grad():
+        twin.model.layers[1].input_layernorm.weight *= 3.0
+        twin.model.layers[2].post_attention_layernorm.weight = nn.Parameter(torch.full((64,), 0.5))
+    assert not torch.equal(passes(twin)[2], own[2])
+    assert torch.equal(passes(model)[2], whole[2])
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_joined_layers_compute_what_the_modules_do(name: str, tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason=NO_GGUF)
@@ -395,8 +454,8 @@ def test_joined_layers_compute_what_the_modules_do(name: str, tmp_path: Path) ->
 def test_layers_that_compute_something_else_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = _Forward._made
 
-    def without_norm(self: _Forward, layer: nn.Module) -> object:
-        facts = original(self, layer)
+    def without_norm(self: _Forward, weights: list[torch.Tensor | None]) -> object:
+        facts = original(self, weights)
         facts.eps = 1e3
         return facts
 

@@ -1,4 +1,4 @@
-// The functions of the library: products, attention, and a whole decoder layer around its cache.
+// The functions of the library: products, attention, and decoder layers, one around its cache or several in one call.
 
 #include "attention.h"
 #include "pack.h"
@@ -85,6 +85,61 @@ int64_t widest(const Layer& layer) {
     return std::max({layer.q.width, layer.o.width, layer.gate.width, layer.down.width});
 }
 
+// Where the tokens of a forward pass go in a layer's cache: keys and values are [batch, kv, slots, d].
+struct Places {
+    float *keys, *values;
+    const int64_t *row, *slot;  // of each token
+    int64_t slots;
+};
+
+// Inside a parallel region. See sprinter_before; hidden [rows, width] is room. Without places, nothing is written there.
+void before(
+    const Layer& layer, const float* x, int64_t rows, const float* cosine, const float* sine, float* hidden, float* q,
+    float* k, float* v, const Places* places, Room& room
+) {
+    const int64_t heads = layer.heads + layer.kv, d = layer.d, all = places ? heads + layer.kv : heads;
+    norm_rows(x, layer.norm, rows, layer.width, layer.eps, hidden);
+    layer.q.times(hidden, rows, nullptr, q, room);
+    layer.k.times(hidden, rows, nullptr, k, room);
+    layer.v.times(hidden, rows, nullptr, v, room);
+#pragma omp for
+    for (int64_t at = 0; at < rows * all; ++at) {
+        const int64_t row = at / all, h = at % all;
+        const bool query = h < layer.heads, value = h >= heads;
+        const int64_t own = query ? h : value ? h - heads : h - layer.heads;
+        float* head = query ? q + (row * layer.heads + own) * d : (value ? v : k) + (row * layer.kv + own) * d;
+        if (!value) {
+            const float* weight = query ? layer.query_norm : layer.key_norm;
+            if (weight) norm(head, weight, d, float(layer.eps), head);
+            rotate(head, cosine + row * d, sine + row * d, d);
+        }
+        if (places && !query) {
+            const int64_t to = ((places->row[row] * layer.kv + own) * places->slots + places->slot[row]) * d;
+            std::memcpy((value ? places->values : places->keys) + to, head, size_t(d) * sizeof(float));
+        }
+    }
+}
+
+int64_t room_after(const Layer& layer, int64_t rows) {
+    return rows * (layer.o.width + 2 * layer.width + 2 * layer.down.width);
+}
+
+// Inside a parallel region. See sprinter_after; context [room_after] is room, and made may be x.
+void after(
+    const Layer& layer, const Attention& attention, const float* x, int64_t rows, float* context, float* made, Room& room
+) {
+    const int64_t inner = layer.down.width;
+    float *middle = context + rows * layer.o.width, *hidden = middle + rows * layer.width;
+    float *gate = hidden + rows * layer.width, *up = gate + rows * inner;
+    attend_all(attention, context);
+    layer.o.times(context, rows, x, middle, room);
+    norm_rows(middle, layer.second_norm, rows, layer.width, layer.eps, hidden);
+    layer.gate.times(hidden, rows, nullptr, gate, room);
+    layer.up.times(hidden, rows, nullptr, up, room);
+    gated(gate, up, rows * inner);
+    layer.down.times(gate, rows, middle, made, room);
+}
+
 }  // namespace
 
 extern "C" {
@@ -161,54 +216,50 @@ int64_t sprinter_attention(const Attention* attention, float* made, int threads)
 
 // A layer up to its cache: x [rows, width] -> q [rows, heads, d], k and v [rows, kv, d]. cosine and sine [rows, d].
 int64_t sprinter_before(
-    const Layer* given, const float* x, int64_t rows, const float* cosine, const float* sine, float* q, float* k,
+    const Layer* layer, const float* x, int64_t rows, const float* cosine, const float* sine, float* q, float* k,
     float* v, int threads
 ) {
     return guarded([=] {
-        const Layer& layer = *given;
-        float* hidden = numbers(rows * layer.width);
-        Room& own = room(rows, widest(layer));
-        const int64_t heads = layer.heads + layer.kv, d = layer.d;
+        float* hidden = numbers(rows * layer->width);
+        Room& own = room(rows, widest(*layer));
 #pragma omp parallel num_threads(threads)
-        {
-            norm_rows(x, layer.norm, rows, layer.width, layer.eps, hidden);
-            layer.q.times(hidden, rows, nullptr, q, own);
-            layer.k.times(hidden, rows, nullptr, k, own);
-            layer.v.times(hidden, rows, nullptr, v, own);
-#pragma omp for
-            for (int64_t at = 0; at < rows * heads; ++at) {
-                const int64_t row = at / heads, h = at % heads;
-                const bool query = h < layer.heads;
-                float* head = query ? q + (row * layer.heads + h) * d : k + (row * layer.kv + h - layer.heads) * d;
-                const float* weight = query ? layer.query_norm : layer.key_norm;
-                if (weight) norm(head, weight, d, float(layer.eps), head);
-                rotate(head, cosine + row * d, sine + row * d, d);
-            }
-        }
+        before(*layer, x, rows, cosine, sine, hidden, q, k, v, nullptr, own);
         return int64_t(0);
     });
 }
 
 // The rest of it: attention over the cache, output, and the feed-forward part. made [rows, width].
 int64_t sprinter_after(
-    const Layer* given, const Attention* attention, const float* x, int64_t rows, float* made, int threads
+    const Layer* layer, const Attention* attention, const float* x, int64_t rows, float* made, int threads
 ) {
     return guarded([=] {
-        const Layer& layer = *given;
-        const int64_t inner = layer.down.width, seen = layer.o.width;
-        float* context = numbers(rows * (seen + 2 * layer.width + 2 * inner));
-        float *middle = context + rows * seen, *hidden = middle + rows * layer.width;
-        float *gate = hidden + rows * layer.width, *up = gate + rows * inner;
-        Room& own = room(rows, widest(layer));
+        float* context = numbers(room_after(*layer, rows));
+        Room& own = room(rows, widest(*layer));
 #pragma omp parallel num_threads(threads)
-        {
-            attend_all(*attention, context);
-            layer.o.times(context, rows, x, middle, own);
-            norm_rows(middle, layer.second_norm, rows, layer.width, layer.eps, hidden);
-            layer.gate.times(hidden, rows, nullptr, gate, own);
-            layer.up.times(hidden, rows, nullptr, up, own);
-            gated(gate, up, rows * inner);
-            layer.down.times(gate, rows, middle, made, own);
+        after(*layer, *attention, x, rows, context, made, own);
+        return int64_t(0);
+    });
+}
+
+// `count` layers of one shape, in place: x [rows, width]. caches: keys and values of each, [batch, kv, slots, d]; token i
+// goes to slot[i] of row[i]. attention: of each, but for its key and value; its query is room, [rows, heads, d].
+int64_t sprinter_layers(
+    const Layer* layers, int64_t count, const Attention* attention, float* const* caches, const int64_t* row,
+    const int64_t* slot, int64_t slots, float* x, int64_t rows, const float* cosine, const float* sine, int threads
+) {
+    return guarded([=] {
+        const Layer& first = layers[0];
+        const int64_t size = rows * first.kv * first.d;
+        float* hidden = numbers(rows * first.width + 2 * size + room_after(first, rows));
+        float *k = hidden + rows * first.width, *v = k + size, *context = v + size;
+        Room& own = room(rows, widest(first));
+#pragma omp parallel num_threads(threads)
+        for (int64_t i = 0; i < count; ++i) {
+            const Places places = {caches[2 * i], caches[2 * i + 1], row, slot, slots};
+            Attention seen = *attention;
+            seen.key = places.keys, seen.value = places.values;
+            before(layers[i], x, rows, cosine, sine, hidden, const_cast<float*>(seen.query), k, v, &places, own);
+            after(layers[i], seen, x, rows, context, x, own);
         }
         return int64_t(0);
     });

@@ -83,6 +83,7 @@ class Kernel:
             "attention": [at, at, small],
             "before": [at, at, size, *[at] * 5, small],
             "after": [at, at, at, size, at, small],
+            "layers": [at, size, *[at] * 4, size, at, size, at, at, small],
         }.items():
             function = getattr(library, f"sprinter_{name}")
             function.restype, function.argtypes, function.errcheck = size, kinds, _check_memory
@@ -91,6 +92,7 @@ class Kernel:
         self._product, self._rows = library.sprinter_product, library.sprinter_rows
         self.attention = library.sprinter_attention  # see attention.py
         self.before, self.after = library.sprinter_before, library.sprinter_after  # see whole.py
+        self.layers = library.sprinter_layers
 
     def pack(self, codes: Codes, made: Tensor | None = None, threads: int | None = None) -> Tensor:
         """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8; into ``made``.

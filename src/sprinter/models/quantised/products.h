@@ -23,7 +23,7 @@
 namespace {
 
 constexpr int CHANNELS = 16, GROUP = 32, SUPER = 256;
-constexpr int64_t AHEAD = 8192;  // bytes between a code that is used and one that is fetched
+constexpr int64_t AHEAD = 8192;  // bytes between what is used and what is fetched
 
 // A sum that starts at SHIFT has the bits of SHIFTED + sum, if it is below 2^22. Times a scale of at most 22 bits,
 // SHIFTED is exact: one fused operation makes of the sum what converting and multiplying would.
@@ -42,6 +42,7 @@ struct Format {
     // Bytes of the 16-bit scales, and minima, of 16 channels; of the 8-bit ones of a group; of all of 256 codes.
     static constexpr int64_t HALVES = MINIMUM ? 64 : 32, FINE = (PARTS + MINIMUM) * CHANNELS;
     static constexpr int64_t NEST = HALVES + SUPER / GROUP * FINE;
+    static constexpr int64_t EACH = CODES + (NESTED ? NEST * GROUP / SUPER : HALVES);  // bytes of a group with its scales
 
     static int64_t groups(int64_t width) { return width / GROUP; }
     static int64_t scales(int64_t width) {
@@ -309,8 +310,9 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
     typename V::Float total[N];
     for (int r = 0; r < N; ++r) total[r] = V::zero();
     for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
-        // Into the second cache: the first one waits for too few lines at a time to keep the memory busy.
-        for (int64_t line = 0; line < F::CODES; line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
+        // Into the second cache: the first one waits for too few lines at a time to keep the memory busy. Blocks follow
+        // each other: as far into a block as this group is, so that the next one's scales have their turn too.
+        for (int64_t line = 0; line < F::EACH; line += 64) __builtin_prefetch(scales + AHEAD + g * F::EACH + line, 0, 2);
         const int8_t* numbers = x.codes + x.slot(row, g) * GROUP;
         const float *scale = x.scale + x.slot(row, g), *sum = x.sum + x.slot(row, g);
         const int32_t* start = x.start + x.template first_start<F>(row, g);

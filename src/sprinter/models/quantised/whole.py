@@ -1,8 +1,9 @@
-"""Decoder layers of the Llama family in two calls: up to the cache, and from attention to the end.
+"""Decoder layers of the Llama family in one call for all of them, or in two for each, around its cache.
 
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
 they are, modules of transformers; only their ``forward`` is another, which does not call those of their children:
-hooks on a layer run, hooks on its parts do not.
+hooks on a layer run, hooks on its parts do not. Over the cache of the row runner, the first layer runs those behind it
+too, up to one whose states a hook wants to see; each of these then returns what it is given.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _MATRICES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
-_NORMS = ("input_layernorm", "self_attn.q_norm", "self_attn.k_norm", "post_attention_layernorm")
+_DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
+_NORMS = ("norm", "query_norm", "key_norm", "second_norm")
 
 
 class _Facts(ctypes.Structure):
@@ -38,7 +40,7 @@ class _Facts(ctypes.Structure):
 
     _fields_ = (
         *((path.rpartition(".")[2], MatrixFacts) for path in _MATRICES),
-        *((path.replace(".", "_"), ctypes.c_void_p) for path in _NORMS),
+        *((name, ctypes.c_void_p) for name in _NORMS),
         *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d")),
         ("eps", ctypes.c_double),
     )
@@ -50,8 +52,9 @@ def join_layers(model: PreTrainedModel) -> int:
     if getattr(config, "hidden_act", None) != "silu" or getattr(config, "pretraining_tp", 1) != 1:
         return 0
     known = [layer for layer in model.modules() if type(layer) in _LAYERS and _fits(layer)]
-    for layer in known:
-        layer.forward = _Forward(layer)
+    stack = _Stack()
+    for place, layer in enumerate(known):
+        layer.forward = _Forward(layer, stack, place)
     return len(known)
 
 
@@ -76,16 +79,26 @@ def _fits(layer: nn.Module) -> bool:
 
 class _Forward:
     """``forward`` of a decoder layer. It holds the layer weakly, and nothing else when copied: a copy's weights are
-    elsewhere."""
+    elsewhere.
 
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer = ref(layer)
+    Args:
+        layer: the layer. stack: of all such layers of its model. place: its number there.
+
+    Attributes:
+        shape: what layers that run in one call have in common; set with the facts.
+    """
+
+    def __init__(self, layer: nn.Module, stack: _Stack, place: int) -> None:
+        self.layer, self._stack, self._place = ref(layer), stack, place
         self._facts: _Facts | None = None
         self._places: list[int] = []  # of the norms' weights
         self._held: list[Tensor] = []
+        self.shape: tuple[Any, ...] = ()
+        stack.members[place] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        return _Forward(memo[id(self._layer())])
+        stack = memo.setdefault(id(self._stack), _Stack())
+        return _Forward(memo[id(self.layer())], stack, self._place)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -103,12 +116,25 @@ class _Forward:
         **others: Any,
     ) -> Tensor:
         """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
-        own: Any = self._layer()
+        own: Any = self.layer()
+        if (last := self._stack.done(hidden_states)) is not None and self._place <= last:
+            return hidden_states if self._place < last else self._stack.taken(hidden_states)
         assert position_embeddings is not None
-        facts, threads = self._made(own), torch.get_num_threads()
-        batch, n, width = hidden_states.shape
+        batch, n, _ = hidden_states.shape
         x = without_gradient(hidden_states).contiguous()
-        cosine, sine = (part.float().expand(batch, n, facts.d).contiguous() for part in position_embeddings)
+        d = own.self_attn.head_dim
+        cosine, sine = (part.float().expand(batch, n, d).contiguous() for part in position_embeddings)
+        cache = past_key_values
+        if isinstance(cache, RowCache) and len(together := self._stack.together(self._place, cache)) > 1:
+            return self._stack.run(self._place, together, x, cosine, sine, attention_mask, cache)
+        return self._alone(own, x, cosine, sine, attention_mask, cache)
+
+    def _alone(
+        self, own: Any, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None, cache: Any
+    ) -> Tensor:
+        """This layer, over any cache."""
+        facts, threads = self.facts(), torch.get_num_threads()
+        batch, n, width = x.shape
         query = floats(batch, n, facts.heads, facts.d)
         key, value = floats(2, batch, n, facts.kv, facts.d).unbind()
         kernel().before(
@@ -116,51 +142,143 @@ class _Forward:
             key.data_ptr(), value.data_ptr(), threads,
         )  # fmt: skip
         keys, values, rows = key.transpose(1, 2), value.transpose(1, 2), None
-        if isinstance(
-            past_key_values, RowCache
-        ):  # gathering some rows' keys would cost more than attention does
-            keys, values, rows = past_key_values.update_in_place(keys, values, own.self_attn.layer_idx)
-            if past_key_values.span.flat:  # each token attends in a row of its own
-                query = query.transpose(0, 1)
-                attention_mask = None if attention_mask is None else attention_mask.transpose(0, 2)
-        elif past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, own.self_attn.layer_idx)
-        attention = Attention.of(
-            query.transpose(1, 2),
-            keys.float(),
-            values.float(),
-            attention_mask,
-            own.self_attn.scaling,
-            0.0,
-            rows,
-        )
+        if isinstance(cache, RowCache):  # gathering some rows' keys would cost more than attention does
+            keys, values, rows = cache.update_in_place(keys, values, own.self_attn.layer_idx)
+        elif cache is not None:
+            keys, values = cache.update(keys, values, own.self_attn.layer_idx)
+        flat = isinstance(cache, RowCache) and cache.span.flat
+        attention = _attention(query, keys.float(), values.float(), mask, own.self_attn.scaling, rows, flat)
         made = floats(batch, n, width)
         kernel().after(
             ctypes.byref(facts), ctypes.byref(attention), x.data_ptr(), batch * n, made.data_ptr(), threads
         )
         return made
 
-    def _made(self, layer: Any) -> _Facts:
+    def facts(self) -> _Facts:
         """The facts, made again where a norm's weights are others than before."""
-        norms = {path: layer.get_submodule(path).weight for path in _NORMS if _has(layer, path)}
-        places = [weight.data_ptr() for weight in norms.values()]
+        weights = _norms(self.layer())
+        places = [weight.data_ptr() for weight in weights if weight is not None]
         if self._facts is None or places != self._places:
-            if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in norms.values()):
-                raise RuntimeError("a model with quantised layers stays in float32, on the CPU")
-            facts, attention = _Facts(), layer.self_attn
-            for path in _MATRICES:
-                setattr(facts, path.rpartition(".")[2], layer.get_submodule(path).facts())
-            for path, weight in norms.items():
-                setattr(facts, path.replace(".", "_"), weight.data_ptr())
-            facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
-            facts.heads = attention.q_proj.out_features // facts.d
-            facts.kv = attention.k_proj.out_features // facts.d
-            facts.eps = layer.input_layernorm.variance_epsilon
-            self._facts, self._places = facts, places
-            self._held = [weight.detach() for weight in norms.values()]
+            self._facts, self._places = self._made(weights), places
         return self._facts
 
+    def _made(self, weights: list[Tensor | None]) -> _Facts:
+        held = [weight.detach() for weight in weights if weight is not None]
+        if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in held):
+            raise RuntimeError("a model with quantised layers stays in float32, on the CPU")
+        layer: Any = self.layer()
+        facts, attention = _Facts(), layer.self_attn
+        for path in _MATRICES:
+            setattr(facts, path.rpartition(".")[2], layer.get_submodule(path).facts())
+        for name, weight in zip(_NORMS, weights, strict=True):
+            setattr(facts, name, None if weight is None else weight.data_ptr())
+        facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
+        facts.heads = attention.q_proj.out_features // facts.d
+        facts.kv = attention.k_proj.out_features // facts.d
+        facts.eps = layer.input_layernorm.variance_epsilon
+        self._held = held
+        sizes = (facts.width, facts.heads, facts.kv, facts.d, facts.down_proj.width)
+        self.shape = (*sizes, attention.scaling, getattr(attention, "layer_type", None))
+        return facts
 
-def _has(layer: nn.Module, path: str) -> bool:
-    parent, _, child = path.rpartition(".")
-    return hasattr(layer.get_submodule(parent), child)
+
+class _Stack:
+    """The joined layers of a model.
+
+    Attributes:
+        members: their ``forward``, by number.
+    """
+
+    def __init__(self) -> None:
+        self.members: dict[int, _Forward] = {}
+        self._facts: dict[tuple[int, int], tuple[list[_Facts], Any]] = {}  # of the layers of a call
+
+    def done(self, states: Tensor) -> int | None:
+        """The last of the layers that one call has run, if these states are its result; None: they are of no call."""
+        stack, last = getattr(states, _DONE, (None, None))
+        return last if stack is self else None
+
+    @staticmethod
+    def taken(states: Tensor) -> Tensor:
+        """The same states, which are no longer those of a call."""
+        delattr(states, _DONE)
+        return states
+
+    def together(self, first: int, cache: RowCache) -> list[tuple[_Facts, Any]]:
+        """The layers, and their facts, that can run in one call, from the first on: of one shape and mask, with a place
+        in the cache, and without a hook between; empty if the first has no place yet."""
+        found: list[tuple[_Facts, Any]] = []
+        shape: tuple[Any, ...] = ()
+        for place in range(first, len(self.members)):
+            member = self.members.get(place)
+            layer: Any = None if member is None else member.layer()
+            if member is None or layer is None or not cache.holds(layer.self_attn.layer_idx):
+                break
+            facts = member.facts()
+            if found and (layer._forward_pre_hooks or member.shape != shape):
+                break
+            shape = member.shape
+            found.append((facts, layer))
+            if layer._forward_hooks:
+                break
+        return found
+
+    def run(
+        self,
+        first: int,
+        together: list[tuple[_Facts, Any]],
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        mask: Tensor | None,
+        cache: RowCache,
+    ) -> Tensor:
+        """These layers, from number ``first`` on, in one call; shapes as in ``_Forward``, x float32."""
+        each = [facts for facts, _ in together]
+        numbers = [layer.self_attn.layer_idx for _, layer in together]
+        scale = together[0][1].self_attn.scaling
+        held = self._facts.get((first, len(each)))
+        if held is None or any(one is not other for one, other in zip(held[0], each, strict=True)):
+            held = self._facts[first, len(each)] = each, (_Facts * len(each))(*each)
+        batch, n, _ = x.shape
+        query = floats(batch, n, each[0].heads, each[0].d)
+        keys, values, rows = cache.visible(numbers[0])
+        attention = _attention(query, keys, values, mask, scale, rows, cache.span.flat)
+        row, slot = cache.places(batch, n)
+        buffers = cache.addresses(numbers)
+        made = x.clone()
+        kernel().layers(
+            held[1], len(each), ctypes.byref(attention), (ctypes.c_void_p * len(buffers))(*buffers), row.data_ptr(),
+            slot.data_ptr(), keys.stride(1) // keys.stride(2), made.data_ptr(), batch * n, cosine.data_ptr(),
+            sine.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        setattr(made, _DONE, (self, first + len(each) - 1))
+        return made
+
+
+def _attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    rows: Tensor | None,
+    flat: bool,
+) -> Attention:
+    """Attention of ``query [batch, n, heads, d]``; ``flat``: each token attends in a row of its own."""
+    if flat:
+        query = query.transpose(0, 1)
+        mask = None if mask is None else mask.transpose(0, 2)
+    return Attention.of(query.transpose(1, 2), keys, values, mask, scale, 0.0, rows)
+
+
+def _norms(layer: Any) -> list[Tensor | None]:
+    """The weights of a layer's norms, as ``_NORMS``; looked up where modules keep them, for each layer in each pass."""
+    parts = layer._modules
+    attention = parts["self_attn"]._modules
+    norms = (
+        parts["input_layernorm"],
+        *map(attention.get, ("q_norm", "k_norm")),
+        parts["post_attention_layernorm"],
+    )
+    return [None if norm is None else norm._parameters["weight"] for norm in norms]

@@ -62,7 +62,6 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         keys, values, span = self.keys, self.values, self._span
         assert keys is not None
         assert values is not None
-        own: Tensor | None = None
         if span.index is None:
             n = key_states.shape[2]
             keys.narrow(2, span.start, n).copy_(key_states)
@@ -72,8 +71,17 @@ class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             rows, index = span.rows.to(keys.device), span.index.to(keys.device)
             keys[rows, :, index] = key_states.transpose(1, 2)
             values[rows, :, index] = value_states.transpose(1, 2)
-            own = rows[0] if span.flat else rows[:, 0] if span.some else None
-        return keys.narrow(2, 0, span.keys), values.narrow(2, 0, span.keys), own
+        return self.visible()
+
+    def visible(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What ``write`` returns."""
+        assert self.keys is not None
+        assert self.values is not None
+        span, own = self._span, None
+        if span.index is not None and (span.flat or span.some):
+            rows = span.rows.to(self.keys.device)
+            own = rows[0] if span.flat else rows[:, 0]
+        return self.keys.narrow(2, 0, span.keys), self.values.narrow(2, 0, span.keys), own
 
     def copy_rows(self, from_row: int, to_rows: Sequence[int], length: int) -> None:
         if not self.is_initialized:
@@ -134,6 +142,32 @@ class RowCache(Cache):
         own = self.layers[layer]
         assert isinstance(own, RowLayer)
         return own.write(key_states, value_states)
+
+    def holds(self, layer: int) -> bool:
+        """Whether a layer has its buffers."""
+        return layer < len(self.layers) and self.layers[layer].keys is not None  # type: ignore[union-attr]
+
+    def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
+        own = self.layers[layer]
+        assert isinstance(own, RowLayer)
+        return own.visible()
+
+    def places(self, batch: int, n: int) -> tuple[Tensor, Tensor]:
+        """Row and slot of each token of a pass ``[batch, n]``, int64 ``[batch * n]``, on the CPU."""
+        span = self.span
+        if span.index is not None:
+            index = span.index
+            return span.rows.expand_as(index).reshape(-1).contiguous(), index.reshape(-1).contiguous()
+        slots = torch.arange(span.start, span.start + n)
+        if batch == 1:
+            return torch.zeros_like(slots), slots
+        return torch.arange(batch).repeat_interleave(n), slots.repeat(batch)
+
+    def addresses(self, layers: Sequence[int]) -> list[int]:
+        """Where the keys and values of these layers are, in turn."""
+        held: list[Any] = [self.layers[layer] for layer in layers]
+        return [buffer.data_ptr() for layer in held for buffer in (layer.keys, layer.values)]
 
     def buffers(self) -> list[Tensor]:
         """Keys and values of each layer in turn; empty before the first forward pass."""
