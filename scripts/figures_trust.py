@@ -32,7 +32,7 @@ from figures_base import (
 )
 from figures_stop import trade
 from sprinter.decode.accept import Exact
-from sprinter.decode.drafter import look_up
+from sprinter.decode.lookup import look_up
 from sprinter.decode.signals import margin
 from sprinter.decode.spec import parse_method
 from sprinter.decode.trust import Online

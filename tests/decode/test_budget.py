@@ -27,8 +27,9 @@ from sprinter.decode.accept import (
 from sprinter.decode.budget import BUDGET_RUN, Budget
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.draft import Draft, Origin, Record
-from sprinter.decode.drafter import Lookup, Model
+from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.lookup import Lookup
 from sprinter.decode.loop import Limits
 from sprinter.decode.method import Method
 from sprinter.decode.row import Row

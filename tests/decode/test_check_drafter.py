@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from sprinter.decode.drafter import Allocated, Context, Drafter, Lookup, Model, Nothing, Proposal, Proposer
+from sprinter.decode.drafter import Allocated, Context, Drafter, Model, Nothing, Proposal, Proposer
 from sprinter.decode.drafter_conformance import check_drafter
+from sprinter.decode.lookup import Lookup
 from sprinter.random import Purpose
 
 COUNT = itertools.count()
@@ -63,7 +64,8 @@ def model_sometimes(context: Context) -> Proposal | None:
 
 @pytest.mark.parametrize(
     "drafter",
-    [Model(), Model(greedy=True), Nothing(), Allocated(1.0), Lookup(2, 1), Lookup(2, 1, "model"), By(drawn),
+    [Model(), Model(greedy=True), Nothing(), Allocated(1.0), Lookup(2, 1), Lookup(2, 1, "model"),
+     Lookup(2, 1, reads="1x1.1x1.2x1.5"), Lookup(2, 1, "model", reads="1x1.1x1.2x1.5", step=0.6), By(drawn),
      By(model_sometimes, own=False), By(lambda context: context.certain([]))],
 )  # fmt: skip
 def test_sound_drafters_pass(drafter: Drafter) -> None:

@@ -10,8 +10,9 @@ import torch
 from sprinter.decode import Method, Optimal, parse_method
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.draft import Stats
-from sprinter.decode.drafter import Lookup, Model
+from sprinter.decode.drafter import Model
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.lookup import Lookup
 from sprinter.decode.loop import Limits
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.errors import UserError

@@ -14,8 +14,9 @@ from torch import Tensor
 from sprinter.decode import signals
 from sprinter.decode.conformance import check_stop
 from sprinter.decode.draft import AskDraft, Draft
-from sprinter.decode.drafter import Context, Lookup, Proposals
+from sprinter.decode.drafter import Context, Proposals
 from sprinter.decode.enumerate import ChainDriver, MarkovPair
+from sprinter.decode.lookup import Lookup
 from sprinter.decode.method import Method
 from sprinter.decode.signals import (
     GIVEN,

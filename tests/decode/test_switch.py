@@ -15,8 +15,8 @@ from sprinter.decode import row as row_module
 from sprinter.decode.conformance import check_same_law
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin, Record
-from sprinter.decode.drafter import Lookup, look_up
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
+from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.loop import Limits
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, RoundCount, Tracker
 from sprinter.errors import UserError

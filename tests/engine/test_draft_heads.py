@@ -17,7 +17,7 @@ import sprinter
 from sprinter.decode import parse_method
 from sprinter.decode import row as row_module
 from sprinter.decode.costs import PassCosts
-from sprinter.decode.drafter import Lookup
+from sprinter.decode.lookup import Lookup
 from sprinter.engine.rows import RequestRow
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads

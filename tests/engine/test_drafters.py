@@ -8,7 +8,8 @@ import torch
 
 import sprinter
 from sprinter.decode.draft import Origin
-from sprinter.decode.drafter import Context, Lookup, Proposals, look_up
+from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.spec import Method, parse_method
 from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Gate

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         Allocated,
         Context,
         Drafter,
-        Lookup,
         Model,
         Nothing,
         Proposal,
@@ -66,6 +65,7 @@ if TYPE_CHECKING:
     from sprinter.decode.drafter_conformance import check_drafter
     from sprinter.decode.grow import Growth, Root
     from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
+    from sprinter.decode.lookup import Lookup
     from sprinter.decode.method import Method
     from sprinter.decode.presets import preset
     from sprinter.decode.registry import Registry
@@ -134,8 +134,9 @@ __getattr__, __dir__ = lazy_names(
         "sprinter.decode.sparse": ("Sparse",),
         "sprinter.decode.draft": ("Control", "LawPair", "Origin", "Ranked", "Stats", "Tips", "Token", "Verdict"),
         "sprinter.decode.drafter": (
-            "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposer",
+            "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposer",
         ),
+        "sprinter.decode.lookup": ("Lookup",),
         "sprinter.decode.grow": ("Growth", "Root"),
         "sprinter.decode.growers": ("Drawn", "Dynamic", "Static", "Widened"),
         "sprinter.decode.method": ("Method",),

@@ -8,7 +8,10 @@ from itertools import pairwise
 
 from sprinter.errors import UserError
 
-__all__ = ["PassCosts"]
+__all__ = ["READS", "PassCosts"]
+
+READS = (2, 4, 8, 16)
+"""Tokens of the target passes whose costs ``PassCosts.reads`` names."""
 
 _Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens over which ``token`` is the mean
@@ -85,6 +88,14 @@ class PassCosts:
     def token(self) -> float:
         """Further cost of each token that the target reads in a pass, in the same unit."""
         return max(0.0, self.target_s(1 + _ROUND) / self.target_s(1) - 1) / _ROUND
+
+    @property
+    def reads(self) -> str:
+        """Costs of target passes over ``READS`` tokens in the same unit, as ``lookup`` takes them: 1.03x1.1x1.2x1.5."""
+        costs = [1.0]
+        for tokens in READS:
+            costs.append(max(costs[-1], self.target_s(tokens) / self.target_s(1)))
+        return "x".join(f"{cost:.3g}" for cost in costs[1:])
 
     def draft_s(self, tokens: float) -> float:
         """Seconds of a draft step that reads a (mean) number of tokens >= 1."""

@@ -7,27 +7,22 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sprinter.decode.checks import at_least, ranged
+from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Draft
 from sprinter.decode.grow import Growth, Independent, Root
-from sprinter.decode.registry import DRAFTER, did_you_mean
+from sprinter.decode.registry import DRAFTER
 from sprinter.decode.signals import SIGNALS, read_signals, state_signals
 from sprinter.decode.tree import Siblings
 from sprinter.errors import SprinterError, UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
-    "LONGEST_COPY", "Allocated", "Context", "Drafter", "Lookup", "Model", "Nothing", "Proposal", "Proposals",
-    "Proposer", "look_up", "one_hot_rows",
+    "Allocated", "Context", "Drafter", "Model", "Nothing", "Proposal", "Proposals", "Proposer", "one_hot_rows",
 ]  # fmt: skip
-
-
-LONGEST_COPY = 511
-"""Largest number of tokens that ``Lookup`` copies in a round."""
 
 
 class Proposal(NamedTuple):
@@ -138,8 +133,17 @@ class Drafter:
         """A factory that makes the proposer of a text; None: the draft model drafts every token."""
         return None
 
+    @property
+    def measures(self) -> bool:
+        """Whether a parameter is "measured": ``priced`` needs the costs of forward passes."""
+        return False
+
     def settle(self, accuracies: Sequence[Sequence[float]]) -> Drafter:
         """The drafter with what heads that draft record in place of "recorded"; ``accuracies`` as in ``DraftHeads``."""
+        return self
+
+    def priced(self, costs: PassCosts) -> Drafter:
+        """The drafter with the costs of these passes in place of "measured"."""
         return self
 
     def begin(self, draws: Draws) -> bool:
@@ -215,87 +219,6 @@ class Allocated(Drafter):
     def begin(self, draws: Draws) -> bool:
         """u < share, with one random number per text."""
         return draws.uniform(0, 0, Purpose.ALLOCATE) < self.share
-
-
-@DRAFTER.rule("lookup")
-@dataclass(frozen=True)
-class Lookup(Drafter):
-    """Prompt lookup: copies the tokens that followed the latest earlier occurrence of the text's last tokens.
-
-    The law of a copied token is one-hot, so every accept rule works; no model runs for it.
-
-    Args:
-        n: longest n-gram to search for, tokens; shorter ones down to ``least`` are tried in turn.
-        least: shortest n-gram, tokens.
-        otherwise: without a match, "nothing" (plain decoding) or "model" (the draft model drafts).
-        length: maximum number of copied tokens in a round, after which the target is called; stop rule and cap may end
-            a run sooner.
-    """
-
-    n: int = 3
-    least: int = 2
-    otherwise: str = "nothing"
-    length: int = LONGEST_COPY
-
-    def __post_init__(self) -> None:
-        at_least("n", self.n, 1)
-        at_least("least", self.least, 1)
-        at_least("length", self.length, 1, LONGEST_COPY)
-        if self.least > self.n:
-            raise UserError(f"least={self.least} is out of range: give at most n={self.n}")
-        if self.otherwise not in ("nothing", "model"):
-            raise did_you_mean("value of otherwise", str(self.otherwise), ["nothing", "model"])
-
-    @property
-    def uses_model(self) -> bool:
-        """Whether the draft model drafts when nothing matches (``otherwise``)."""
-        return self.otherwise == "model"
-
-    @property
-    def needs_target(self) -> bool:
-        """True: the target writes the next token when nothing matches."""
-        return True
-
-    @property
-    def proposer(self) -> Callable[[], Proposer]:
-        """A factory of proposers that copy; a draft run that the model began stays with the model."""
-        return lambda: _LookupProposer(self)
-
-
-class _LookupProposer(Proposer):
-    def __init__(self, drafter: Lookup) -> None:
-        self._drafter = drafter
-        self._copied = (0, 0)  # round, and tokens that were copied in it
-
-    def propose(self, context: Context) -> Proposal | None:
-        """Propose copied tokens; without any, leave the run to the model if it may draft."""
-        drafter, (round, copied) = self._drafter, self._copied
-        copied = copied if round == context.round else 0
-        at_most = min(context.at_most, drafter.length - copied)
-        if at_most < 1:
-            return context.certain([])
-        found = look_up(context.text, drafter.n, drafter.least, at_most)
-        self._copied = (context.round, copied + len(found))
-        return context.certain(found) if found or not drafter.uses_model else None
-
-
-def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:
-    """Tokens that followed the latest earlier occurrence of the text's last tokens; [] if there is none.
-
-    The copy may overlap its source, so that a short cycle repeats up to ``at_most`` tokens.
-    """
-    ids = np.asarray(text)
-    for size in range(min(n, len(ids) - 1), least - 1, -1):
-        ending = ids[-size:]
-        starts = np.flatnonzero(ids[: len(ids) - size] == ending[0])
-        for step in range(1, size):
-            starts = starts[ids[starts + step] == ending[step]]
-        if len(starts):
-            source, found = int(starts[-1]) + size, list(text)
-            for i in range(at_most):
-                found.append(found[source + i])
-            return [int(x) for x in found[len(text) :]]
-    return []
 
 
 def one_hot_rows(tokens: Sequence[int], vocab: int, like: Tensor) -> Tensor:

@@ -220,6 +220,11 @@ class Method:
         """Whether the decision to trust x depends on x (drift is then metered in its one-sample form)."""
         return self.trust.sees_token or self.stop.sees_token
 
+    @property
+    def measures(self) -> bool:
+        """Whether a parameter is "measured" on this machine."""
+        return self.stop.measures or self.drafter.measures
+
     def settle(
         self,
         taus: Mapping[str, float],
@@ -239,6 +244,7 @@ class Method:
         rules: dict[str, Any] = {"trust": self.trust.settle(taus), "accept": self.accept.settle(taus)}
         rules["stop"] = self.stop if costs is None else self.stop.settle(costs)
         rules["drafter"] = self.drafter if accuracies is None else self.drafter.settle(accuracies)
+        rules["drafter"] = rules["drafter"] if costs is None else rules["drafter"].priced(costs)
         if all(rule == getattr(self, part) for part, rule in rules.items()):
             return self
         name = self.name

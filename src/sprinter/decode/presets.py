@@ -34,8 +34,9 @@ from sprinter.decode.accept import (
 )
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft_heads import Heads
-from sprinter.decode.drafter import LONGEST_COPY, Allocated, Lookup, Model, Nothing
+from sprinter.decode.drafter import Allocated, Model, Nothing
 from sprinter.decode.growers import Drawn, Dynamic, Static, Widened
+from sprinter.decode.lookup import LONGEST_COPY, Lookup
 from sprinter.decode.method import Method
 from sprinter.decode.registry import METHODS
 from sprinter.decode.sparse import Sparse
@@ -167,13 +168,19 @@ def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy")
 
 
 @preset("auto", "of this project; stops of `optimal`, trust of `certain` within a budget")
-def auto(*, budget: float = 0.0, step: float | str = MEASURED, token: float | str = MEASURED) -> Method:
+def auto(
+    *,
+    budget: float = 0.0,
+    step: float | str = MEASURED,
+    token: float | str = MEASURED,
+    reads: str = MEASURED,
+) -> Method:
     """The fastest exact decoding that is known here, or with a budget that within it: costs are measured."""
-    stop = Optimal(step, token)
+    stop, copies = Optimal(step, token), Lookup(8, 2, "model", 15, reads, step)
     if budget == 0:
-        return Method(stop=stop, drafter=_COPIES, cap=40)
+        return Method(stop=stop, drafter=copies, cap=40)
     trust = Certain().settle({})
-    return Method(trust=trust, stop=Untrusted(40, stop), drafter=_COPIES, cap=40, budget=budget)
+    return Method(trust=trust, stop=Untrusted(40, stop), drafter=copies, cap=40, budget=budget)
 
 
 @preset("allocation", "Fuzzy Speculative Decoding, section 5.3")

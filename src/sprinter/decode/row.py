@@ -12,8 +12,9 @@ from sprinter.decode.accept import Exact, Judge
 from sprinter.decode.budget import BUDGET_RUN, Budget, Within
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import AskDraft, AskScore, AskTips, Draft, Origin, Record, Scores, Tips, Token
-from sprinter.decode.drafter import Lookup, look_up, one_hot_rows
+from sprinter.decode.drafter import one_hot_rows
 from sprinter.decode.grow import Root
+from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.meter import Meter
 from sprinter.decode.spec import Method
 from sprinter.decode.state import RuleState

@@ -144,7 +144,7 @@ class Parts:
     def settle(self, method: Method, rows: int = 1) -> Method:
         """The method with the pair's numbers in place of "recorded" and "measured"; ``rows``: that share passes."""
         accuracies = () if self.drafting is None else self.drafting.accuracies
-        costs = self.costs_of(method, rows).for_rows(rows) if method.stop.measures else None
+        costs = self.costs_of(method, rows).for_rows(rows) if method.measures else None
         return method.settle(self.taus, costs, accuracies)
 
     def without_text(self) -> Parts:

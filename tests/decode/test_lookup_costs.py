@@ -1,0 +1,111 @@
+"""Copies whose length follows from the costs of target passes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from sprinter.decode import parse_method
+from sprinter.decode.costs import PassCosts
+from sprinter.decode.drafter import Context, Proposals
+from sprinter.decode.lookup import _CHANCES, Lookup, _Worth
+from sprinter.errors import UserError
+from sprinter.random import AddressedDraws
+
+READS = "1x1.1x1.6x3.5"
+CYCLE = [1, 2, 3, 4, 5] * 3
+
+
+def asked(text: list[int], round: int, at_most: int = 40) -> Context:
+    return Context(text, round, at_most, 20, AddressedDraws(0), torch.ones(1))
+
+
+def plan(proposals: Proposals, text: list[int], round: int, at_most: int = 40) -> list[int] | None:
+    """All of a round's copy, asked for in parts."""
+    found: list[int] = []
+    while (part := proposals.ask(asked(text + found, round, at_most))) is not None and part.tokens:
+        found += part.tokens
+    return None if part is None else found
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 11])
+@pytest.mark.parametrize("reads", [READS, "1.05x1.1x1.2x1.5", "1.5x2x4x8", "1x1x1x1"])
+def test_each_copied_token_pays(size: int, reads: str) -> None:
+    """The number of tokens against a direct reading of the rule's formula."""
+    worth = _Worth(Lookup(8, 1, "nothing", reads=reads))
+    cost = np.interp(range(1, 17), (1, 2, 4, 8, 16), [1.0, *map(float, reads.split("x"))])
+    lowest = min(cost[k] / (k + 1) for k in range(16))
+    wanted = 0
+    for k in range(1, 16):
+        chances = [_CHANCES[min(size + i, 8) - 1] for i in range(k)]
+        own = chances[-1]
+        if math.prod(chances) * (own * lowest + (1 - own) * 1.0) < cost[k] - cost[k - 1]:
+            break
+        wanted = k
+    assert worth.length(size) == wanted
+    assert (wanted == 15) >= (reads == "1x1x1x1") and (wanted == 0) >= (reads == "1.5x2x4x8" and size < 3)
+
+
+def test_the_draft_model_drafts_where_it_gains_more() -> None:
+    cheap, dear = (_Worth(Lookup(8, 1, "model", reads=READS, step=step)) for step in (0.05, 3.0))
+    assert cheap.length(1) == 0 and dear.length(1) == 2
+    assert cheap.length(8) == dear.length(8) == 7
+
+
+def test_chances_are_learned_from_the_text() -> None:
+    """A copy that is kept makes later ones longer, one that is refused shorter; of each only what the text shows."""
+    text, lookup = [*CYCLE, 1, 2], Lookup(8, 2, "nothing", reads=READS)
+    proposals = Proposals(lookup)
+    first = plan(proposals, text, 1)
+    assert first == ([3, 4, 5, 1, 2, 3, 4] * 2)[:7]
+    refused, lengths = [*text], list[int]()
+    for token in range(6, 16):
+        refused = [*refused, token, 1, 2]  # the copy's first token is not kept
+        found = plan(proposals, refused, token)
+        assert found is not None
+        lengths.append(len(found))
+    assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[-1] > 0
+    worth = _Worth(lookup)
+    worth.copied = (3, [5, 6, 7, 8], 2)
+    worth.learn([1, 2, 3, 5, 6, 9, 9])
+    assert list(worth._tried - 6) == [0, 1, 1, 1, 0, 0, 0, 0]
+    np.testing.assert_allclose(worth._kept - 6 * np.array(_CHANCES), [0, 1, 1, 0, 0, 0, 0, 0])
+    worth.learn([1, 2, 3, 5, 6, 9, 9])  # no verdict counts twice
+    worth.copied = (3, [5, 6, 7, 8], 8)
+    worth.learn([1, 2, 3, 5])  # the text does not show the others
+    assert list(worth._tried - 6) == [0, 1, 1, 1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("otherwise", ["nothing", "model"])
+def test_a_plan_does_not_depend_on_how_it_is_asked_for(otherwise: str) -> None:
+    lookup = Lookup(8, 2, otherwise, reads=READS)
+    texts = [CYCLE, [*CYCLE, 1, 2, 3], [*CYCLE, 1, 2, 3, 9, 1, 2], [7, 8, 9]]
+    plans = []
+    for at_most in (1, 3, 40):
+        proposals = Proposals(lookup)
+        plans.append([plan(proposals, text, round, at_most) for round, text in enumerate(texts, 1)])
+    assert plans[0] == plans[1] == plans[2]
+    assert plans[0][0] == [1, 2, 3, 4, 5, 1, 2] and plans[0][3] == (None if otherwise == "model" else [])
+
+
+def test_costs_are_filled_in() -> None:
+    costs = PassCosts(((1, 0.04), (2, 0.04), (4, 0.044), (8, 0.064), (16, 0.14)), ((1, 0.016), (8, 0.02)))
+    assert costs.reads == "1x1.1x1.6x3.5"
+    method = parse_method("auto").settle({}, costs)
+    assert method.name == "auto(budget=0.0, step=0.4, token=0.1, reads=1x1.1x1.6x3.5)"
+    assert method.drafter == Lookup(8, 2, "model", 15, READS, 0.4) and not method.measures
+    assert parse_method(method.name) == method
+    only = parse_method("drafter=lookup(reads=measured),stop=never,cap=8")
+    assert only.measures and only.settle({}, costs).drafter == Lookup(reads=READS)
+    assert PassCosts(((1, 0.04), (16, 0.05))).reads == "1.02x1.05x1.12x1.25"
+
+
+@pytest.mark.parametrize("reads", ["1x2", "1x2x3x2", "axbxcxd", "1x2x3x4x5", "0.5x1x2x3", "-1x1x1x1"])
+def test_strange_costs_are_refused(reads: str) -> None:
+    with pytest.raises(UserError, match=f"reads={reads} is out of range"):
+        Lookup(reads=reads)
+    with pytest.raises(UserError, match=r"step=-1"):
+        Lookup(step=-1)
