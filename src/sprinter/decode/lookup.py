@@ -180,12 +180,12 @@ class _Worth:
         return count if gain > self._else else 0
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
     source: int  # where the copy begins
     size: int  # of the ending that stood before it
 
 
-def _find(text: Sequence[int], n: int, least: int) -> _Found | None:
+def _find(text: Sequence[int], n: int, least: int) -> _Match | None:
     """The latest earlier occurrence of the longest ending of at most n tokens that has one."""
     if not text:
         return None
@@ -197,7 +197,7 @@ def _find(text: Sequence[int], n: int, least: int) -> _Found | None:
         if not len(longer):
             break
         ends, size = longer, size + 1
-    return _Found(int(ends[-1]) + 1, size) if len(ends) and size >= least else None
+    return _Match(int(ends[-1]) + 1, size) if len(ends) and size >= least else None
 
 
 def _copy(text: Sequence[int], source: int, length: int) -> list[int]:

@@ -31,6 +31,7 @@ from sprinter.models.choose import runner_kind
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
+from sprinter.models.quantised.library import sources
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
@@ -175,6 +176,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
+        "kernels": sources() if any(one is not None and one.quantised for one in (pair.target, pair.draft)) else None,
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
