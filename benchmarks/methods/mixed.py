@@ -1,6 +1,7 @@
 """Mixed traffic: code, maths, prose and chat in turn, one budget for all, against each fixed setting.
 
     python benchmarks/methods/mixed.py --data DIR [--pair qwen] [--texts 8] [--new-tokens 96] [--temperatures 0 1]
+        [--fixed SPEC ...]
 
 One text at a time; the arms take turns, text by text. A budget is asked as a user would: ``auto`` without a tuner, with
 what it decides by itself. Beside it stand plain decoding, lookup and each lossless and lossy setting that a user might
@@ -87,7 +88,7 @@ def budgeted(budget: float) -> str:
 
 def measure(pair: sprinter.Pair, chosen: Any, asked: Sequence[Any], temperature: float) -> dict[str, Timed]:
     """All arms in turn."""
-    arms = {name: parse_arm(name) for name in [*FIXED, *map(budgeted, BUDGETS)]}
+    arms = {name: parse_arm(name) for name in [*chosen.fixed, *map(budgeted, BUDGETS)]}
     timed = {name: Timed() for name in arms}
     for arm in arms.values():
         arm.start(pair)
@@ -111,7 +112,7 @@ def measure(pair: sprinter.Pair, chosen: Any, asked: Sequence[Any], temperature:
     return timed
 
 
-def rows_of(timed: Mapping[str, Timed], temperature: float) -> list[dict[str, Any]]:
+def rows_of(timed: Mapping[str, Timed], fixed: Sequence[str], temperature: float) -> list[dict[str, Any]]:
     """One row an arm, and for each budget the best fixed setting that drifted no more."""
     kinds = [*dict.fromkeys(timed[PLAIN].kinds)]
     rows = []
@@ -130,7 +131,7 @@ def rows_of(timed: Mapping[str, Timed], temperature: float) -> list[dict[str, An
     by_name = {row["arm"]: row for row in rows}
     for budget in BUDGETS:
         own = by_name[budgeted(budget)]
-        allowed = [name for name in FIXED if by_name[name]["drift"][0] <= max(budget, own["drift"][0])]
+        allowed = [name for name in fixed if by_name[name]["drift"][0] <= max(budget, own["drift"][0])]
         best = max(allowed, key=lambda name: by_name[name]["tokens_per_s"])
         own |= {"best": best, "over_best": timed[own["arm"]].over(timed[best])}
     return rows
@@ -171,7 +172,11 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=sized(8, 1), help="of each kind")
     parser.add_argument("--new-tokens", type=int, default=sized(96, 6))
     parser.add_argument("--temperatures", nargs="+", type=float, default=sized([0.0, 1.0], [1.0]))
+    parser.add_argument(
+        "--fixed", nargs="+", default=FIXED, help="fixed settings to compare with; plain decoding too"
+    )
     chosen = parser.parse_args()
+    chosen.fixed = list(dict.fromkeys([PLAIN, *chosen.fixed]))
     settings = PAIRS[chosen.pair]
     load = dict(settings["load"])
     pair = sprinter.load_pair(load.pop("target", None), load.pop("draft", None), prefix_cache_bytes=0, **load)
@@ -188,7 +193,7 @@ def main() -> None:
     of = results.setdefault("pairs", {}).setdefault(chosen.pair, {"rows": []})
     for temperature in chosen.temperatures:
         began = time.time()
-        rows = rows_of(measure(pair, chosen, asked, temperature), temperature)
+        rows = rows_of(measure(pair, chosen, asked, temperature), chosen.fixed, temperature)
         of["rows"] = [row for row in of["rows"] if row["temperature"] != temperature] + rows
         note_run(results, NAME, f"{chosen.pair}, temperature {temperature:g}", began)
         write_results(NAME, results, table(results))

@@ -109,9 +109,11 @@ def test_the_rows_of_a_batch_decide_together_and_replay_alone(
 def test_auto_takes_the_costs_that_were_measured(with_costs: Callable[[PassCosts], sprinter.Pair]) -> None:
     pair = with_costs(DEAR)
     one = pair.generate(PROMPT, method="auto", max_new_tokens=4)
-    assert one.method == "auto(budget=0.0, step=0.9, token=1.0)" and one.stats.budget is None
+    assert one.method == "auto(budget=0.0, step=0.9, token=1.0, reads=2x4x8x16)" and one.stats.budget is None
     lossy = pair.generate(PROMPT, method="auto", budget=0.2, max_new_tokens=4)
-    assert lossy.method == "auto(budget=0.2, step=0.9, token=1.0)" and lossy.stats.budget == 0.2
+    assert (
+        lossy.method == "auto(budget=0.2, step=0.9, token=1.0, reads=2x4x8x16)" and lossy.stats.budget == 0.2
+    )
     assert not lossy.stats.lossless and lossy.request is not None and lossy.request.never_slower
     named = pair.generate(PROMPT, method="stop=optimal(step=measured,token=0.1)", max_new_tokens=4)
     assert "step=0.9" in named.method and "token=0.1" in named.method
@@ -137,6 +139,11 @@ def test_a_method_that_never_calls_the_target_is_left_alone(
     assert all(ids(one) == wanted for one in made)
 
 
+def spelled(costs: PassCosts) -> str:
+    """`auto` with these costs, as records name it."""
+    return f"auto(budget=0.0, step={costs.step:.2g}, token={costs.token:.2g}, reads={costs.reads})"
+
+
 def test_auto_weighs_the_passes_that_its_rows_share(
     with_costs: Callable[[PassCosts], sprinter.Pair],
 ) -> None:
@@ -146,22 +153,19 @@ def test_auto_weighs_the_passes_that_its_rows_share(
     made = pair.generate_batch([PROMPT] * 4, method="auto", max_new_tokens=30, seed=[1, 2, 3, 4])
     four = costs.for_rows(4)
     assert four.step == pytest.approx(0.2)
-    assert {one.method for one in made} == {f"auto(budget=0.0, step={four.step:.2g}, token={four.token:.2g})"}
-    assert (
-        pair.generate(PROMPT, method="auto", max_new_tokens=8).method
-        == "auto(budget=0.0, step=0.1, token=0.1)"
-    )
+    assert {one.method for one in made} == {spelled(four)}
+    assert pair.generate(PROMPT, method="auto", max_new_tokens=8).method == spelled(costs)
     again = with_costs(CHEAP).generate(PROMPT, made[2].request)
     assert ids(again) == ids(made[2])
     queued = pair.generate_batch([PROMPT] * 4, method="auto", max_new_tokens=8, rows=1)
-    assert {one.method for one in queued} == {"auto(budget=0.0, step=0.1, token=0.1)"}
+    assert {one.method for one in queued} == {spelled(costs)}
     with sprinter.Engine(pair, rows=2, max_len=64) as engine:
         for seed in range(2):
             engine.add(PROMPT, method="auto", max_new_tokens=8, seed=seed)
         methods = [one.method for _, one in sorted(engine.finish().items())]
     two = costs.for_rows(2)
     assert methods == [
-        "auto(budget=0.0, step=0.1, token=0.1)", f"auto(budget=0.0, step={two.step:.2g}, token={two.token:.2g})"
+        spelled(costs), spelled(two)
     ]  # fmt: skip
 
 

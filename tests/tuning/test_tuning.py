@@ -104,7 +104,10 @@ def test_candidates_are_exact_or_carry_a_budget() -> None:
     (chain,) = chains(1, 5, 8)
     without = candidates(record_chain(chain, 2, "target"), "optimal(step=0.1, token=0.02)", (0.05, 0.1))
     gated = candidates(record_chain(chain, 2, "target", gate=True), "optimal(step=0.1, token=0.02)", (0.05,))
-    for one in [*without, *gated]:
+    costs = "step=0.1, token=0.02, reads=1x1.1x1.2x1.5"
+    copying = candidates(record_chain(chain, 2, "target"), "optimal(step=0.1, token=0.02)", (0.05,), costs)
+    assert [one.spec for one in copying[1:3]] == [f"auto(budget=0.05, {costs})", f"auto({costs})"]
+    for one in [*without, *gated, *copying]:
         method = parse_method(one.spec)
         assert method.lossless() is (one.level is None) and method.budget == one.level
     specs = [one.spec for one in without]

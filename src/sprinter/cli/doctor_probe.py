@@ -129,7 +129,7 @@ def _methods(
     gamma, _ = _best_gamma(beta, times)
     tried = {"autoregressive": ["autoregressive"], "speculative": [f"speculative(gamma={gamma})"]}
     tried["block"] = [f"block(gamma={gamma})"]
-    tried["optimal"] = [times.optimal]
+    tried["optimal"], tried["auto"] = [times.optimal], [f"auto({times.auto})"]
     for name, (spec, values) in _DIALS.items():
         if name != "sprinter" or pair.gate is not None:
             tried[name] = [spec.format(value) for value in values]

@@ -176,7 +176,9 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
-        "kernels": sources() if any(one is not None and one.quantised for one in (pair.target, pair.draft)) else None,
+        "kernels": sources()
+        if any(one is not None and one.quantised for one in (pair.target, pair.draft))
+        else None,
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
@@ -197,13 +199,14 @@ def _measure(pair: LoadedPair) -> PassCosts:
     context = max(1, min(_CONTEXT, room - longest))
     models = borrow(pair, min(room, context + longest))
     ids = read_prompts(models, context, min(longest, room - context))
-    jobs: dict[tuple[str, int], Job] = {}
-    for n in _TARGET:
-        if context + n <= room:
-            jobs["target", n] = target_job(ids, context, n)
-    for n in _DRAFT if pair.draft else ():
-        if context + n < room:
+    jobs: dict[
+        tuple[str, int], Job
+    ] = {}  # short ones first: what follows a long pass is slower than it is in a text
+    for n in sorted({*_TARGET, *_DRAFT}):
+        if pair.draft and n in _DRAFT and context + n < room:
             jobs["draft", n] = draft_job(ids, context, n)
+        if n in _TARGET and context + n <= room:
+            jobs["target", n] = target_job(ids, context, n)
     seconds = _least(models, jobs)
     found: dict[str, list[tuple[int, float]]] = {"target": [], "draft": []}
     for (which, n), least in reversed(seconds.items()):
@@ -294,12 +297,13 @@ def run_interleaved(
     times: dict[Any, list[float]] = {what: [] for what in jobs}
     with torch.inference_mode():
         for repeat in range(repeats + 1):
-            for what, job in jobs.items():
+            again = next(iter(jobs.items()))  # behind the last job, which may be a long pass
+            for i, (what, job) in enumerate([again, *jobs.items()]):
                 began = time.perf_counter()
                 for done in models.run(job if isinstance(job, Sequence) else [job]):
                     if isinstance(done, SprinterError):
                         raise done
-                if repeat:
+                if repeat and i:
                     times[what].append(time.perf_counter() - began)
             if progress is not None:
                 progress(repeat, repeats)

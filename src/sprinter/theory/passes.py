@@ -46,9 +46,18 @@ class PassTimes:
     @property
     def optimal(self) -> str:
         """The method ``optimal`` with these costs: a draft step, and each further token of a target pass."""
+        return f"optimal({self._costs})"
+
+    @property
+    def auto(self) -> str:
+        """The parameters of ``auto`` with these costs: those of ``optimal``, and of passes over several tokens."""
+        return f"{self._costs}, reads={PassCosts(tuple(sorted(self.target_s.items()))).reads}"
+
+    @property
+    def _costs(self) -> str:
         one, most = self.pass_s(1), max(self.target_s)
         token = max(0.0, self.pass_s(most) / one - 1) / max(1, most - 1)
-        return f"optimal(step={self.draft_s / one:.2g}, token={token:.2g})"
+        return f"step={self.draft_s / one:.2g}, token={token:.2g}"
 
     def speed_up(self, run: Replay) -> float:
         """Speed of a replay relative to plain decoding with the target."""

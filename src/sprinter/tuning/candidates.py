@@ -40,16 +40,22 @@ class Candidate:
     level: float | None = None
 
 
-def candidates(recording: Recording, optimal: str, levels: Sequence[float]) -> list[Candidate]:
+def candidates(
+    recording: Recording, optimal: str, levels: Sequence[float], auto: str = ""
+) -> list[Candidate]:
     """All candidates for a pair; exact ones and those of each level in turn, often good ones first.
 
     Args:
         recording: of the pair; methods that need an unrecorded signal are left out.
         optimal: the method ``optimal`` with the pair's costs.
         levels: budgets on drift of the lossy ones.
+        auto: parameters of ``auto`` with the pair's costs; "": it is not tried.
     """
-    classes = [[Candidate(spec) for spec in [PLAIN, *_exact(optimal)]]]
-    classes += [[Candidate(f"{spec},budget={level}", level) for spec in _lossy()] for level in levels]
+    own = [f"auto({auto})"] if auto else []
+    classes = [[Candidate(spec) for spec in [PLAIN, *own, *_exact(optimal)]]]
+    for level in levels:
+        within = [Candidate(f"auto(budget={level}, {auto})", level)] if auto else []
+        classes.append([*within, *(Candidate(f"{spec},budget={level}", level) for spec in _lossy())])
     found = [one for row in zip_longest(*classes) for one in row if one is not None]
     return [one for one in found if not unrecorded(recording, parse_method(one.spec).settle(recording.taus))]
 

@@ -156,7 +156,8 @@ def _probe(
     probe = run_probe(
         pair, prompts, settings.sampling, settings.new_tokens, settings.seed, step, began + _TEXTS * time_s
     )
-    tried = candidates(probe.recording, probe.times.optimal, settings.levels(probe.mean_tokens))
+    levels, times = settings.levels(probe.mean_tokens), probe.times
+    tried = candidates(probe.recording, times.optimal, levels, times.auto)
     until = began + _REPLAYS * time_s
 
     def replayed(recording: Recording, some: Sequence[Candidate], stage: str) -> list[Predicted]:
