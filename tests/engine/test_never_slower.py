@@ -15,6 +15,7 @@ import sprinter
 from sprinter.decode import Fixed, Method
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin
+from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.engine import costs as costs_module
 from sprinter.engine.costs import pass_costs, shared_costs
@@ -261,7 +262,11 @@ def test_methods_without_a_name_do_not_decide_for_each_other(
 def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:
     alone = sprinter.Pair(LoadedPair(tiny_pair.models.target, None, None))  # type: ignore[arg-type]
     one = alone.generate(PROMPT * 4, method="auto", max_new_tokens=30, temperature=0.0)
-    assert one.method == "lookup(n=3, gamma=5)" and one.stats.lossless
+    assert one.request is not None and one.method == str(one.request.method.name) and one.stats.lossless
+    drafter = one.request.method.drafter
+    assert isinstance(drafter, Lookup) and drafter == Lookup(8, 2, "nothing", 15, drafter.reads)
+    assert drafter.reads.count("x") == 3, "costs that were measured"
+    assert one.stats.draft_steps == 0 and one.stats.accepted > 0
     plain = alone.generate(PROMPT * 4, max_new_tokens=30, temperature=0.0)
     assert ids(one) == ids(plain)
 

@@ -29,6 +29,9 @@ from sprinter.models.pair import LoadedPair
 
 __all__ = ["Parts"]
 
+_ALONE = "drafter=lookup(n=8, least=2, length=15, reads=measured),stop=never,cap=15"
+"""``auto`` without a draft model: copies that pay."""
+
 
 class Parts:
     """The parts of a pair that requests share: two models, a tokenizer, heads, and pools of caches.
@@ -93,7 +96,7 @@ class Parts:
         budget = _budget_of(options) if is_auto(asked) else options.budget
         shares = is_auto(asked) and options.never_slower is not False
         if is_auto(asked) and self.models.draft is None:
-            asked = parse_method("lookup")  # drafts without a model
+            asked = parse_method(_ALONE)
         elif budget is not None and budget != asked.budget:
             asked = with_values(asked, {"budget": budget})
         return self.settle(asked, rows if shares else 1)
