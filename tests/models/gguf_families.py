@@ -44,14 +44,14 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
-_SLIDING = {**_SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
+GEMMA = {**_SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
 _LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
 def _gemma3(full: dict[str, Any], period: int) -> PreTrainedModel:
     types = ["full_attention" if not i % period else "sliding_attention" for i in (1, 2, 3)]
     rope = {"full_attention": full, "sliding_attention": _LOCAL}
-    return Gemma3ForCausalLM(Gemma3TextConfig(**_SLIDING, layer_types=types, rope_parameters=rope))
+    return Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA, layer_types=types, rope_parameters=rope))
 
 
 FAMILIES: dict[str, tuple[str, Callable[[], PreTrainedModel]]] = {
@@ -67,7 +67,7 @@ FAMILIES: dict[str, tuple[str, Callable[[], PreTrainedModel]]] = {
     "qwen2": ("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_parameters=_ROPE))),
     "qwen2-yarn": ("qwen2", lambda: Qwen2ForCausalLM(Qwen2Config(**_SIZES, rope_parameters=_YARN))),
     "qwen3": ("qwen3", lambda: Qwen3ForCausalLM(Qwen3Config(**_SIZES, head_dim=32, rope_parameters=_ROPE))),
-    "gemma2": ("gemma2", lambda: Gemma2ForCausalLM(Gemma2Config(**_SLIDING))),
+    "gemma2": ("gemma2", lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA))),
     "gemma3": ("gemma3", lambda: _gemma3(_ROPE, 2)),
     "gemma3-linear": ("gemma3", lambda: _gemma3(_ROPE | {"rope_type": "linear", "factor": 8.0}, 2)),
 }

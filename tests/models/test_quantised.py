@@ -5,15 +5,16 @@ from __future__ import annotations
 import pickle
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.models.gguf_blocks import take_apart
-from tests.models.gguf_families import FAMILIES, written
+from tests.models.gguf_families import FAMILIES, GEMMA, written
 from tests.models.gguf_files import NO_GGUF
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import sprinter
 from sprinter.errors import UserError
@@ -324,14 +325,14 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
     written(name, tmp_path / "m.gguf", "Q5_0")
     model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
     text = torch.randint(1, 250, (4, 30), generator=torch.Generator().manual_seed(0))
-    assert pads_rows(model) == ("gemma" in name)
+    assert not pads_rows(model)
     outputs, sizes = [], list[tuple[int, ...]]()
     note = model.get_input_embeddings().register_forward_pre_hook(
         lambda _, args: sizes.append(tuple(args[0].shape))
     )
     for flat in (True, False):
         rows = make_runner(model, batch=4, max_len=50, compile=False)
-        assert isinstance(rows, RowRunner) and rows._takes_flat == ("gemma" not in name)
+        assert isinstance(rows, RowRunner) and rows._takes_flat
         rows._takes_flat &= flat
         sizes.clear()  # of a trial
         rows.extend(text[:, :9], [9, 4, 6, 1])  # the first pass makes the buffers
@@ -357,14 +358,20 @@ def test_rows_of_different_lengths_stand_in_one_line_without_padding(name: str, 
                 assert torch.equal(mine[row, :n], padded[row, :n])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-yarn", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-yarn", "qwen3", "gemma2", "gemma3", "gemma3-alike"])
 def test_layers_in_one_call_compute_what_each_does_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the bit, as far as no hook wants to see what is between them; of a copied model too."""
-    pytest.importorskip("gguf", reason=NO_GGUF)
-    written(name, tmp_path / "m.gguf", "Q5_0")
-    model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
+    if name == "gemma3-alike":
+        types = ["sliding_attention"] * 3
+        model: Any = Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA, layer_types=types)).eval()
+        quantise(model, "int8")
+    else:
+        pytest.importorskip("gguf", reason=NO_GGUF)
+        written(name, tmp_path / "m.gguf", "Q5_0")
+        model = load_models(tmp_path / "m.gguf", dtype="gguf").target.model
+    apart = name in ("gemma2", "gemma3")  # neighbours have other masks
     text = torch.randint(1, 250, (3, 30), generator=torch.Generator().manual_seed(0))
     calls: list[int] = []
     together = _Stack.together
@@ -391,17 +398,17 @@ def test_layers_in_one_call_compute_what_each_does_alone(
         return [part for part in every if part is not None]
 
     whole = passes(model)
-    assert calls == [3] * 5
+    assert calls == ([1, 1, 1] if apart else [3]) * 5
     noted = passes(model, (0, 1))
     assert calls == [1, 1, 1] * 5
     seen: list[torch.Tensor] = []
     note = model.model.layers[1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     before = passes(model)
     note.remove()
-    assert calls == [1, 2] * 5 and len(seen) == 6
+    assert calls == ([1, 1, 1] if apart else [1, 2]) * 5 and len(seen) == 6
     twin = deepcopy(model)
     own = passes(twin)
-    assert calls == [3] * 5
+    assert calls == ([1, 1, 1] if apart else [3]) * 5
     monkeypatch.setattr(_Stack, "together", lambda *_: [])
     alone = passes(model)
     for one in (whole, noted, before, own):
@@ -421,12 +428,11 @@ def test_joined_layers_compute_what_the_modules_do(name: str, tmp_path: Path) ->
     written(name, tmp_path / "m.gguf", "Q8_0")
     model = dequantised(tmp_path / "m.gguf", torch.float32, quantised="gguf").model
     joined_layers = [layer for layer in model.model.layers if isinstance(layer.forward, _Forward)]
-    assert len(joined_layers) == (0 if "gemma" in name else 3)
+    assert len(joined_layers) == 3
     layer = model.model.layers[1]
     x = torch.randn(2, 6, 64)
-    positions = model.model.rotary_emb(x, torch.arange(6)[None]) if "gemma" not in name else None
-    if positions is None:
-        return
+    kind = [layer.self_attn.layer_type] if "gemma3" in name else []
+    positions = model.model.rotary_emb(x, torch.arange(6)[None], *kind)
     found = layer(x, position_embeddings=positions)
     layer.forward, joined_one = type(layer).forward.__get__(layer), layer.forward
     wanted = layer(x, position_embeddings=positions)

@@ -48,20 +48,36 @@ struct Matrix {
 // As whole.py fills it, eight bytes a field.
 struct Layer {
     Matrix q, k, v, o, gate, up, down;
-    const float *norm, *query_norm, *key_norm, *second_norm;  // query_norm and key_norm: null for none
-    int64_t width, heads, kv, d;
-    double eps;
-};
+    // second_norm: before the feed-forward part. query_norm and key_norm: null for none; after_attention and after_mlp,
+    // of what is added to the layer's input, likewise.
+    const float *norm, *query_norm, *key_norm, *second_norm, *after_attention, *after_mlp;
+    int64_t width, heads, kv, d, gelu;  // gelu: the gate's activation is GELU by tanh, not SiLU
+    double eps, offset;                 // offset: what is added to the norms' weights
 
-void norm(const float* x, const float* weight, int64_t width, float eps, float* made) {
-    const float scale = 1.0f / std::sqrt(dot(x, x, width) / float(width) + eps);
-    for (int64_t i = 0; i < width; ++i) made[i] = weight[i] * (x[i] * scale);
-}
+    void norm_one(const float* x, const float* weight, int64_t size, float* made) const {
+        const float scale = 1.0f / std::sqrt(dot(x, x, size) / float(size) + float(eps)), more = float(offset);
+        for (int64_t i = 0; i < size; ++i) made[i] = (more + weight[i]) * (x[i] * scale);
+    }
 
-void norm_rows(const float* x, const float* weight, int64_t rows, int64_t width, double eps, float* made) {
+    // Inside a parallel region.
+    void norm_rows(const float* x, const float* weight, int64_t rows, float* made) const {
 #pragma omp for
-    for (int64_t row = 0; row < rows; ++row) norm(x + row * width, weight, width, float(eps), made + row * width);
-}
+        for (int64_t row = 0; row < rows; ++row) norm_one(x + row * width, weight, width, made + row * width);
+    }
+
+    // Inside a parallel region. made = x + matrix times y, normalised before if there is a weight; more [rows, width] is
+    // room, and made may be x.
+    void add(
+        const Matrix& matrix, const float* y, const float* weight, const float* x, int64_t rows, float* more,
+        float* made, Room& room
+    ) const {
+        if (!weight) return matrix.times(y, rows, x, made, room);
+        matrix.times(y, rows, nullptr, more, room);
+        norm_rows(more, weight, rows, more);
+#pragma omp for
+        for (int64_t i = 0; i < rows * width; ++i) made[i] = x[i] + more[i];
+    }
+};
 
 // Rotate the halves of a head, in place.
 void rotate(float* x, const float* cosine, const float* sine, int64_t d) {
@@ -72,12 +88,13 @@ void rotate(float* x, const float* cosine, const float* sine, int64_t d) {
     }
 }
 
-// gate = silu(gate) * up, of rows that are whole groups wide.
-void gated(float* gate, const float* up, int64_t count) {
+// gate = activation(gate) * up, of rows that are whole groups wide. GELU by tanh is x times the sigmoid of another number.
+void gated(float* gate, const float* up, int64_t count, bool gelu) {
 #pragma omp for
     for (int64_t i = 0; i < count; i += WIDE) {
-        const Floats x = load(gate + i), e = exponential(-absolute(x));
-        store(gate + i, x * (x < Floats{} ? e : Floats{} + 1.0f) / (e + 1.0f) * load(up + i));
+        const Floats x = load(gate + i), z = gelu ? x * (x * x * 0.0713548162726f + 1.59576912161f) : x;
+        const Floats e = exponential(-absolute(z));
+        store(gate + i, x * (z < Floats{} ? e : Floats{} + 1.0f) / (e + 1.0f) * load(up + i));
     }
 }
 
@@ -98,7 +115,7 @@ void before(
     float* k, float* v, const Places* places, Room& room
 ) {
     const int64_t heads = layer.heads + layer.kv, d = layer.d, all = places ? heads + layer.kv : heads;
-    norm_rows(x, layer.norm, rows, layer.width, layer.eps, hidden);
+    layer.norm_rows(x, layer.norm, rows, hidden);
     layer.q.times(hidden, rows, nullptr, q, room);
     layer.k.times(hidden, rows, nullptr, k, room);
     layer.v.times(hidden, rows, nullptr, v, room);
@@ -110,7 +127,7 @@ void before(
         float* head = query ? q + (row * layer.heads + own) * d : (value ? v : k) + (row * layer.kv + own) * d;
         if (!value) {
             const float* weight = query ? layer.query_norm : layer.key_norm;
-            if (weight) norm(head, weight, d, float(layer.eps), head);
+            if (weight) layer.norm_one(head, weight, d, head);
             rotate(head, cosine + row * d, sine + row * d, d);
         }
         if (places && !query) {
@@ -132,12 +149,12 @@ void after(
     float *middle = context + rows * layer.o.width, *hidden = middle + rows * layer.width;
     float *gate = hidden + rows * layer.width, *up = gate + rows * inner;
     attend_all(attention, context);
-    layer.o.times(context, rows, x, middle, room);
-    norm_rows(middle, layer.second_norm, rows, layer.width, layer.eps, hidden);
+    layer.add(layer.o, context, layer.after_attention, x, rows, hidden, middle, room);
+    layer.norm_rows(middle, layer.second_norm, rows, hidden);
     layer.gate.times(hidden, rows, nullptr, gate, room);
     layer.up.times(hidden, rows, nullptr, up, room);
-    gated(gate, up, rows * inner);
-    layer.down.times(gate, rows, middle, made, room);
+    gated(gate, up, rows * inner, layer.gelu);
+    layer.add(layer.down, gate, layer.after_mlp, middle, rows, hidden, made, room);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family in one call for all of them, or in two for each, around its cache.
+"""Decoder layers of Llama, Qwen and Gemma in one call for all of them, or in two for each, around its cache.
 
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
 they are, modules of transformers; only their ``forward`` is another, which does not call those of their children:
@@ -15,6 +15,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
@@ -26,13 +28,15 @@ from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["is_joined", "join_layers"]
 
-_LAYERS = (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
+_GEMMA = (Gemma2DecoderLayer, Gemma3DecoderLayer)
+_LAYERS = (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, *_GEMMA)
+_GELU = "gelu_pytorch_tanh"
 _MATRICES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
 _DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
-_NORMS = ("norm", "query_norm", "key_norm", "second_norm")
+_NORMS = ("norm", "query_norm", "key_norm", "second_norm", "after_attention", "after_mlp")
 
 
 class _Facts(ctypes.Structure):
@@ -41,15 +45,15 @@ class _Facts(ctypes.Structure):
     _fields_ = (
         *((path.rpartition(".")[2], MatrixFacts) for path in _MATRICES),
         *((name, ctypes.c_void_p) for name in _NORMS),
-        *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d")),
-        ("eps", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d", "gelu")),
+        *((name, ctypes.c_double) for name in ("eps", "offset")),
     )
 
 
 def join_layers(model: PreTrainedModel) -> int:
     """Give the decoder layers that this module knows the fast ``forward``, and return their number."""
-    config = model.config
-    if getattr(config, "hidden_act", None) != "silu" or getattr(config, "pretraining_tp", 1) != 1:
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "pretraining_tp", 1) != 1 or getattr(config, "use_bidirectional_attention", False):
         return 0
     known = [layer for layer in model.modules() if type(layer) in _LAYERS and _fits(layer)]
     stack = _Stack()
@@ -71,10 +75,16 @@ def _fits(layer: nn.Module) -> bool:
         return False
     query, key, value, out, gate, up, down = parts
     return bool(
-        gate.out_features == up.out_features == down.in_features
+        _activation(layer) == (_GELU if isinstance(layer, _GEMMA) else "silu")
+        and gate.out_features == up.out_features == down.in_features
         and query.out_features == out.in_features
         and key.out_features == value.out_features
     )
+
+
+def _activation(layer: Any) -> str | None:
+    config = layer.self_attn.config
+    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
 
 
 class _Forward:
@@ -147,7 +157,7 @@ class _Forward:
         elif cache is not None:
             keys, values = cache.update(keys, values, own.self_attn.layer_idx)
         flat = isinstance(cache, RowCache) and cache.span.flat
-        attention = _attention(query, keys.float(), values.float(), mask, own.self_attn.scaling, rows, flat)
+        attention = _attention(query, keys.float(), values.float(), mask, own.self_attn, rows, flat)
         made = floats(batch, n, width)
         kernel().after(
             ctypes.byref(facts), ctypes.byref(attention), x.data_ptr(), batch * n, made.data_ptr(), threads
@@ -175,10 +185,12 @@ class _Forward:
         facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
         facts.heads = attention.q_proj.out_features // facts.d
         facts.kv = attention.k_proj.out_features // facts.d
-        facts.eps = layer.input_layernorm.variance_epsilon
+        gemma, norm = isinstance(layer, _GEMMA), layer.input_layernorm
+        facts.gelu, facts.offset = gemma, float(gemma)
+        facts.eps = norm.eps if gemma else norm.variance_epsilon
         self._held = held
         sizes = (facts.width, facts.heads, facts.kv, facts.d, facts.down_proj.width)
-        self.shape = (*sizes, attention.scaling, getattr(attention, "layer_type", None))
+        self.shape = (*sizes, attention.scaling, _cap(attention), getattr(attention, "layer_type", None))
         return facts
 
 
@@ -236,14 +248,13 @@ class _Stack:
         """These layers, from number ``first`` on, in one call; shapes as in ``_Forward``, x float32."""
         each = [facts for facts, _ in together]
         numbers = [layer.self_attn.layer_idx for _, layer in together]
-        scale = together[0][1].self_attn.scaling
         held = self._facts.get((first, len(each)))
         if held is None or any(one is not other for one, other in zip(held[0], each, strict=True)):
             held = self._facts[first, len(each)] = each, (_Facts * len(each))(*each)
         batch, n, _ = x.shape
         query = floats(batch, n, each[0].heads, each[0].d)
         keys, values, rows = cache.visible(numbers[0])
-        attention = _attention(query, keys, values, mask, scale, rows, cache.span.flat)
+        attention = _attention(query, keys, values, mask, together[0][1].self_attn, rows, cache.span.flat)
         row, slot = cache.places(batch, n)
         buffers = cache.addresses(numbers)
         made = x.clone()
@@ -261,24 +272,28 @@ def _attention(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    scale: float,
+    module: Any,
     rows: Tensor | None,
     flat: bool,
 ) -> Attention:
-    """Attention of ``query [batch, n, heads, d]``; ``flat``: each token attends in a row of its own."""
+    """Attention as a layer's module makes it, of ``query [batch, n, heads, d]``; ``flat``: each token attends in a row of its own."""
     if flat:
         query = query.transpose(0, 1)
         mask = None if mask is None else mask.transpose(0, 2)
-    return Attention.of(query.transpose(1, 2), keys, values, mask, scale, 0.0, rows)
+    return Attention.of(query.transpose(1, 2), keys, values, mask, module.scaling, _cap(module), rows)
+
+
+def _cap(attention: Any) -> float:
+    """Bound of the scores; 0 for none."""
+    return getattr(attention, "attn_logit_softcapping", None) or 0.0
 
 
 def _norms(layer: Any) -> list[Tensor | None]:
     """The weights of a layer's norms, as ``_NORMS``; looked up where modules keep them, for each layer in each pass."""
     parts = layer._modules
-    attention = parts["self_attn"]._modules
-    norms = (
-        parts["input_layernorm"],
-        *map(attention.get, ("q_norm", "k_norm")),
-        parts["post_attention_layernorm"],
-    )
+    attention, behind = parts["self_attn"]._modules, parts["post_attention_layernorm"]
+    before_mlp = parts.get("pre_feedforward_layernorm")
+    norms = [parts["input_layernorm"], *map(attention.get, ("q_norm", "k_norm"))]
+    norms += [behind, None] if before_mlp is None else [before_mlp, behind]
+    norms.append(parts.get("post_feedforward_layernorm"))
     return [None if norm is None else norm._parameters["weight"] for norm in norms]
