@@ -276,7 +276,10 @@ def _attention(
     rows: Tensor | None,
     flat: bool,
 ) -> Attention:
-    """Attention as a layer's module makes it, of ``query [batch, n, heads, d]``; ``flat``: each token attends in a row of its own."""
+    """Attention of ``query [batch, n, heads, d]`` as a layer's ``module`` has it.
+
+    ``flat``: each token attends in a row of its own.
+    """
     if flat:
         query = query.transpose(0, 1)
         mask = None if mask is None else mask.transpose(0, 2)
