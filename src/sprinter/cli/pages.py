@@ -178,4 +178,4 @@ def console() -> Console:
     """The console for tables: as wide as the terminal; in a pipe wide enough not to wrap."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 240)

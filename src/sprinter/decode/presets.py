@@ -167,7 +167,7 @@ def optimal(*, step: float = 0.25, token: float = 0.03, signal: str = "entropy")
     return Method(stop=Optimal(step, token, signal), cap=40)
 
 
-@preset("auto", "of this project; stops of `optimal`, trust of `certain` within a budget")
+@preset("auto", "of this project; `optimal`, copies that pay, `certain` in a budget")
 def auto(
     *,
     budget: float = 0.0,
