@@ -8,10 +8,12 @@ from itertools import pairwise
 
 from sprinter.errors import UserError
 
-__all__ = ["READS", "PassCosts"]
+__all__ = ["READS", "STEP", "PassCosts"]
 
 READS = (2, 4, 8, 16)
 """Tokens of the target passes whose costs ``PassCosts.reads`` names."""
+STEP = 0.25
+"""Cost of a draft step in units of a target pass over one token, where none was measured."""
 
 _Points = tuple[tuple[float, float], ...]
 _ROUND = 8  # draft tokens over which ``token`` is the mean

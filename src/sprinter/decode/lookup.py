@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sprinter.decode.checks import at_least, ranged
-from sprinter.decode.costs import READS, PassCosts
+from sprinter.decode.costs import READS, STEP, PassCosts
 from sprinter.decode.drafter import Context, Drafter, Proposal, Proposer
 from sprinter.decode.registry import DRAFTER, did_you_mean
 from sprinter.decode.threshold import MEASURED
@@ -23,7 +23,7 @@ LONGEST_COPY = 511
 """Largest number of tokens that ``Lookup`` copies in a round."""
 
 _FREE = "free"
-_STEP, _READS = 0.25, "1.03x1.1x1.2x1.5"
+_READS = "1.03x1.1x1.2x1.5"  # where none were measured
 # Of a copied token behind an ending of 1, 2, ... tokens that stood before: its chance, which so many verdicts count
 # for. Answers of a 1.5 B model to code, maths, prose and chat (docs/decisions/0055-copies-that-pay.md).
 _CHANCES, _WEIGHT = (0.25, 0.5, 0.6, 0.68, 0.75, 0.8, 0.85, 0.92), 6.0
@@ -59,7 +59,7 @@ class Lookup(Drafter):
     otherwise: str = "nothing"
     length: int = LONGEST_COPY
     reads: str = _FREE
-    step: float | str = _STEP
+    step: float | str = STEP
 
     def __post_init__(self) -> None:
         at_least("n", self.n, 1)
@@ -148,7 +148,7 @@ class _Worth:
         self._price = _PRICE if drafter.uses_model else 1.0
         self._else = 0.0  # what a round of the draft model is expected to gain
         if drafter.uses_model:
-            step = _STEP if isinstance(drafter.step, str) else drafter.step
+            step = STEP if isinstance(drafter.step, str) else drafter.step
             chances = _DRAFTED ** np.arange(1, _ROUND + 1)
             self._else = max(0.0, *np.cumsum(chances * _PRICE - step - self._more[:_ROUND]))
         self.copied: tuple[int, list[int], int] = (0, [], 0)
@@ -202,10 +202,10 @@ def _find(text: Sequence[int], n: int, least: int) -> _Match | None:
 
 def _copy(text: Sequence[int], source: int, length: int) -> list[int]:
     """The tokens from ``source`` on; the copy may overlap its source, so that a short cycle repeats."""
-    found = list(text)
-    for i in range(length):
-        found.append(found[source + i])
-    return [int(x) for x in found[len(text) :]]
+    found: list[int] = []
+    for at in range(source, source + length):
+        found.append(int(text[at]) if at < len(text) else found[at - len(text)])
+    return found
 
 
 def look_up(text: Sequence[int], n: int, least: int, at_most: int) -> list[int]:

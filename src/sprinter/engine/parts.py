@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from sprinter.decode.costs import PassCosts
+from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.method import Method
-from sprinter.decode.spec import is_auto, parse_method, with_values
+from sprinter.decode.spec import is_auto, parse_method, spell, with_values
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
 from sprinter.engine.costs import head_costs, pass_costs, shared_costs
 from sprinter.engine.ending import special_ids
@@ -28,9 +28,6 @@ from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["Parts"]
-
-_ALONE = "drafter=lookup(n=8, least=2, length=15, reads=measured),stop=never,cap=15"
-"""``auto`` without a draft model: copies that pay."""
 
 
 class Parts:
@@ -96,7 +93,7 @@ class Parts:
         budget = _budget_of(options) if is_auto(asked) else options.budget
         shares = is_auto(asked) and options.never_slower is not False
         if is_auto(asked) and self.models.draft is None:
-            asked = parse_method(_ALONE)
+            asked = _alone(asked)
         elif budget is not None and budget != asked.budget:
             asked = with_values(asked, {"budget": budget})
         return self.settle(asked, rows if shares else 1)
@@ -222,6 +219,12 @@ class Parts:
             if rows is not None and pool is not None:
                 rows.end_all(text)
                 pool.give_back(rows.runner)
+
+
+def _alone(auto: Method) -> Method:
+    """``auto`` without a draft model: its copies, and plain decoding between them."""
+    copies = replace(auto.drafter, otherwise="nothing", step=STEP)  # type: ignore[type-var]
+    return parse_method(f"drafter={spell(copies)},stop=never,cap={auto.cap}")
 
 
 def _is_open(method: Method) -> bool:

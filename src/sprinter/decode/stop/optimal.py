@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sprinter.decode.checks import ranged
-from sprinter.decode.costs import PassCosts
+from sprinter.decode.costs import STEP, PassCosts
 from sprinter.decode.registry import STOP
 from sprinter.decode.stop.chance import ChanceRule
 from sprinter.decode.threshold import MEASURED
@@ -19,7 +19,7 @@ from sprinter.decode.trust import State
 __all__ = ["Optimal"]
 
 _ROUNDS = 20  # after which a round has lost most of its weight in the price
-_STEP, _TOKEN = 0.25, 0.03
+_TOKEN = 0.03
 _VERDICTS = 100  # after which a verdict has lost most of its weight in the mean overlap
 _FIRST = 8  # verdicts that the mean overlap of a new text weighs as much as
 
@@ -45,7 +45,7 @@ class Optimal(ChanceRule):
 
     chains_only: ClassVar[bool] = True  # its costs are those of chains
 
-    step: float | str = _STEP
+    step: float | str = STEP
     token: float | str = _TOKEN
     signal: str = "entropy"
     memory: int = 500
@@ -72,7 +72,7 @@ class Optimal(ChanceRule):
     def _costs(self) -> tuple[float, float]:
         """Of a draft step, and of a token that the target reads."""
         step, token = self.step, self.token
-        return _STEP if isinstance(step, str) else step, _TOKEN if isinstance(token, str) else token
+        return STEP if isinstance(step, str) else step, _TOKEN if isinstance(token, str) else token
 
     def start(self) -> State:
         """(chance that all of the run is accepted, copied tokens of the run, mean overlap, tokens, their cost, the
