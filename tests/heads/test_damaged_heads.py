@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.heads.test_eagle import eagle as first_eagle
 from tests.heads.test_eagle3 import eagle
 from tests.heads.test_glide import glide
 from tests.heads.test_medusa import SIZE, WEIGHTS, medusa
@@ -19,6 +20,7 @@ from torch import Tensor
 import sprinter
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
+from sprinter.heads.eagle import save_eagle
 from sprinter.heads.eagle3 import save_eagle3
 from sprinter.heads.glide import save_glide
 from sprinter.heads.load import load_any_head
@@ -29,9 +31,10 @@ from sprinter.heads.medusa import MedusaHeads, save_medusa
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     top = tmp_path_factory.mktemp("heads")
     save_medusa(medusa(), top / "medusa", "")
+    save_eagle(first_eagle(), top / "eagle", "")
     save_eagle3(eagle(), top / "eagle3", "")
     save_glide(glide(), top / "glide", "")
-    return {kind: top / kind for kind in ("medusa", "eagle3", "glide")}
+    return {kind: top / kind for kind in ("medusa", "eagle", "eagle3", "glide")}
 
 
 def changed(folder: Path, to: Path, inside: str | None = None, **change: Any) -> Path:
@@ -69,11 +72,11 @@ LAYER: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), LAYER)
-@pytest.mark.parametrize("kind", ["eagle3", "glide"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "glide"])
 def test_damaged_layers(
     kind: str, change: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    inside = "transformer_layer_config" if kind == "eagle3" else "layer_config"
+    inside = {"eagle": None, "eagle3": "transformer_layer_config", "glide": "layer_config"}[kind]
     refused(changed(folders[kind], tmp_path / "bad", inside, **change), message)
 
 
@@ -93,11 +96,11 @@ def test_damaged_layers(
         ("medusa", {"base_model_name_or_path": 3}, "a text or null"),
         *(
             (kind, {"accuracies": bad}, r"lists of numbers in \[0, 1\]")
-            for kind in ("medusa", "eagle3", "glide")
+            for kind in ("medusa", "eagle", "eagle3", "glide")
             for bad in (3, [0.5], [["x"]], [[2.0]], [[float("nan")]], [[]])
         ),
         ("glide", {"sprinter_head": "other"}, "is not a head that Sprinter reads.*'other'"),
-        ("glide", {"sprinter_head": None, "speculators_model_type": "eagle"}, "is not a head that Sprinter reads"),
+        ("glide", {"sprinter_head": None, "speculators_model_type": "mlp"}, "is not a head that Sprinter reads"),
     ],
 )  # fmt: skip
 def test_damaged_configs(
@@ -106,7 +109,7 @@ def test_damaged_configs(
     refused(changed(folders[kind], tmp_path / "bad", **change), message)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3", "glide"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "glide"])
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 def test_weights_that_are_not_finite(
     kind: str, value: float, folders: dict[str, Path], tmp_path: Path
@@ -175,7 +178,7 @@ def test_the_vocabulary_is_the_targets_own() -> None:
             MedusaHeads(SIZE, own).attach(tiny("llama"), "t", SIZE, VOCAB)
 
 
-@pytest.mark.parametrize("make", [medusa, eagle, glide])
+@pytest.mark.parametrize("make", [medusa, first_eagle, eagle, glide])
 def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
     heads = make()
     for _ in range(2):
@@ -184,7 +187,7 @@ def test_heads_draft_for_one_target(make: Callable[[], TokenHeads]) -> None:
         heads.attach(tiny("mistral"), "other", SIZE, VOCAB)
 
 
-@pytest.mark.parametrize("make", [medusa, lambda: medusa(shared=True), eagle, glide])
+@pytest.mark.parametrize("make", [medusa, lambda: medusa(shared=True), first_eagle, eagle, glide])
 def test_costs_beside_a_target_in_half_precision(make: Callable[[], TokenHeads]) -> None:
     target = type(tiny("llama"))(tiny("llama").config).bfloat16().eval()
     pair = sprinter.load_pair(target, tokenizer=word_tokenizer(), heads=[make()], compile=False)

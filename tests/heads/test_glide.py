@@ -113,7 +113,7 @@ def test_training_sees_of_the_target_what_drafting_sees() -> None:
     own = GlideLearner(fresh_glide(target, SHAPE, "t", "f"), target, 0.8, 1.0, 3)
     batch = collate(texts(target, 3).texts)
     width, checked = batch.ids.shape[1], 0
-    for step, (logits, _) in enumerate(own.outputs(batch)):
+    for step, (logits, *_) in enumerate(own.outputs(batch)):
         places = batch.places[batch.places % width >= step + 1]
         for number in range(0, len(places), 4):
             row, place = divmod(int(places[number]), width)

@@ -75,7 +75,7 @@ def test_a_fresh_head_is_the_targets_own_law_on_an_earlier_state() -> None:
     with torch.no_grad():
         logits = own.target(batch.ids).logits
         width = batch.ids.shape[1]
-        for head, (found, laws) in enumerate(own.outputs(batch)):
+        for head, (found, laws, _) in enumerate(own.outputs(batch)):
             assert len(found) == len(batch.places), "all prompts are longer than the heads reach"
             rows, columns = batch.places // width, batch.places % width - head - 1
             torch.testing.assert_close(found, logits[rows, columns])
@@ -87,7 +87,7 @@ def test_short_prompts_have_no_state_before_them() -> None:
     short = TargetText(one.ids[3:], 2, one.top_ids, one.top_probs, "t", False)
     found = list(learner(HeadSettings(heads=4)).outputs(collate([short, short])))
     answer = len(short.ids) - 2
-    assert [len(logits) for logits, _ in found] == [2 * (answer - lost) for lost in (0, 1, 2, 3)]
+    assert [len(one.logits) for one in found] == [2 * (answer - lost) for lost in (0, 1, 2, 3)]
 
 
 def test_weights_of_the_heads_and_losses(tmp_path: Path) -> None:

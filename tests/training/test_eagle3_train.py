@@ -40,7 +40,7 @@ def test_each_step_of_training_is_the_one_of_drafting() -> None:
     every = texts(own.target, 3).texts
     batch = collate(every)
     width = batch.ids.shape[1]
-    made = [logits for logits, _ in own.outputs(batch)]
+    made = [one.logits for one in own.outputs(batch)]
     checked = 0
     for step, logits in enumerate(made):
         places = batch.places[batch.places % width >= step + 1]

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ChatOption", "CheckpointOption", "DataOption", "EpochsOption", "FieldOption", "HeldOutOption", "JsonOption",
     "LimitOption", "LossOption", "LossTemperatureOption", "LrOption", "MoreOption", "NewTokensOption",
-    "PromptTokensOption", "RestartOption", "SeedOption", "SplitOption", "StepsOption", "SystemOption",
-    "TemperatureOption", "ThreadsOption", "TokensOption", "WarmUpOption", "fields_of", "load_target", "on_texts",
-    "on_training",
+    "PrecisionOption", "PromptTokensOption", "RestartOption", "SeedOption", "SplitOption", "StepsOption",
+    "SystemOption", "TemperatureOption", "ThreadsOption", "TokensOption", "WarmUpOption", "fields_of", "load_target",
+    "on_states", "on_texts", "on_training",
 ]  # fmt: skip
 
 DataOption = Annotated[
@@ -76,6 +76,10 @@ LossTemperatureOption = Annotated[
 ]
 CheckpointOption = Annotated[int, typer.Option(help="Steps between checkpoints.")]
 SeedOption = Annotated[int, typer.Option(help="Seed of texts, weights and batches.")]
+PrecisionOption = Annotated[
+    Literal["float32", "bfloat16"],
+    typer.Option(help="Dtype of matrix products in training; bfloat16 is faster where the processor has it."),
+]
 ThreadsOption = Annotated[int | None, typer.Option(help="CPU threads for training.", show_default="torch's")]
 RestartOption = Annotated[bool, typer.Option("--restart", help="Delete an earlier run in --out first.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")]
@@ -111,6 +115,11 @@ def on_texts(progress: TextsProgress) -> None:
     if progress.tokens and progress.done < progress.wanted:
         left = f", about {progress.seconds / progress.done * (progress.wanted - progress.done):.0f} s left"
     _say(f"texts {progress.done}/{progress.wanted}, {speed:.0f} tokens/s{left}")
+
+
+def on_states(done: int, wanted: int) -> None:
+    """Report the target's states that are on disk on standard error."""
+    _say(f"states of {done}/{wanted} texts")
 
 
 def on_training(point: LossPoint, steps: int, label: str = "") -> None:

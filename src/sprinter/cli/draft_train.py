@@ -21,6 +21,7 @@ from sprinter.cli.draft_common import (
     LrOption,
     MoreOption,
     NewTokensOption,
+    PrecisionOption,
     PromptTokensOption,
     RestartOption,
     SeedOption,
@@ -33,6 +34,7 @@ from sprinter.cli.draft_common import (
     WarmUpOption,
     fields_of,
     load_target,
+    on_states,
     on_texts,
     on_training,
 )
@@ -48,11 +50,17 @@ def command(
     out: Annotated[Path, typer.Option(help="Folder of the heads.", show_default=False)],
     more: MoreOption = None,
     loading: Loading = Loading(),
-    kind: Annotated[Literal["medusa", "eagle3", "glide"], typer.Option(help="What is trained.")] = "medusa",
+    kind: Annotated[
+        Literal["medusa", "eagle", "eagle3", "glide"],
+        typer.Option(help="What is trained; 'eagle' is the head of EAGLE and EAGLE-2."),
+    ] = "medusa",
     heads: Annotated[
-        int,
-        typer.Option(help="Medusa's heads, tokens ahead that are drafted; the others: steps of training."),
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Medusa's heads, tokens ahead that are drafted; the others: steps of training.",
+            show_default="4; eagle: 1",
+        ),
+    ] = None,
     blocks: Annotated[int, typer.Option(help="Residual blocks of each of Medusa's heads.")] = 1,
     share_output: Annotated[
         bool,
@@ -64,12 +72,18 @@ def command(
     discount: Annotated[
         float, typer.Option(help="Weight of each further head's loss, relative to the last.")
     ] = 0.8,
+    regression: Annotated[
+        float, typer.Option(help="Weight of EAGLE's loss of states, relative to that of laws.")
+    ] = 10.0,
     vocabulary: Annotated[
         int | None,
         typer.Option(
             help="Tokens that EAGLE-3 can draft, the most frequent of the texts.", show_default="all"
         ),
     ] = None,
+    keep_states: Annotated[
+        bool, typer.Option(help="Keep the target's states on disk; else compute them in every epoch.")
+    ] = True,
     loss: LossOption = "ce+kl",
     warm_up: WarmUpOption = 0.0,
     epochs: EpochsOption = 4.0,
@@ -88,6 +102,7 @@ def command(
     system: SystemOption = None,
     checkpoint: CheckpointOption = 100,
     seed: SeedOption = 0,
+    precision: PrecisionOption = "float32",
     threads: ThreadsOption = None,
     restart: RestartOption = False,
     json: JsonOption = False,
@@ -106,7 +121,7 @@ def command(
     pair, weights = load_target(loading)
     facts = train_heads(
         pair, weights, [*data, *(more or ())], out, texts, shape, training, restart=restart,
-        on_texts=on_texts, on_training=on_training,
+        on_texts=on_texts, on_states=on_states, on_training=on_training,
     )  # fmt: skip
     if json:
         print_json({"out": str(out), **facts})

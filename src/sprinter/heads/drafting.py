@@ -33,6 +33,7 @@ __all__ = [
     "dtype_beside",
     "output_layer",
     "read_files",
+    "shared_logits",
     "write_files",
 ]
 
@@ -67,7 +68,7 @@ class TokenHeads(nn.Module, ABC):
             token had rank 0, 1, ... in the heads' law; (): not measured.
 
     Attributes:
-        kind: "medusa", "eagle3" or "glide".
+        kind: "medusa", "eagle", "eagle3" or "glide".
         layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
         id, revision: directory or hub id that they were loaded from, and the commit.
     """
@@ -253,3 +254,12 @@ def output_layer(target: nn.Module) -> nn.Module:
             "this target gives no access to its output layer, which the heads share: use heads with their own"
         )
     return layer
+
+
+def shared_logits(output: nn.Module, x: Tensor) -> Tensor:
+    """Logits ``[..., V]`` of a target's output layer on states ``[..., d]`` in the dtype of heads."""
+    weight = getattr(output, "weight", None)
+    if isinstance(weight, Tensor) and weight.is_floating_point():
+        x = x.to(weight.dtype)
+    logits: Tensor = output(x)
+    return logits

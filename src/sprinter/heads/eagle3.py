@@ -1,8 +1,7 @@
 """EAGLE-3's head (Li et al. 2025, arXiv 2503.01840): one decoder layer over the target's features, then over its own.
 
-Entry i of its sequence joins the embedding of token i + 1 with a feature of token i: the target's, three of its layers
-fused by a linear layer, where the target has read token i, and beyond that the head's own output one step earlier. The
-output gives the law of token i + 2, on a reduced vocabulary.
+Its entries (``heads.entries``) join embeddings with three of the target's layers, fused by a linear layer, and its laws
+are on a reduced vocabulary.
 
 Files are those of speculators: ``config.json`` with ``speculators_model_type: eagle3``, and ``model.safetensors``.
 The embedding is the target's where the file has none.
@@ -17,15 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
-from sprinter.heads.drafting import HeadFiles, TextOfHeads, TokenHeads, dtype_beside, write_files
+from sprinter.heads.drafting import HeadFiles, write_files
+from sprinter.heads.entries import EntryHeads, EntryLayer
 from sprinter.heads.reading import HeadFields, fill, fitting
 
 __all__ = ["Eagle3Heads", "aux_layers", "load_eagle3", "save_eagle3"]
@@ -43,19 +38,15 @@ def aux_layers(count: int) -> tuple[int, ...]:
     return (2, count // 2, count - 3) if count >= _FEW else (1, max(1, count // 2), max(1, count - 1))
 
 
-class _EagleLayer(nn.Module):
+class _Layer3(EntryLayer):
     def __init__(self, config: LlamaConfig, norm_before_residual: bool) -> None:
-        super().__init__()
+        super().__init__(config, 2 * config.hidden_size)
         self.norm_before_residual = norm_before_residual
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = LlamaRMSNorm(size, eps)
-        self.hidden_norm = LlamaRMSNorm(size, eps)
-        self.post_attention_layernorm = LlamaRMSNorm(size, eps)
-        self.self_attn = HeadAttention(config, 2 * size)
-        self.mlp = LlamaMLP(config)  # type: ignore[no-untyped-call]
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
-class Eagle3Heads(TokenHeads):
+class Eagle3Heads(EntryHeads):
     """EAGLE-3's layer, its fusion of features, and its output layer.
 
     Args:
@@ -84,18 +75,13 @@ class Eagle3Heads(TokenHeads):
         fusion_bias: bool = False,
         **more: Any,
     ) -> None:
-        super().__init__(config.hidden_size, config.vocab_size, **more)
-        self.layer_config = config
+        layer = _Layer3(config, norm_before_residual)
+        super().__init__(config, layer, 3 * config.hidden_size, fusion_bias, **more)
         self._fuse(aux or ())
-        self.fc = nn.Linear(3 * config.hidden_size, config.hidden_size, bias=fusion_bias)
-        self.block = _EagleLayer(config, norm_before_residual)
         self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, draft_vocab, bias=False)
-        self.rotary = LlamaRotaryEmbedding(config)
         self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.int64))
         self.register_buffer("t2d", torch.arange(config.vocab_size) < draft_vocab)
-        self.embed: nn.Embedding | None = None  # its own; None: the target's
-        self._embeds: list[nn.Module] = []
 
     def _fuse(self, aux: Sequence[int]) -> None:
         if aux and (len(aux) != 3 or min(aux) < 1):
@@ -125,44 +111,20 @@ class Eagle3Heads(TokenHeads):
             raise UserError(
                 f"this EAGLE-3 head reads layer {max(self.layers)} of its target, which has {count} layers"
             )
-        table = target.get_input_embeddings()  # type: ignore[operator]
-        sample = next(iter(target.parameters()), torch.empty(0))
-        self.to(sample.device, dtype_beside(sample))
-        self._embeds = [table if self.embed is None else self.embed]
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        """Embeddings ``[..., d]`` of token ids."""
-        rows: Tensor = self._embeds[0](ids)
-        return rows.to(self.fc.weight.dtype)
+        super().join(target)
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
         """The target's features ``[..., d]``, given states ``[..., d]`` of each of ``layers``."""
         joined: Tensor = self.fc(torch.cat(list(states), -1).to(self.fc.weight.dtype))
         return joined
 
-    def entries(
-        self, embeds: Tensor, features: Tensor, positions: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
-        """The residual stream, and queries, keys and values ``[..., heads, n, size]``, of entries.
-
-        Args:
-            embeds, features: ``[..., n, d]``. positions: ``[n]`` or ``[..., n]``.
-        """
+    def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream, and the normalised embeddings beside the normalised features."""
         block = self.block
+        assert isinstance(block, _Layer3)
         hidden = block.hidden_norm(features)
         residual = hidden if block.norm_before_residual else features
-        both = torch.cat([block.input_layernorm(embeds), hidden], -1)
-        flat = positions if positions.ndim == 2 else positions[None]
-        cos, sin = self.rotary(embeds, flat)
-        if positions.ndim == 1 and embeds.ndim == 2:
-            cos, sin = cos[0], sin[0]
-        return residual, block.self_attn.split(both, (cos, sin))
-
-    def finish(self, residual: Tensor, values: Tensor) -> Tensor:
-        """The output ``[..., n, d]`` of entries, given the mean values ``[..., heads, n, size]`` of their attention."""
-        hidden = residual + self.block.self_attn.join(values)
-        out: Tensor = hidden + self.block.mlp(self.block.post_attention_layernorm(hidden))
-        return out
+        return residual, torch.cat([block.input_layernorm(embeds), hidden], -1)
 
     def draft_logits(self, out: Tensor) -> Tensor:
         """Logits ``[..., draft_vocab]`` of the tokens that it can draft."""
@@ -175,82 +137,6 @@ class Eagle3Heads(TokenHeads):
         whole = some.new_full((*some.shape[:-1], self.vocab_size), -torch.inf)
         whole[..., self.kept] = some
         return whole
-
-    @property
-    def flops(self) -> float:
-        """Of one entry, without attention itself."""
-        layers = [one for one in self.modules() if isinstance(one, nn.Linear)]
-        return 2.0 * sum(one.weight.numel() for one in layers)
-
-    def begin(self) -> TextOfHeads:
-        """The head in a new text."""
-        return _Eagle3Text(self)
-
-
-class _Eagle3Text(TextOfHeads):
-    """Keys and values of the entries of the text, and of the nodes that follow it."""
-
-    def __init__(self, heads: Eagle3Heads) -> None:
-        self._heads = heads
-        self._text: list[int] = []  # whose entries, one fewer than tokens, are cached
-        self._keys: Tensor | None = None  # [heads, n, size]
-        self._values: Tensor | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._nodes: dict[tuple[int, ...], int] = {}  # path -> number among the nodes' entries
-        self._outs: dict[tuple[int, ...], Tensor] = {}  # path -> output [d]; (): of the text's last entry
-        self._node_keys: list[Tensor] = []
-        self._node_values: list[Tensor] = []
-
-    def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
-        ids = list(text)
-        if ids == self._text:
-            return
-        known = known_prefix(ids, self._text)
-        # Entry i holds token i + 1; the last one is made again if it is known, for its output.
-        first = min(max(0, known - 1), len(ids) - 2)
-        heads, self._text = self._heads, ids
-        self._forget()
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(ids) - 1 - first
-        device = heads.fc.weight.device
-        embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=device))
-        features = heads.fused([states[layer][first:] for layer in heads.layers])
-        positions = torch.arange(first, len(ids) - 1, device=device)
-        residual, (query, key, value) = heads.entries(embeds, features, positions)
-        if self._keys is not None and self._values is not None:
-            key = torch.cat([self._keys[:, :first], key], 1)
-            value = torch.cat([self._values[:, :first], value], 1)
-        self._keys, self._values = key, value
-        sees = torch.arange(key.shape[1], device=device)[None] <= positions[:, None]
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, sees)
-        self._outs[()] = heads.finish(residual, attended)[-1]
-
-    def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
-        new = [path for path in dict.fromkeys(paths) if path not in self._outs]
-        if new:
-            self._grow(new)
-        return self._heads.whole_logits(torch.stack([self._outs[path] for path in paths]))
-
-    def _grow(self, paths: Sequence[tuple[int, ...]]) -> None:
-        """Add the entries of nodes: each sees the text, its ancestors and itself."""
-        assert self._keys is not None
-        assert self._values is not None
-        heads, device = self._heads, self._keys.device
-        self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
-        base, before = len(self._text) - 1, len(self._nodes)
-        embeds = heads.embedded(torch.tensor([path[-1] for path in paths], device=device))
-        features = torch.stack([self._outs[path[:-1]] for path in paths])
-        positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
-        residual, (query, key, value) = heads.entries(embeds, features, positions)
-        self._nodes |= {path: before + i for i, path in enumerate(paths)}
-        self._node_keys.append(key)
-        self._node_values.append(value)
-        attended = nn.functional.scaled_dot_product_attention(
-            query, torch.cat([self._keys, *self._node_keys], 1), torch.cat([self._values, *self._node_values], 1),
-            seen_by_nodes(paths, self._nodes, base, device),
-        )  # fmt: skip
-        self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))
 
 
 def save_eagle3(
@@ -291,13 +177,7 @@ def save_eagle3(
         "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
         **more,
     }
-    weights = {
-        name.replace("block.", "layers.0.").replace("embed.", "embed_tokens."): value.bfloat16()
-        if value.is_floating_point()
-        else value
-        for name, value in heads.state_dict().items()
-    }
-    write_files(directory, WEIGHTS, weights, config, card)
+    write_files(directory, WEIGHTS, heads.files_weights(), config, card)
 
 
 def load_eagle3(files: HeadFiles) -> Eagle3Heads:
@@ -342,14 +222,7 @@ def load_eagle3(files: HeadFiles) -> Eagle3Heads:
             "vocabulary: copy the files again"
         )
     if table is not None:
-        if table.shape != (heads.vocab_size, heads.hidden_size) or not bool(
-            torch.isfinite(table.float()).all()
-        ):
-            raise UserError(
-                f"embed_tokens.weight in '{files.directory}' has shape {list(table.shape)} for a target of "
-                f"{heads.vocab_size} tokens and width {heads.hidden_size}, or values that are not finite: copy it again"
-            )
-        heads.embed = nn.Embedding(*table.shape, _weight=table.float())
+        heads.take_table(table, files.directory)
     heads.id, heads.revision = files.id, files.revision
     return heads
 

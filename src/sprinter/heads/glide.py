@@ -25,6 +25,7 @@ from sprinter.heads.drafting import (
     TokenHeads,
     dtype_beside,
     output_layer,
+    shared_logits,
     write_files,
 )
 from sprinter.heads.reading import HeadFields, fill, fitting
@@ -132,13 +133,7 @@ class GlideHeads(TokenHeads):
 
     def token_logits(self, x: Tensor) -> Tensor:
         """Logits ``[..., V]`` of outputs ``[..., d]``."""
-        output = self._target[1]
-        weight = getattr(output, "weight", None)
-        normed = self.norm(x)
-        if isinstance(weight, Tensor) and weight.is_floating_point():
-            normed = normed.to(weight.dtype)
-        logits: Tensor = output(normed)
-        return logits
+        return shared_logits(self._target[1], self.norm(x))
 
     @property
     def flops(self) -> float:

@@ -7,6 +7,7 @@ import os
 from sprinter.errors import UserError
 from sprinter.heads.artifact import load_head
 from sprinter.heads.drafting import TokenHeads, read_files
+from sprinter.heads.eagle import is_eagle, load_eagle
 from sprinter.heads.eagle3 import load_eagle3
 from sprinter.heads.glide import load_glide
 from sprinter.heads.head import Head
@@ -18,7 +19,7 @@ _NAMES = ("sprinter_head", "speculators_model_type", "medusa_num_heads")
 
 
 def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
-    """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's, EAGLE-3's, GliDe's).
+    """Load heads: those that score tokens (``load_head``), or those that draft (Medusa's, EAGLE's, EAGLE-3's, GliDe's).
 
     Raises:
         UserError: the directory is missing, or what it holds is damaged.
@@ -31,6 +32,8 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
         return load_medusa(files)
     if speculators == "eagle3":
         return load_eagle3(files)
+    if is_eagle(files):
+        return load_eagle(files)
     if config.get("sprinter_head") == "glide":
         return load_glide(files)
     if speculators == "sprinter":
@@ -40,5 +43,6 @@ def load_any_head(source: str | os.PathLike[str]) -> Head | TokenHeads:
     )
     raise UserError(
         f"'{source}' is not a head that Sprinter reads: its config.json has {found}; give one of 'sprinter gate train' "
-        "or 'sprinter draft train', Medusa's, or EAGLE-3's in the format of speculators"
+        "or 'sprinter draft train', Medusa's or EAGLE's as their authors publish them, or EAGLE-3's in the format of "
+        "speculators"
     )

@@ -22,6 +22,7 @@ from sprinter.heads.drafting import (
     TokenHeads,
     dtype_beside,
     output_layer,
+    shared_logits,
     write_files,
 )
 from sprinter.heads.reading import HeadFields, fill, fitting
@@ -104,7 +105,7 @@ class MedusaHeads(TokenHeads):
         own = self.heads[head]
         assert isinstance(own, nn.ModuleList)
         turned = self.turned(head, states.to(next(own.parameters()).dtype))
-        logits: Tensor = self._output[0](turned.to(states.dtype)) if self.shared else own[self.blocks](turned)
+        logits: Tensor = shared_logits(self._output[0], turned) if self.shared else own[self.blocks](turned)
         return logits
 
     @property

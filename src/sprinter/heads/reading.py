@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
 from typing import Any, NoReturn
@@ -95,8 +95,15 @@ class HeadFields:
             self._refuse("accuracies", value, "lists of numbers in [0, 1]")
         return tuple(tuple(float(one) for one in row) for row in rows)
 
-    def layer(self, weights: Mapping[str, Tensor], mlp: str) -> LlamaConfig:
-        """The config of a Llama layer; ``mlp``: name of its feed-forward weights, which the sizes must fit."""
+    def layer(
+        self, weights: Mapping[str, Tensor], mlp: str, known: Collection[str] | None = None
+    ) -> LlamaConfig:
+        """The config of a Llama layer.
+
+        Args:
+            mlp: name of its feed-forward weights, which the sizes must fit.
+            known: fields that are read; None: all, each of which is the layer's.
+        """
         for name in _SIZES:
             if name in self.fields and not (name in _OPTIONAL and self.fields[name] is None):
                 self.whole(name)
@@ -106,7 +113,9 @@ class HeadFields:
         if not (_is_number(eps) and 0 < eps < 1):
             self._refuse("rms_norm_eps", eps, "a number in (0, 1)")
         given = {
-            key: value for key, value in self.fields.items() if key not in ("model_type", "architectures")
+            key: value
+            for key, value in self.fields.items()
+            if key not in ("model_type", "architectures") and (known is None or key in known)
         }
         heads, hidden = given.get("num_attention_heads", 32), given.get("hidden_size", 4096)
         if given.get("head_dim") is None and hidden % heads:
@@ -130,7 +139,7 @@ class HeadFields:
             ZeroDivisionError,
         ) as error:
             raise UserError(
-                f"{self._inside} in '{self._files.directory}/config.json' is no layer of Llama "
+                f"{self._inside or 'what stands'} in '{self._files.directory}/config.json' is no layer of Llama "
                 f"({' '.join(str(error).split())}): copy or make the heads again"
             ) from None
         size = (given.get("head_dim") or hidden // heads) * heads

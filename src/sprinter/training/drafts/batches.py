@@ -24,16 +24,21 @@ class TextBatch(NamedTuple):
         ids: ``[rows, width]`` token ids, padded on the right; no token attends to what follows it.
         places: ``[n]`` indices into the flattened ``[rows · width]`` of the positions whose laws are trained.
         laws: the target's laws at these positions.
+        lengths: number of tokens of each row.
     """
 
     ids: Tensor
     places: Tensor
     laws: TopLaws
+    lengths: tuple[int, ...]
 
     def to(self, device: torch.device) -> TextBatch:
         """The batch on a device."""
         return TextBatch(
-            self.ids.to(device), self.places.to(device), TopLaws(*(one.to(device) for one in self.laws))
+            self.ids.to(device),
+            self.places.to(device),
+            TopLaws(*(one.to(device) for one in self.laws)),
+            self.lengths,
         )
 
 
@@ -81,4 +86,4 @@ def collate(texts: Sequence[TargetText]) -> TextBatch:
         ids[row, : len(text.ids)] = text.ids
         places.append(row * width + torch.arange(text.prompt - 1, len(text.ids) - 1))
     laws = TopLaws(*(torch.cat(parts) for parts in zip(*(text.laws for text in texts), strict=True)))
-    return TextBatch(ids, torch.cat(places), laws)
+    return TextBatch(ids, torch.cat(places), laws, tuple(len(text.ids) for text in texts))

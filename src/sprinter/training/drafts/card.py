@@ -82,6 +82,7 @@ def draw_losses(history: Sequence[LossPoint]) -> bytes | None:
 
 _NAMES = {
     "medusa": "Medusa's heads (arXiv 2401.10774)",
+    "eagle": "EAGLE's head, as of EAGLE-2 (arXiv 2401.15077, 2406.16858)",
     "eagle3": "EAGLE-3's head (arXiv 2503.01840)",
     "glide": "GliDe's layer (arXiv 2402.02082)",
 }
@@ -98,6 +99,13 @@ def heads_card(facts: Mapping[str, Any]) -> str:
             "the whole vocabulary" if heads["vocabulary"] is None else f"{heads['vocabulary']:,} tokens"
         )
         made_of = f"one layer over three of the target's, on {vocabulary}; {heads['heads']} steps of training-time test"
+    if heads["kind"] == "eagle":
+        own = (
+            "training on the target's states alone"
+            if heads["heads"] == 1
+            else f"{heads['heads']} steps of training"
+        )
+        made_of = f"one layer over embeddings and the target's last states; {own}, regression × {heads['regression']:g}"
     if heads["kind"] == "glide":
         made_of = f"one layer that attends to the target's last; trained {heads['heads']} tokens ahead"
     name = _NAMES[heads["kind"]]

@@ -13,9 +13,9 @@ from sprinter.training.drafts.data import INFO, Texts
 from sprinter.training.drafts.run import LossPoint
 from sprinter.training.drafts.settings import HeadSettings, StudentSettings, TrainingSettings
 
-__all__ = ["FACTS", "TRAINING", "Judging", "check_folder", "run_facts", "training_key"]
+__all__ = ["FACTS", "STATES", "TRAINING", "Judging", "check_folder", "run_facts", "training_key"]
 
-FACTS, TRAINING = "draft.json", "training"
+FACTS, STATES, TRAINING = "draft.json", "states", "training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,11 @@ def check_folder(folder: Path, restart: bool, sort: str) -> None:
             raise UserError(f"'{folder}' holds {there}, which would be overwritten: give another --out")
     if restart and ours:
         (folder / FACTS).unlink(missing_ok=True)
-        for file in (*folder.glob(f"{TRAINING}/*/*.safetensors"), *folder.glob("texts/texts-*.safetensors")):
+        for file in (
+            *folder.glob(f"{TRAINING}/*/*.safetensors"),
+            *folder.glob("texts/texts-*.safetensors"),
+            *folder.glob(f"{STATES}/states-*.safetensors"),
+        ):
             file.unlink()
         (folder / "texts" / INFO).unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from sprinter.heads.glide import GlideHeads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import HeadLearner, draw_matrices
+from sprinter.training.drafts.head_learner import HeadLearner, HeadOutput, draw_matrices
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import HeadSettings, StudentSettings
 from sprinter.training.drafts.student import embedding_table, student_config
@@ -77,15 +77,14 @@ class GlideLearner(HeadLearner):
         """Hash of the layer, and of how it is trained."""
         return hashlib.sha256(f"{super().digest()}{self._steps}".encode()).hexdigest()
 
-    def outputs(self, batch: TextBatch) -> Iterator[tuple[Tensor, TopLaws]]:
+    def outputs(self, batch: TextBatch) -> Iterator[HeadOutput]:
         """By step, logits ``[n, V]`` and the target's laws of the same tokens."""
-        heads, batch = self._own, batch.to(self.target.device)
+        heads = self._own
+        (states,), batch = self.states(batch), batch.to(self.target.device)
         with torch.no_grad():
-            inner: Any = self.target.base_model
-            states = inner(input_ids=batch.ids, use_cache=False, output_hidden_states=True).hidden_states
             width = batch.ids.shape[1]
             places = torch.arange(width, device=batch.ids.device)
-            keys = heads.target_keys(states[heads.layers[0] + 1], places)
+            keys = heads.target_keys(states.to(self.target.dtype), places)
         embeds = heads.embedded(batch.ids)
         query, key, value = heads.entries(embeds, places)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -96,4 +95,4 @@ class GlideLearner(HeadLearner):
             at = batch.places[there]
             out = heads.finish(embeds, attended, places, keys, sees)
             laws = TopLaws(*(one[there] for one in batch.laws))
-            yield heads.token_logits(out[at // width, at % width]).float(), laws
+            yield HeadOutput(heads.token_logits(out[at // width, at % width]).float(), laws)

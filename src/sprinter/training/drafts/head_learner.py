@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,27 @@ from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.data import TargetText
 from sprinter.training.drafts.losses import LOSSES, TopLaws, divergences, tempered
 from sprinter.training.drafts.run import Losses
+from sprinter.training.drafts.states import KeptStates, states_of
 from sprinter.training.drafts.train import in_order
 
-__all__ = ["RANKS", "HeadLearner", "draw_matrices"]
+__all__ = ["RANKS", "HeadLearner", "HeadOutput", "draw_matrices"]
 
 RANKS = 10
 """Ranks whose accuracy is measured: those that a tree can name."""
 _TOPS = (1, 5)
+
+
+class HeadOutput(NamedTuple):
+    """What a head, or a step, says of n tokens.
+
+    Attributes:
+        logits: ``[n, k]`` of the tokens that it can draft. laws: the target's of the same tokens.
+        penalty: a further loss ``[n]``, which is added as it is; None: none.
+    """
+
+    logits: Tensor
+    laws: TopLaws
+    penalty: Tensor | None = None
 
 
 @torch.no_grad()
@@ -39,6 +54,9 @@ class HeadLearner(ABC):
     Args:
         heads: fresh; trained in place. target: its weights, frozen.
         discount: as in ``HeadSettings``. temperature: of both laws in the losses.
+
+    Attributes:
+        kept: the target's states of all texts, from disk; None: each batch has them computed.
     """
 
     def __init__(
@@ -46,11 +64,19 @@ class HeadLearner(ABC):
     ) -> None:
         self.heads, self.target, self.temperature = heads, target, temperature
         self._discount = discount
+        self.kept: KeptStates | None = None
         target.requires_grad_(False)
 
     @abstractmethod
-    def outputs(self, batch: TextBatch) -> Iterator[tuple[Tensor, TopLaws]]:
+    def outputs(self, batch: TextBatch) -> Iterator[HeadOutput]:
         """By head or step, logits ``[n, ...]`` and the target's laws of the same tokens."""
+
+    def states(self, batch: TextBatch) -> list[Tensor]:
+        """The target's states ``[rows, width, d]`` of each layer that the heads read, on the target's device."""
+        device = self.target.device
+        if self.kept is None:
+            return states_of(self.target, self.heads.layers, batch.ids.to(device))
+        return [one.to(device) for one in self.kept.of(batch)]
 
     @abstractmethod
     def decays(self, name: str, value: Tensor) -> bool:
@@ -79,11 +105,17 @@ class HeadLearner(ABC):
 
     def losses(self, batch: TextBatch) -> Losses:
         """The losses of all heads, each head's weighted by the discount."""
-        parts, weights = [], []
-        for head, (logits, laws) in enumerate(self.outputs(batch)):
-            parts.append(self.divergences(logits, laws))
-            weights.append(torch.full((len(logits),), self._discount**head, device=logits.device))
-        return Losses({name: torch.cat([one[name] for one in parts]) for name in LOSSES}, torch.cat(weights))
+        parts, weights, further = [], [], []
+        for head, out in enumerate(self.outputs(batch)):
+            parts.append(self.divergences(out.logits, out.laws))
+            weights.append(torch.full((len(out.logits),), self._discount**head, device=out.logits.device))
+            if out.penalty is not None:
+                further.append(out.penalty)
+        return Losses(
+            {name: torch.cat([one[name] for one in parts]) for name in LOSSES},
+            torch.cat(weights),
+            torch.cat(further) if further else None,
+        )
 
     @torch.no_grad()
     def held_out(self, texts: Sequence[TargetText], tokens: int) -> dict[str, float]:
@@ -96,7 +128,7 @@ class HeadLearner(ABC):
             counts[name] = counts.get(name, 0) + len(values)
 
         for batch in in_order(texts, tokens):
-            for head, (logits, laws) in enumerate(self.outputs(batch)):
+            for head, (logits, laws, _) in enumerate(self.outputs(batch)):
                 for name, values in self.divergences(logits, laws).items():
                     add(name, values)
                 ranks = self.ranks(logits, laws.tokens.to(logits.device))
@@ -110,7 +142,7 @@ class HeadLearner(ABC):
         found: list[Tensor] = []
         seen: list[int] = []
         for batch in in_order(texts, tokens):
-            for head, (logits, laws) in enumerate(self.outputs(batch)):
+            for head, (logits, laws, _) in enumerate(self.outputs(batch)):
                 ranks = self.ranks(logits, laws.tokens.to(logits.device)).cpu()
                 counts = torch.bincount(ranks[ranks < RANKS], minlength=RANKS)
                 if head == len(found):

@@ -1,7 +1,7 @@
 """Trains heads on a target that draft: texts, training, evaluation, card. Every stage resumes.
 
-A folder ``out`` holds the heads, and what the run needs to continue: ``texts/`` and ``training/``. ``draft.json`` is
-written last: a folder that has it is complete.
+A folder ``out`` holds the heads, and what the run needs to continue: ``texts/``, ``states/`` and ``training/``.
+``draft.json`` is written last: a folder that has it is complete.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from sprinter.decode.sparse import choose_nodes
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.heads.drafting import TokenHeads
+from sprinter.heads.eagle import EagleHeads, save_eagle
 from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
 from sprinter.heads.glide import GlideHeads, save_glide
 from sprinter.heads.load import load_any_head
@@ -25,14 +26,24 @@ from sprinter.heads.medusa import MedusaHeads, save_medusa
 from sprinter.models.cut import frequent_tokens
 from sprinter.training.drafts.card import draw_losses, heads_card
 from sprinter.training.drafts.data import Texts, TextsProgress, save_bytes, write_texts
+from sprinter.training.drafts.eagle import AHEAD, EagleLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
-from sprinter.training.drafts.folder import FACTS, TRAINING, Judging, check_folder, run_facts, training_key
+from sprinter.training.drafts.folder import (
+    FACTS,
+    STATES,
+    TRAINING,
+    Judging,
+    check_folder,
+    run_facts,
+    training_key,
+)
 from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.head_learner import HeadLearner
 from sprinter.training.drafts.judge import accepted, by_task
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
 from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
+from sprinter.training.drafts.states import keep_states
 
 __all__ = ["HEAD_TRAINING", "train_heads"]
 
@@ -52,6 +63,7 @@ def train_heads(
     *,
     restart: bool = False,
     on_texts: Callable[[TextsProgress], None] | None = None,
+    on_states: Callable[[int, int], None] | None = None,
     on_training: Callable[[LossPoint, int], None] | None = None,
 ) -> dict[str, Any]:
     """Train heads that draft for a target.
@@ -63,7 +75,7 @@ def train_heads(
         out: the folder of the heads; an interrupted run in it is continued.
         texts, shape, training, judging: settings of the stages.
         restart: delete an earlier run first.
-        on_texts, on_training: progress callbacks.
+        on_texts, on_states, on_training: progress callbacks; of states with the texts done and all.
 
     Returns:
         The facts of draft.json.
@@ -83,6 +95,9 @@ def train_heads(
     held = written.part(True)
     name = Path(target.id).name if Path(target.id).expanduser().exists() else target.id  # a hub id in full
     learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
+    if shape.keep_states:
+        read = learner.heads.layers
+        learner.kept = keep_states(weights, read, written.texts, folder / STATES, on_states)
     place = folder / TRAINING / training_key(written, shape, training)
     run = run_to_end(learner, written, training, place, progress=on_training)
     picture = draw_losses(run.history)
@@ -133,13 +148,16 @@ def _fresh(
         )
     if shape.kind == "glide":
         layer = fresh_glide(weights, shape, name, fingerprint)
-        return GlideLearner(layer, weights, shape.discount, temperature, shape.heads)
+        return GlideLearner(layer, weights, shape.discount, temperature, shape.steps)
+    if shape.kind == "eagle":
+        head = fresh_eagle(weights, shape, name, fingerprint)
+        return EagleLearner(head, weights, shape.discount, temperature, shape.steps, shape.regression)
     kept = None
     if shape.vocabulary is not None:
         answers = (text.ids[text.prompt :] for text in texts.part(False))
         kept = frequent_tokens(answers, shape.vocabulary, pair.models.vocab_size, pair.models.target.eos_ids)
     own = fresh_eagle3(weights, shape, name, fingerprint, kept)
-    return Eagle3Learner(own, weights, shape.discount, temperature, shape.heads)
+    return Eagle3Learner(own, weights, shape.discount, temperature, shape.steps)
 
 
 def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[str, Any]) -> None:
@@ -149,6 +167,9 @@ def _save(heads: TokenHeads, folder: Path, target: PreTrainedModel, facts: dict[
         return
     if isinstance(heads, GlideHeads):
         save_glide(heads, folder, "", facts)
+        return
+    if isinstance(heads, EagleHeads):
+        save_eagle(heads, folder, "", facts)
         return
     assert isinstance(heads, Eagle3Heads)
     verifier = {"name_or_path": heads.target_id, "architectures": [type(target).__name__]}
@@ -175,7 +196,8 @@ def _judged(
     temperature = float(texts.info["settings"]["temperature"])
     found: list[Mapping[str, Mapping[str, float]]] = []
     tree = "medusa" if shape.kind == "medusa" else "eagle"
-    for name, method in (("chain", f"heads(gamma={shape.heads})"), ("tree", tree)):
+    chain = max(shape.steps, AHEAD) if shape.kind == "eagle" else shape.steps
+    for name, method in (("chain", f"heads(gamma={chain})"), ("tree", tree)):
         table = accepted(
             both, texts.part(True), method=method, temperature=temperature, new_tokens=judging.new_tokens,
             most=judging.prompts,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from transformers import PreTrainedModel
 from sprinter.heads.drafting import output_layer
 from sprinter.heads.medusa import MedusaHeads
 from sprinter.training.drafts.batches import TextBatch
-from sprinter.training.drafts.head_learner import HeadLearner
+from sprinter.training.drafts.head_learner import HeadLearner, HeadOutput
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import HeadSettings
 
@@ -28,7 +27,7 @@ def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, finge
     weight: Tensor = output_layer(target).weight  # type: ignore[assignment]
     vocab, hidden = weight.shape
     heads = MedusaHeads(
-        hidden, vocab, settings.heads, settings.blocks, settings.share_output,
+        hidden, vocab, settings.steps, settings.blocks, settings.share_output,
         target_id=id, target_fingerprint=fingerprint,
     )  # fmt: skip
     if not settings.share_output:
@@ -56,18 +55,15 @@ class MedusaLearner(HeadLearner):
         """Matrices of the blocks; output layers begin as the target's, and stay near it."""
         return value.ndim == 2 and "linear" in name
 
-    def outputs(self, batch: TextBatch) -> Iterator[tuple[Tensor, TopLaws]]:
+    def outputs(self, batch: TextBatch) -> Iterator[HeadOutput]:
         """By head, its logits ``[n, V]`` and the target's laws of the same tokens."""
-        batch = batch.to(self.target.device)
-        with torch.no_grad():
-            inner: Any = self.target.base_model
-            states = inner(input_ids=batch.ids, use_cache=False).last_hidden_state
+        (states,), batch = self.states(batch), batch.to(self.target.device)
         width, states = batch.ids.shape[1], states.reshape(-1, states.shape[-1])
         for head in range(self._own.count):
             back = head + 1  # from the state that the law was computed at to the one that the head reads
             there = batch.places % width >= back
             at = batch.places[there] - back
-            yield (
+            yield HeadOutput(
                 self._own.head_logits(head, states[at]).float(),
                 TopLaws(*(one[there] for one in batch.laws)),
             )

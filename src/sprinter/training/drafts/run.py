@@ -54,10 +54,16 @@ class LossPoint(NamedTuple):
 
 
 class Losses(NamedTuple):
-    """Losses of a batch by name, ``[n]`` each, and what each of the n laws weighs ``[n]``; None: all the same."""
+    """Losses of a batch.
+
+    Attributes:
+        parts: by name, ``[n]`` each. weights: what each of the n laws weighs ``[n]``; None: all the same.
+        penalty: a further loss ``[n]``, which is added as it is; None: none.
+    """
 
     parts: Mapping[str, Tensor]
     weights: Tensor | None = None
+    penalty: Tensor | None = None
 
     def mean(self, values: Tensor) -> Tensor:
         """The weighted mean of ``[n]`` values."""
@@ -180,11 +186,12 @@ class Run:
     def step(self, batch: TextBatch) -> None:
         """One optimizer step."""
         loss = _WARM if self.done < self.settings.warm_up * self.steps else parse_loss(self.settings.loss)
-        found = self.learner.losses(batch)
+        found = self._losses(batch)
         parts = {name: found.parts[name] for name in LOSSES}
-        value = found.mean(loss.of(parts))
+        own = loss.of(parts)
+        value = found.mean(own if found.penalty is None else own + found.penalty)
         if self.own:
-            extra = dict(self.learner.losses(self._own_batch()).parts)
+            extra = dict(self._losses(self._own_batch()).parts)
             # A draft token is no draw of the target: cross-entropy on it would teach the student itself.
             value = value + loss.of({**extra, "ce": torch.zeros_like(extra["ce"])}).mean()
         if not bool(torch.isfinite(value)):
@@ -198,6 +205,12 @@ class Run:
         self.done += 1
         self._count += len(parts["tv"])
         self._sums = {name: self._sums[name] + float(parts[name].detach().sum()) for name in self._sums}
+
+    def _losses(self, batch: TextBatch) -> Losses:
+        half = self.settings.precision == "bfloat16"
+        device = next(iter(self._named.values())).device.type
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            return self.learner.losses(batch)
 
     def note(self) -> LossPoint:
         """The point of a checkpoint, added to the history."""

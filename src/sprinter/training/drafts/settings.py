@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from sprinter.decode.checks import at_least, between, whole
 from sprinter.decode.registry import did_you_mean
@@ -13,7 +14,7 @@ from sprinter.training.prompts import SPLITS
 
 __all__ = ["HeadSettings", "StudentSettings", "TextSettings", "TrainingSettings"]
 
-HEADS_THAT_DRAFT = ("medusa", "eagle3", "glide")
+HEADS_THAT_DRAFT = ("medusa", "eagle", "eagle3", "glide")
 """Kinds that ``sprinter draft train`` makes."""
 
 
@@ -106,46 +107,61 @@ class HeadSettings:
     """Shape of heads on the target that draft.
 
     Args:
-        kind: "medusa", "eagle3" or "glide".
+        kind: "medusa", "eagle", "eagle3" or "glide".
         heads: number of Medusa's heads, tokens ahead that are drafted; of the others, steps of training
-            ahead of what the target has read.
+            ahead of what the target has read. None: 1 for "eagle", as its authors train it, else 4.
         blocks: residual blocks of each of Medusa's heads.
         share_output: all of Medusa's heads end in the target's output layer, a fraction of the parameters; else each
             in one of its own, which begins as a copy.
         discount: weight of the loss of each further head or step, relative to the one before (both papers: 0.8).
+        regression: weight of EAGLE's loss of states, relative to that of laws (paper: 10).
         vocabulary: tokens that EAGLE-3 can draft, the most frequent ones of the target's texts; None: all.
+        keep_states: compute the target's states once and keep them on disk; else in every epoch.
         seed: seed of the initial weights; Medusa's have none by chance.
     """
 
     kind: str = "medusa"
-    heads: int = 4
+    heads: int | None = None
     blocks: int = 1
     share_output: bool = False
     discount: float = 0.8
+    regression: float = 10.0
     vocabulary: int | None = None
+    keep_states: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in HEADS_THAT_DRAFT:
             raise did_you_mean("kind of heads", str(self.kind), list(HEADS_THAT_DRAFT))
+        if self.heads is None:
+            object.__setattr__(self, "heads", 1 if self.kind == "eagle" else 4)
         for name in ("heads", "blocks"):
             at_least(name, getattr(self, name), 1)
             if getattr(self, name) > 16:
                 raise UserError(
                     f"{name}={getattr(self, name)} is out of range: give a whole number in [1, 16]"
                 )
+        between("regression", self.regression, 0.0, 1e6)
         between("discount", self.discount, 0.0, 1.0)
         whole("seed", self.seed)
         if self.vocabulary is not None:
             at_least("vocabulary", self.vocabulary, 1)
         if self.kind != "medusa" and (self.blocks != 1 or self.share_output):
             raise UserError("blocks and share_output are of Medusa's heads: leave them out")
-        if self.kind == "eagle3" and self.heads < 3:
+        if self.kind == "eagle3" and self.steps < 3:
             raise UserError(
                 f"heads={self.heads} is out of range: EAGLE-3 is trained on three of its own steps or more"
             )
         if self.kind != "eagle3" and self.vocabulary is not None:
             raise UserError("vocabulary goes with kind=eagle3: the others end in output layers of all tokens")
+        if self.kind != "eagle" and self.regression != 10.0:
+            raise UserError("regression goes with kind=eagle: the others learn no states")
+
+    @property
+    def steps(self) -> int:
+        """``heads``, once it is chosen."""
+        assert self.heads is not None
+        return self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +184,7 @@ class TrainingSettings:
         gamma: length of those drafts.
         checkpoint: number of steps between checkpoints.
         seed: seed of the order of texts and of the drafts.
+        precision: dtype of matrix products in training; weights, losses and what is measured stay in float32.
         threads: number of CPU threads; None: torch's own choice. Equal weights after a resumed run need equal numbers.
     """
 
@@ -184,10 +201,13 @@ class TrainingSettings:
     gamma: int = 5
     checkpoint: int = 100
     seed: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", str(parse_loss(self.loss)))
+        if self.precision not in (known := ["float32", "bfloat16"]):
+            raise did_you_mean("precision", str(self.precision), known)
         whole("seed", self.seed)
         between("warm_up", self.warm_up, 0.0, 1.0)
         between("on_policy", self.on_policy, 0.0, 1.0)

@@ -1,0 +1,155 @@
+"""EAGLE's head (Li et al. 2024, arXiv 2401.15077; EAGLE-2, arXiv 2406.16858, drafts trees with the same one).
+
+Its entries (``heads.entries``) join the embedding of a token with the target's last state before it by a linear layer.
+One decoder layer without a first norm turns them into an estimate of the target's next state, from which the target's
+own output layer makes the law.
+
+Files are those of the authors: the fields of the layer in ``config.json``, ``fc``, ``layers.0`` and perhaps
+``embed_tokens`` in ``model.safetensors``. Those of speculators' former type ``eagle`` are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+
+from sprinter.errors import UserError
+from sprinter.heads.drafting import HeadFiles, output_layer, shared_logits, write_files
+from sprinter.heads.entries import EntryHeads, EntryLayer
+from sprinter.heads.reading import HeadFields, fill, fitting
+
+__all__ = ["EagleHeads", "is_eagle", "load_eagle", "save_eagle"]
+
+WEIGHTS = "model.safetensors"
+_PICKLE = "pytorch_model.bin"
+_SPECULATORS = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
+"""Names of speculators, and the authors'."""
+
+
+class EagleHeads(EntryHeads):
+    """EAGLE's layer, and the fusion of embeddings and states.
+
+    Args:
+        config: of the layer; ``hidden_size`` d and ``vocab_size`` are the target's.
+        fusion_bias: whether the fusing layer has a bias.
+        more: as in ``TokenHeads``.
+    """
+
+    kind = "eagle"
+
+    def __init__(self, config: LlamaConfig, fusion_bias: bool = False, **more: Any) -> None:
+        layer = EntryLayer(config, config.hidden_size)
+        super().__init__(config, layer, 2 * config.hidden_size, fusion_bias, **more)
+        self._output: list[nn.Module] = []  # the target's; in a list, as it is no part of this module
+
+    def join(self, target: nn.Module) -> None:
+        """Take the target's embedding and output layer, and move to its device."""
+        super().join(target)
+        self._output = [output_layer(target)]
+
+    def fused(self, states: Sequence[Tensor]) -> Tensor:
+        """The target's states ``[..., d]`` after its final norm."""
+        return states[0].to(self.fc.weight.dtype)
+
+    def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Embeddings and features fused: the residual stream, and what the attention reads."""
+        joined: Tensor = self.fc(torch.cat([embeds, features], -1))
+        return joined, joined
+
+    def draft_logits(self, out: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of estimated states ``[..., d]``."""
+        return shared_logits(self._output[0], out)
+
+    def whole_logits(self, out: Tensor) -> Tensor:
+        """Logits ``[..., V]``."""
+        return self.draft_logits(out)
+
+    @property
+    def flops(self) -> float:
+        """Of one entry, the target's output layer included, without attention itself."""
+        return super().flops + 2.0 * self.hidden_size * self.vocab_size
+
+
+def save_eagle(heads: EagleHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:
+    """Write the head as its authors lay it out; weights in bfloat16.
+
+    Args:
+        facts: further fields of config.json.
+
+    Raises:
+        UserError: the directory cannot be written.
+    """
+    config = {
+        **heads.layer_config.to_diff_dict(),
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "bias": heads.fc.bias is not None,  # of the fusing layer
+        "sprinter_head": "eagle",
+        "base_model_name_or_path": heads.target_id,
+        "target_fingerprint": heads.target_fingerprint,
+        "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
+        **(facts or {}),
+    }
+    write_files(directory, WEIGHTS, heads.files_weights(), config, card)
+
+
+def is_eagle(files: HeadFiles) -> bool:
+    """Whether a folder is of such a head: marked, or as its authors publish it, a config of one decoder layer."""
+    config = files.config
+    marked = config.get("sprinter_head") == "eagle" or config.get("speculators_model_type") == "eagle"
+    named = config.keys() & {"sprinter_head", "speculators_model_type", "medusa_num_heads"}
+    return marked or (not named and config.get("num_hidden_layers") == 1 and "hidden_size" in config)
+
+
+def load_eagle(files: HeadFiles) -> EagleHeads:
+    """Read a head from a folder.
+
+    Raises:
+        UserError: a variant that is not supported, or weights that are missing, damaged, or do not fit the config.
+    """
+    fields, weights = HeadFields(files), files.weights((WEIGHTS,), (_PICKLE,))
+    inner, verified = fields, fields.text("base_model_name_or_path")
+    if files.config.get("speculators_model_type") == "eagle":
+        inner = HeadFields(files, "transformer_layer_config")
+        verifier = HeadFields(files, "speculators_config", {}).fields.get("verifier")
+        verified = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+        for theirs, ours in _SPECULATORS.items():
+            weights = {name.replace(theirs, ours, 1): value for name, value in weights.items()}
+    _check_variant(files, inner.fields, weights)
+    weights = {name.replace("layers.0.", "block."): value for name, value in weights.items()}
+    table = weights.pop("embed_tokens.weight", None)
+    for name in [name for name in weights if name.startswith(("lm_head.", "rotary"))]:
+        del weights[name]  # copies of the target's
+    with fitting("EAGLE head", files):
+        heads = EagleHeads(
+            inner.layer(weights, "block.mlp", LlamaConfig().to_dict().keys() | {"rope_theta", "rope_scaling"}),
+            "fc.bias" in weights, target_id=str(verified or ""),
+            target_fingerprint=fields.text("target_fingerprint"), accuracies=fields.accuracies(),
+        )  # fmt: skip
+        fill(heads, weights, files.directory)
+    if table is not None:
+        heads.take_table(table, files.directory)
+    heads.id, heads.revision = files.id, files.revision
+    return heads
+
+
+def _check_variant(files: HeadFiles, layer: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Refuse what this module would read wrongly."""
+    normed = any("layernorm" in name and "post_attention" not in name for name in weights)
+    for what, wrong in (
+        (f"a layer of type '{layer.get('model_type')}'", layer.get("model_type", "llama") != "llama"),
+        (f"{layer.get('num_hidden_layers')} layers", layer.get("num_hidden_layers", 1) != 1),
+        ("further norms", normed or bool(files.config.get("layernorms"))),
+        ("no fc.weight, as heads of EAGLE have", "fc.weight" not in weights),
+    ):
+        if wrong:
+            raise UserError(
+                f"the EAGLE head in '{files.directory}' has {what}, which is not supported: give one with a single "
+                "layer of type 'llama', without norms before it"
+            )

@@ -1,0 +1,156 @@
+"""States of the target along texts: computed once, kept in shards on disk, and read by every epoch.
+
+A shard is known by its texts and by the weights and layers that the states are of, so that an interrupted run goes on,
+and heads that read the same layers share them. States are kept in bfloat16 and mapped from the file: memory does not
+grow with the number of texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sprinter.errors import UserError
+from sprinter.fingerprint import weights_fingerprint
+from sprinter.training.drafts.batches import TextBatch
+from sprinter.training.drafts.data import TargetText, save_bytes
+
+__all__ = ["KeptStates", "keep_states", "states_of"]
+
+_FORMAT = 1
+_SHARD = 64
+_BYTES = 2  # of a bfloat16
+_ROOM = 256 << 20  # bytes that a disk should have left
+
+
+@torch.no_grad()
+def states_of(target: PreTrainedModel, layers: Sequence[int], ids: Tensor) -> list[Tensor]:
+    """The target's states ``[rows, width, d]`` of each layer, given token ids ``[rows, width]``.
+
+    Args:
+        layers: decoder layers, from 0, whose outputs are wanted; -1: after the final norm.
+    """
+    inner: Any = target.base_model
+    deep = any(layer >= 0 for layer in layers)
+    out = inner(input_ids=ids, use_cache=False, output_hidden_states=deep)
+    return [out.last_hidden_state if layer < 0 else out.hidden_states[layer + 1] for layer in layers]
+
+
+class KeptStates:
+    """States of texts on disk.
+
+    Args:
+        layers: number of layers that are kept of each token.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._layers = layers
+        self._places: dict[bytes, tuple[Path, int]] = {}
+        self._open: dict[Path, Any] = {}
+
+    def add(self, path: Path, texts: Sequence[TargetText]) -> None:
+        """Take a shard that holds the states of some texts, one after the other."""
+        start = 0
+        for text in texts:
+            self._places[text.ids.numpy().tobytes()] = path, start
+            start += len(text.ids)
+
+    def of(self, batch: TextBatch) -> list[Tensor]:
+        """States ``[rows, width, d]`` in float32 of each layer, on the CPU; 0 behind the end of a text.
+
+        Raises:
+            UserError: a file is gone.
+        """
+        rows: list[Tensor] = []
+        for ids, length in zip(batch.ids.cpu(), batch.lengths, strict=True):
+            path, start = self._places[ids[:length].numpy().tobytes()]
+            if path not in self._open:
+                try:
+                    self._open[path] = safe_open(path, framework="pt").get_slice("states")
+                except (OSError, SafetensorError) as error:
+                    raise UserError(
+                        f"cannot read '{path}' ({error}): run the same command again, which makes it anew"
+                    ) from None
+            rows.append(self._open[path][start : start + length].float())
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [rows, width, layers, d]
+        return list(padded.unbind(2))
+
+
+def keep_states(
+    target: PreTrainedModel,
+    layers: Sequence[int],
+    texts: Sequence[TargetText],
+    out: Path,
+    progress: Callable[[int, int], None] | None = None,
+) -> KeptStates:
+    """Compute the states of texts; shards that an earlier run wrote are taken as they are.
+
+    Args:
+        target: in a floating-point dtype. layers: as in ``states_of``.
+        texts: of the target.
+        out: directory of the shards.
+        progress: called after each shard with the texts done and all.
+
+    Raises:
+        UserError: a disk that is full, or too small for what is missing.
+    """
+    kept, about = KeptStates(len(layers)), [_FORMAT, weights_fingerprint(target), [*layers]]
+    parts = [texts[at : at + _SHARD] for at in range(0, len(texts), _SHARD)]
+    paths = [out / f"states-{_key(about, part)}.safetensors" for part in parts]
+    missing = [part for part, path in zip(parts, paths, strict=True) if not _whole(path, part)]
+    _check_room(missing, len(layers) * int(target.config.get_text_config(decoder=True).hidden_size), out)
+    todo, done = {id(part) for part in missing}, 0
+    for part, path in zip(parts, paths, strict=True):
+        if id(part) in todo:
+            found = [
+                torch.stack(
+                    [one[0] for one in states_of(target, layers, text.ids[None].to(target.device))], 1
+                )
+                for text in part
+            ]
+            save_bytes(path, to_bytes({"states": torch.cat(found).bfloat16().cpu()}))
+        kept.add(path, part)
+        done += len(part)
+        if progress is not None:
+            progress(done, len(texts))
+    return kept
+
+
+def _key(about: Sequence[object], texts: Sequence[TargetText]) -> str:
+    digest = hashlib.sha256(json.dumps(about).encode())
+    for text in texts:
+        digest.update(len(text.ids).to_bytes(8, "little") + text.ids.numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _whole(path: Path, texts: Sequence[TargetText]) -> bool:
+    """Whether a shard is there, with a state for each token."""
+    if not path.is_file():
+        return False
+    try:
+        with safe_open(path, framework="pt") as file:
+            return bool(file.get_slice("states").get_shape()[0] == sum(len(text.ids) for text in texts))
+    except (OSError, SafetensorError):
+        return False
+
+
+def _check_room(parts: Sequence[Sequence[TargetText]], width: int, out: Path) -> None:
+    """Refuse a disk that cannot hold the states of some shards of texts, ``width`` numbers a token."""
+    need = _BYTES * width * sum(len(text.ids) for part in parts for text in part)
+    there = next(one for one in (out, *out.absolute().parents) if one.exists())
+    free = shutil.disk_usage(there).free
+    if need and need + _ROOM > free:
+        raise UserError(
+            f"the target's states need {need / 1e9:.1f} GB in '{out}', where {free / 1e9:.1f} GB are free: free some "
+            "space, or give --no-keep-states, which computes them again in every epoch"
+        )
