@@ -119,7 +119,8 @@ def test_the_loss_of_states_is_minimised(tmp_path: Path) -> None:
             own, found, replace(TRAINING, steps=80, checkpoint=80, lr=1e-2), tmp_path / f"{regression}"
         )
         judge = EagleLearner(own.heads, own.target, 0.8, 1.0)  # type: ignore[arg-type]
-        penalty = judge.losses(collate(found.part(True))).penalty
+        own.heads.train(False)
+        penalty = judge.losses(collate(found.part(False))).penalty
         assert penalty is not None
         error[regression] = float(penalty.detach().mean())
     assert error[10.0] < 0.8 * error[0.0], error

@@ -96,8 +96,9 @@ def train_heads(
     name = Path(target.id).name if Path(target.id).expanduser().exists() else target.id  # a hub id in full
     learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
     if shape.keep_states:
-        read = learner.heads.layers
-        learner.kept = keep_states(weights, read, written.texts, folder / STATES, on_states)
+        learner.kept = keep_states(
+            weights, learner.heads.layers, written.texts, folder / STATES, training.precision, on_states
+        )
     place = folder / TRAINING / training_key(written, shape, training)
     run = run_to_end(learner, written, training, place, progress=on_training)
     picture = draw_losses(run.history)

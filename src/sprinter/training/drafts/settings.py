@@ -184,7 +184,8 @@ class TrainingSettings:
         gamma: length of those drafts.
         checkpoint: number of steps between checkpoints.
         seed: seed of the order of texts and of the drafts.
-        precision: dtype of matrix products in training; weights, losses and what is measured stay in float32.
+        precision: dtype of matrix products in training, and of those of the states that heads read; weights, losses
+            and what is measured stay in float32.
         threads: number of CPU threads; None: torch's own choice. Equal weights after a resumed run need equal numbers.
     """
 

@@ -1,7 +1,7 @@
 """States of the target along texts: computed once, kept in shards on disk, and read by every epoch.
 
-A shard is known by its texts and by the weights and layers that the states are of, so that an interrupted run goes on,
-and heads that read the same layers share them. States are kept in bfloat16 and mapped from the file: memory does not
+A file is known by its texts and by the weights and the layer that the states are of, so that an interrupted run goes
+on, and heads that read the same layer share it. States are kept in bfloat16 and mapped from the file: memory does not
 grow with the number of texts.
 """
 
@@ -12,12 +12,12 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
@@ -47,22 +47,17 @@ def states_of(target: PreTrainedModel, layers: Sequence[int], ids: Tensor) -> li
 
 
 class KeptStates:
-    """States of texts on disk.
+    """States of texts on disk, one file for each layer of a shard of texts."""
 
-    Args:
-        layers: number of layers that are kept of each token.
-    """
-
-    def __init__(self, layers: int) -> None:
-        self._layers = layers
-        self._places: dict[bytes, tuple[Path, int]] = {}
+    def __init__(self) -> None:
+        self._places: dict[bytes, tuple[Sequence[Path], int]] = {}
         self._open: dict[Path, Any] = {}
 
-    def add(self, path: Path, texts: Sequence[TargetText]) -> None:
-        """Take a shard that holds the states of some texts, one after the other."""
+    def add(self, paths: Sequence[Path], texts: Sequence[TargetText]) -> None:
+        """Take the files, by layer, that hold the states of some texts, one after the other."""
         start = 0
         for text in texts:
-            self._places[text.ids.numpy().tobytes()] = path, start
+            self._places[text.ids.numpy().tobytes()] = paths, start
             start += len(text.ids)
 
     def of(self, batch: TextBatch) -> list[Tensor]:
@@ -71,19 +66,21 @@ class KeptStates:
         Raises:
             UserError: a file is gone.
         """
-        rows: list[Tensor] = []
+        rows = []
         for ids, length in zip(batch.ids.cpu(), batch.lengths, strict=True):
-            path, start = self._places[ids[:length].numpy().tobytes()]
-            if path not in self._open:
-                try:
-                    self._open[path] = safe_open(path, framework="pt").get_slice("states")
-                except (OSError, SafetensorError) as error:
-                    raise UserError(
-                        f"cannot read '{path}' ({error}): run the same command again, which makes it anew"
-                    ) from None
-            rows.append(self._open[path][start : start + length].float())
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # [rows, width, layers, d]
-        return list(padded.unbind(2))
+            paths, start = self._places[ids[:length].numpy().tobytes()]
+            rows.append([self._file(path)[start : start + length].float() for path in paths])
+        return [nn.utils.rnn.pad_sequence(layer, batch_first=True) for layer in zip(*rows, strict=True)]
+
+    def _file(self, path: Path) -> Any:
+        if path not in self._open:
+            try:
+                self._open[path] = safe_open(path, framework="pt").get_slice("states")
+            except (OSError, SafetensorError) as error:
+                raise UserError(
+                    f"cannot read '{path}' ({error}): run the same command again, which makes it anew"
+                ) from None
+        return self._open[path]
 
 
 def keep_states(
@@ -91,35 +88,43 @@ def keep_states(
     layers: Sequence[int],
     texts: Sequence[TargetText],
     out: Path,
+    precision: Literal["float32", "bfloat16"] = "float32",
     progress: Callable[[int, int], None] | None = None,
 ) -> KeptStates:
-    """Compute the states of texts; shards that an earlier run wrote are taken as they are.
+    """Compute the states of texts; files that an earlier run wrote are taken as they are.
 
     Args:
         target: in a floating-point dtype. layers: as in ``states_of``.
         texts: of the target.
-        out: directory of the shards.
+        out: directory of the files.
+        precision: dtype of matrix products, as in training.
         progress: called after each shard with the texts done and all.
 
     Raises:
         UserError: a disk that is full, or too small for what is missing.
     """
-    kept, about = KeptStates(len(layers)), [_FORMAT, weights_fingerprint(target), [*layers]]
-    parts = [texts[at : at + _SHARD] for at in range(0, len(texts), _SHARD)]
-    paths = [out / f"states-{_key(about, part)}.safetensors" for part in parts]
-    missing = [part for part, path in zip(parts, paths, strict=True) if not _whole(path, part)]
-    _check_room(missing, len(layers) * int(target.config.get_text_config(decoder=True).hidden_size), out)
-    todo, done = {id(part) for part in missing}, 0
-    for part, path in zip(parts, paths, strict=True):
-        if id(part) in todo:
-            found = [
-                torch.stack(
-                    [one[0] for one in states_of(target, layers, text.ids[None].to(target.device))], 1
-                )
-                for text in part
-            ]
-            save_bytes(path, to_bytes({"states": torch.cat(found).bfloat16().cpu()}))
-        kept.add(path, part)
+    kept, about = KeptStates(), [_FORMAT, weights_fingerprint(target), str(target.dtype), precision]
+    shards: list[tuple[Sequence[TargetText], dict[int, Path]]] = []
+    for at in range(0, len(texts), _SHARD):
+        part = texts[at : at + _SHARD]
+        shards.append(
+            (part, {layer: out / f"states-{_key([*about, layer], part)}.safetensors" for layer in layers})
+        )
+    missing = [[layer for layer, path in paths.items() if not _whole(path, part)] for part, paths in shards]
+    hidden = int(target.config.get_text_config(decoder=True).hidden_size)
+    lacking = zip(missing, shards, strict=True)
+    _check_room(
+        hidden * sum(len(some) * sum(len(text.ids) for text in part) for some, (part, _) in lacking), out
+    )
+    done = 0
+    for (part, paths), some in zip(shards, missing, strict=True):
+        if some:
+            with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                found = [states_of(target, some, text.ids[None].to(target.device)) for text in part]
+            for number, layer in enumerate(some):
+                rows = torch.cat([each[number][0] for each in found])
+                save_bytes(paths[layer], to_bytes({"states": rows.bfloat16().cpu()}))
+        kept.add([paths[layer] for layer in layers], part)
         done += len(part)
         if progress is not None:
             progress(done, len(texts))
@@ -134,7 +139,7 @@ def _key(about: Sequence[object], texts: Sequence[TargetText]) -> str:
 
 
 def _whole(path: Path, texts: Sequence[TargetText]) -> bool:
-    """Whether a shard is there, with a state for each token."""
+    """Whether a file is there, with a state for each token."""
     if not path.is_file():
         return False
     try:
@@ -144,11 +149,10 @@ def _whole(path: Path, texts: Sequence[TargetText]) -> bool:
         return False
 
 
-def _check_room(parts: Sequence[Sequence[TargetText]], width: int, out: Path) -> None:
-    """Refuse a disk that cannot hold the states of some shards of texts, ``width`` numbers a token."""
-    need = _BYTES * width * sum(len(text.ids) for part in parts for text in part)
+def _check_room(numbers: int, out: Path) -> None:
+    """Refuse a disk that cannot hold some numbers."""
     there = next(one for one in (out, *out.absolute().parents) if one.exists())
-    free = shutil.disk_usage(there).free
+    need, free = _BYTES * numbers, shutil.disk_usage(there).free
     if need and need + _ROOM > free:
         raise UserError(
             f"the target's states need {need / 1e9:.1f} GB in '{out}', where {free / 1e9:.1f} GB are free: free some "
