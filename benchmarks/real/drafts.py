@@ -1,10 +1,11 @@
 """Drafters made for a real target: accepted tokens a call by task, and speed next to lookup and plain decoding.
 
-    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER --heads FOLDER ... [--prompts 4] [--new-tokens 96]
+    python benchmarks/real/drafts.py --data DIR --draft-folder FOLDER [--gate GATE] --heads FOLDER ... [--prompts 4]
 
 The folders come from ``sprinter draft distill`` and ``sprinter draft train`` on the prompts of ``gate_prompts.py``; the
 prompts here are others: GSM8K's test set, HumanEval, the second half of Spec-Bench and Wikinews' second file. All arms
-answer the same prompts in turn.
+answer the same prompts in turn. The draft model's arms are those of SPRINTER's table 3 too: exact speculation, mentored
+decoding and SPRINTER itself, whose gate is trained on that draft; the drift is the meter's.
 """
 
 from __future__ import annotations
@@ -44,14 +45,29 @@ from sprinter.models.pair import LoadedPair, load_models
 NAME = "real/drafts"
 TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/smollm2-135m-instruct-q4_1.gguf"
 BASES = sized(("autoregressive", "lookup"), ("autoregressive",))
-WITH_DRAFT = sized(("speculative(gamma=2)", "speculative(gamma=4)", "svip"), ("speculative(gamma=2)",))
+WITH_DRAFT = sized(
+    ("speculative(gamma=2)", "speculative(gamma=4)", "svip", "mentored", "certain(threshold=0.3)"),
+    ("speculative(gamma=2)",),
+)
 CHAINS = ("heads(gamma=2)", "heads(gamma=4)", "trust=nobody,stop=svip,drafter=heads,cap=6")
+_DYNAMIC = (
+    "eagle(expand=2, depth=2, nodes=3)",
+    "eagle(expand=3, depth=3, nodes=6)",
+    "trust=nobody,stop=svip,drafter=heads(grow=dynamic(expand=3,depth=3,nodes=6))",
+    "eagle(expand=8, depth=5, nodes=24)",
+)
 TREES = {
-    "medusa": ("medusa(nodes=6)", "medusa(nodes=24)"),
-    "eagle3": ("eagle(expand=3, depth=3, nodes=6)", "eagle(expand=8, depth=5, nodes=24)"),
-    "glide": ("eagle(expand=3, depth=3, nodes=6)",),
+    "medusa": ("medusa(nodes=3)", "medusa(nodes=6)", "medusa(nodes=24)", "medusa(nodes=60)"),
+    "eagle": (*_DYNAMIC, "eagle(expand=10, depth=6, nodes=60)"),
+    "eagle3": (*_DYNAMIC, "eagle(expand=10, depth=6, nodes=60)"),
+    "glide": (
+        _DYNAMIC[1],
+        "trust=nobody,stop=fixed(gamma=3),drafter=heads(grow=widened),accept=without",
+        "trust=nobody,stop=svip,drafter=heads(grow=widened),accept=without,cap=3",
+    ),
 }
-"""Trees of few nodes, which cost little in a forward pass on a CPU, and of the presets' number."""
+"""Trees of few nodes, which cost little in a forward pass on a CPU, of the presets' number and of EAGLE-2's paper's;
+with SVIP's stops as in its tables 3 and 4 (GliDe's widened chains are CaPE's)."""
 
 MADE_UP = {
     "made": "the built-in draft", "parameters": 1, "vocabulary": None, "train_tokens": 1, "training_s": 0.0,
@@ -79,13 +95,13 @@ def prompts_of(data: Path) -> dict[str, Iterator[str]]:
 def arms_of(pair: sprinter.Pair) -> list[tuple[str, sprinter.Pair, str]]:
     """Name, pair and method of the arms of one drafter."""
     if pair.drafting is None:
-        return [(method, pair, method) for method in WITH_DRAFT]
+        return [(method, pair, method) for method in (*WITH_DRAFT, *(["sprinter"] if pair.gate else []))]
     kind = pair.drafting.kind
     return [(f"{kind}: {method}", pair, method) for method in (*CHAINS, *TREES[kind])]
 
 
 def arm(name: str, pair: sprinter.Pair, method: str, temperature: float, new_tokens: int) -> Arm:
-    """A method in chat form, metered as it runs."""
+    """A method in chat form, every token of which is metered: lossy ones have their closing pass in their time."""
 
     def run(prompt: str, seed: int) -> Any:
         messages = [{"role": "user", "content": prompt}]
@@ -95,6 +111,7 @@ def arm(name: str, pair: sprinter.Pair, method: str, temperature: float, new_tok
             max_new_tokens=new_tokens,
             temperature=temperature,
             seed=seed,
+            meter="complete",
         )
 
     return Arm(name, run)
@@ -122,6 +139,7 @@ def measure(
                 "tokens_per_call": interval(part.tokens, part.calls),
                 "acceptance": part.total("accepted") / part.total("drafted") if part.total("drafted") else None,
                 "speed_over_plain": speed_ratio(part, parts[0]),
+                "drift": interval(part.drift, part.tokens),
                 "tokens_per_s": float(part.tokens.sum() / part.busy_s.sum()),
                 "same_as_plain": sum(
                     [token.id for token in own.tokens] == [token.id for token in plain.tokens]
@@ -136,11 +154,12 @@ def measure(
 def table(results: dict[str, Any]) -> str:
     """What was measured, in Markdown."""
     lines = [f"- {told(one)}" for one in results["drafters"]] + [""]
-    head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | as plain"
+    head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | drift"
+    head += " | as plain"
     rows = [
         f"{row['temperature']:g} | {row['task']} | `{row['method']}` | {cells(row['tokens_per_call'])} | "
         f"{_share(row['acceptance'])} | {cells(row['speed_over_plain'])} | "
-        f"{row['tokens_per_s']:.1f} | "
+        f"{row['tokens_per_s']:.1f} | {cells(row['drift'], 4)} | "
         + ("–" if row["same_as_plain"] is None else f"{row['same_as_plain']} of {row['prompts']}")
         for row in results["rows"]
     ]
@@ -191,6 +210,7 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--target", default=TARGET)
     parser.add_argument("--draft-folder", type=Path, help="of 'sprinter draft distill'")
+    parser.add_argument("--gate", type=Path, help="of 'sprinter gate train' on that draft")
     parser.add_argument("--heads", type=Path, nargs="+", default=[], help="of 'sprinter draft train'")
     parser.add_argument("--dtype", default="gguf", help="of the target")
     parser.add_argument("--draft-dtype", default="int8")
@@ -228,7 +248,8 @@ def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
     target = load_models(chosen.target, device="cpu", dtype=chosen.dtype)
     if chosen.draft_folder:
         student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
-        yield sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer))
+        gate = None if chosen.gate is None else load_any_head(chosen.gate)
+        yield sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer), gate)
     for folder in chosen.heads:
         yield sprinter.Pair(LoadedPair(target.target, None, target.tokenizer), heads=[load_any_head(folder)])
 
