@@ -197,6 +197,7 @@ TOPICS = {
             "real/equality": "Greedy texts of lossless methods against plain decoding",
             "real/overlap": "Drafting during the target's pass",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
+            "real/elsewhere": "An EAGLE-3 head of ours in speculators' own model",
         },
         real_headline,
     ),

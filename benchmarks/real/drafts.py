@@ -154,7 +154,9 @@ def measure(
 def table(results: dict[str, Any]) -> str:
     """What was measured, in Markdown."""
     lines = [f"- {told(one)}" for one in results["drafters"]] + [""]
-    head = "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | drift"
+    head = (
+        "temperature | task | method | tokens/target call | accepted of drafted | ÷ plain | tokens/s | drift"
+    )
     head += " | as plain"
     rows = [
         f"{row['temperature']:g} | {row['task']} | `{row['method']}` | {cells(row['tokens_per_call'])} | "

@@ -40,7 +40,7 @@ SLOW = {
     "methods/tuner",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
-NEEDS |= {"serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}
+NEEDS |= {"real/elsewhere": "speculators", "serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}
 KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
@@ -67,6 +67,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "methods/never_slower": {"measured", "runs"},
     "methods/tuner": {"rows", "time"},
     "real/drafts": {"rows", "drafters"},
+    "real/elsewhere": {"steps", "speculators"},
     "real/equality": {"parts", "runs"},
     "real/gates": {"auc", "calls_at"},
     "real/overlap": {"measured", "runs"},

@@ -183,7 +183,7 @@ def test_published_variants(tmp_path: Path) -> None:
     heads = eagle(kept=None)
     save_eagle3(heads, tmp_path, "")
     weights = load_file(tmp_path / "model.safetensors")
-    del weights["d2t"], weights["t2d"]
+    assert "d2t" not in weights and "t2d" not in weights
     weights |= {"fc.bias": torch.ones(SIZE), "embed_tokens.weight": torch.randn(VOCAB, SIZE)}
     weights |= {"verifier_norm.weight": torch.ones(SIZE)}
     save_file(weights, tmp_path / "model.safetensors")

@@ -177,7 +177,10 @@ def save_eagle3(
         "accuracies": [[round(value, 4) for value in row] for row in heads.accuracies],
         **more,
     }
-    write_files(directory, WEIGHTS, heads.files_weights(), config, card)
+    weights = heads.files_weights()
+    if len(heads.d2t) == heads.vocab_size:  # as speculators does
+        del weights["d2t"], weights["t2d"]
+    write_files(directory, WEIGHTS, weights, config, card)
 
 
 def load_eagle3(files: HeadFiles) -> Eagle3Heads:
