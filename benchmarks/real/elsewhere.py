@@ -4,9 +4,9 @@
     python benchmarks/real/elsewhere.py --data DIR --head FOLDER [--prompts 3] [--new-tokens 96]
 
 speculators reads config.json by its schema, builds its own ``Eagle3DraftModel``, and loads the head's weights and, from
-a folder, the target's embedding; the states are the target's. Both models draft along the target's greedy answers, three
-steps ahead of each token, the answer's own tokens in between: how often their first choices are equal, and how often
-each is the answer's token. vLLM reads this format too.
+a folder, the target's embedding; the states are the target's. Both models draft along the target's greedy answers,
+up to three steps ahead of each token, the answer's own tokens in between: how often their first choices are equal, and
+how often each is the answer's token. vLLM reads this format too.
 """
 
 from __future__ import annotations

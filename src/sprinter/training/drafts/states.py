@@ -70,12 +70,13 @@ class KeptStates:
         for ids, length in zip(batch.ids.cpu(), batch.lengths, strict=True):
             paths, start = self._places[ids[:length].numpy().tobytes()]
             rows.append([self._file(path)[start : start + length].float() for path in paths])
-        return [nn.utils.rnn.pad_sequence(layer, batch_first=True) for layer in zip(*rows, strict=True)]
+        return [nn.utils.rnn.pad_sequence([*layer], batch_first=True) for layer in zip(*rows, strict=True)]
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:
             try:
-                self._open[path] = safe_open(path, framework="pt").get_slice("states")
+                file: Any = safe_open(path, framework="pt")
+                self._open[path] = file.get_slice("states")
             except (OSError, SafetensorError) as error:
                 raise UserError(
                     f"cannot read '{path}' ({error}): run the same command again, which makes it anew"
