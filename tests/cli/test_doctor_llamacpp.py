@@ -10,12 +10,14 @@ import torch
 from tests.cli.tiny import Places, Run
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
-from sprinter.cli import doctor, probe_runners
+import sprinter
+from sprinter.cli import doctor, doctor_probe, probe_runners
 from sprinter.engine import runners
 from sprinter.engine.runners import keep_fastest
 from sprinter.errors import SprinterError
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.repack import Repacking
+from sprinter.theory.passes import PassTimes
 
 RAN = Repacking(True, "a trial with Q4_K ran")
 DIED = Repacking(False, "a trial with Q4_K repacked died of SIGILL")
@@ -88,6 +90,39 @@ def test_a_probe_compares_runners_and_keeps_the_fastest(run: Run, probing: tuple
     assert (json.loads(out)["probe"]["runners"], json.loads(out)["probe"]["fastest_runner"]) == ({}, None)
     done, out, err = run(*line)
     assert "Fastest here: runner " in " ".join(out.split()) and "from now on" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("ours", "fastest", "kept"),
+    [
+        (PassTimes({1: 5.0, 9: 6.0}, 0.1), "llamacpp, draft torch", ("llamacpp", "torch")),
+        (PassTimes({1: 0.5, 9: 0.6}, 9.0), "torch, dtype gguf, draft llamacpp", ("torch", "llamacpp")),
+        (PassTimes({1: 0.1, 9: 0.2}, 0.1), "torch, dtype gguf", ("torch", None)),
+    ],
+)
+def test_target_and_draft_may_have_different_runners(
+    run: Run,
+    probing: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    ours: PassTimes,
+    fastest: str,
+    kept: tuple[str, str | None],
+) -> None:
+    """Where one runner has the faster target and the other the faster draft step."""
+    times = {True: PassTimes({1: 1.0, 9: 2.0}, 1.0), False: ours}
+
+    def measured(pair: sprinter.Pair, **_: object) -> PassTimes:
+        return times[isinstance(pair.models.target.model, GgufModel)]
+
+    monkeypatch.setitem(runners.RIVALS, "torch, dtype gguf", {"runner": "torch", "dtype": "float32"})  # type: ignore[arg-type]
+    monkeypatch.setattr("sprinter.theory.passes.measure_passes", measured)
+    monkeypatch.setattr(doctor_probe, "_best_gamma", lambda _, one: (1, (one.pass_s(2) + one.draft_s) / 4))
+    done, out, err = run(*probing, "--json")
+    assert done == 0, err
+    found = json.loads(out)["probe"]
+    assert set(found["runners"]) == {*runners.RIVALS, *runners.MIXED} and found["fastest_runner"] == fastest
+    options = runners.fastest_options(probing[2], probing[4], {})
+    assert (options["runner"], options.get("draft_runner")) == kept
 
 
 def test_a_doctor_looks_at_the_runner_that_was_found(

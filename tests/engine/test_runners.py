@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.gguf_files import NO_GGUF, converted, saved_llama
+from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 
 import sprinter
 from sprinter.engine import runners
-from sprinter.engine.runners import OURS, RIVALS, USUAL, fastest_options, keep_fastest, rival_of
+from sprinter.engine.runners import MIXED, OURS, RIVALS, USUAL, fastest_options, keep_fastest, rival_of
 from sprinter.errors import UserError
 
 
@@ -68,7 +68,7 @@ def test_no_cache_is_no_choice(files: tuple[Path, Path], monkeypatch: pytest.Mon
     "given",
     [
         {"dtype": "int8"}, {"device": "cpu"}, {"device_map": {"": "cpu"}}, {"attn_implementation": "eager"},
-        {"draft_vocabulary": 100}, {"compile": True},
+        {"draft_vocabulary": 100}, {"draft_dtype": "int8"}, {"compile": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -142,3 +142,19 @@ def test_a_pair_is_loaded_as_a_probe_has_found(tmp_path: Path, monkeypatch: pyte
     pair = sprinter.load_pair(target, draft)
     assert isinstance(pair.models.target.model, torch.nn.Module)
     assert rival_of(pair.models) is None  # not the file's own blocks
+
+
+def test_a_mixed_pair_is_loaded_as_a_probe_has_found(files: tuple[Path, Path], tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason=NO_GGUF)
+    pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+    made = []
+    for name, seed in (("one", 1), ("other", 2)):
+        saved_llama(tmp_path / name, seed, intermediate_size=64)
+        made.append(converted(tmp_path / name, "q8_0"))
+    for name, (own, other, options) in MIXED.items():
+        keep_fastest(*made, {}, name)
+        assert fastest_options(*made, {}) == options
+        pair = sprinter.load_pair(*made)
+        assert pair.models.draft is not None and rival_of(pair.models) == name
+        ours = [model.quantised == "gguf" for model in (pair.models.target, pair.models.draft)]
+        assert ours == [own == OURS, other == OURS]

@@ -37,7 +37,18 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
-@loads(without=("draft", "draft_revision", "draft_vocabulary", "gate", "head", "compile"))
+@loads(
+    without=(
+        "draft",
+        "draft_revision",
+        "draft_vocabulary",
+        "draft_dtype",
+        "draft_runner",
+        "gate",
+        "head",
+        "compile",
+    )
+)
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder for texts and checkpoints.", show_default=False)],

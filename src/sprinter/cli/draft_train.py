@@ -44,7 +44,18 @@ from sprinter.cli.pages import console, print_json
 __all__ = ["command"]
 
 
-@loads(without=("draft", "draft_revision", "draft_vocabulary", "gate", "head", "compile"))
+@loads(
+    without=(
+        "draft",
+        "draft_revision",
+        "draft_vocabulary",
+        "draft_dtype",
+        "draft_runner",
+        "gate",
+        "head",
+        "compile",
+    )
+)
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder of the heads.", show_default=False)],

@@ -21,7 +21,19 @@ from sprinter.cli.pages import console, print_json
 __all__ = ["command"]
 
 
-@loads(without=("draft", "draft_revision", "draft_vocabulary", "gate", "head", "compile", "profile"))
+@loads(
+    without=(
+        "draft",
+        "draft_revision",
+        "draft_vocabulary",
+        "draft_dtype",
+        "draft_runner",
+        "gate",
+        "head",
+        "compile",
+        "profile",
+    )
+)
 def command(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="File to write.", show_default=False)],

@@ -39,7 +39,9 @@ class Loading:
     device: options.DeviceOption = None
     device_map: options.DeviceMapOption = None
     dtype: options.DtypeOption = None
+    draft_dtype: options.DraftDtypeOption = None
     runner: options.RunnerOption = "auto"
+    draft_runner: options.DraftRunnerOption = None
     compile: options.CompileOption = None
     profile: options.ProfileOption = None
 
@@ -50,6 +52,9 @@ class Loading:
             raise UserError(
                 "trust_remote_code=True is for models that bring code; the built-in pair has none: give --target too"
             )
+        for which in ("draft_dtype", "draft_runner"):
+            if getattr(self, which) is not None and self.draft is None:
+                raise UserError(f"{which}={getattr(self, which)} is of a draft: give --draft too")
         for which in ("revision", "draft_revision"):
             model = "draft" if which == "draft_revision" else "target"
             if getattr(self, which) is not None and getattr(self, model) is None:

@@ -10,8 +10,10 @@ __all__ = [
     "CompileOption",
     "DeviceMapOption",
     "DeviceOption",
+    "DraftDtypeOption",
     "DraftOption",
     "DraftRevisionOption",
+    "DraftRunnerOption",
     "DraftVocabularyOption",
     "DtypeOption",
     "GateOption",
@@ -101,6 +103,12 @@ DtypeOption = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+DraftDtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the draft, where it is to differ.", show_default="as --dtype", rich_help_panel=_MODELS
+    ),
+]
 CompileOption = Annotated[
     bool | None,
     typer.Option(
@@ -116,5 +124,11 @@ RunnerOption = Annotated[
         help="auto: for GGUF files what 'doctor --probe' found to be fastest here, before that llama.cpp. "
         "torch: PyTorch, GGUF files are dequantised. llamacpp: other models are converted once, and cached.",
         rich_help_panel=_MODELS,
+    ),
+]
+DraftRunnerOption = Annotated[
+    Literal["auto", "torch", "llamacpp"] | None,
+    typer.Option(
+        help="Of the draft, where it is to differ.", show_default="as --runner", rich_help_panel=_MODELS
     ),
 ]

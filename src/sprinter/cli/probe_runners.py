@@ -39,15 +39,23 @@ def compare_runners(
         token_s: seconds a token with given times.
 
     Returns:
-        Times by runner, or why it cannot serve the pair, the fastest one, and whether that is kept for later; none of
-        these where there is no choice.
+        Times by runner, those of mixed pairs put together from them, or why it cannot serve the pair; the fastest one;
+        and whether that is kept for later. None of these where there is no choice.
         llama.cpp, which runs GGUF files otherwise, is left only for a runner that is faster by ``MARGIN``.
     """
-    from sprinter.engine.runners import RIVALS, USUAL, keep_fastest, rival_of
-    from sprinter.theory.passes import measure_passes
+    from sprinter.engine.runners import MIXED, RIVALS, USUAL, keep_fastest, rival_of
+    from sprinter.theory.passes import PassTimes, measure_passes
 
     own = rival_of(pair.models)
-    asked = {loading.dtype, loading.device, loading.device_map, loading.draft_vocabulary, loading.compile}
+    asked = {
+        loading.dtype,
+        loading.draft_dtype,
+        loading.draft_runner,
+        loading.device,
+        loading.device_map,
+        loading.draft_vocabulary,
+        loading.compile,
+    }
     if own is None or loading.target is None or loading.runner != "auto" or asked - {None, "auto", False}:
         return {}, None, False
     found: dict[str, PassTimes | str] = {own: times}
@@ -65,6 +73,10 @@ def compare_runners(
         except (SprinterError, MemoryError, RuntimeError) as error:
             found[name] = str(error) or type(error).__name__
     timed: Mapping[str, PassTimes] = {name: one for name, one in found.items() if not isinstance(one, str)}
+    for name, (of_target, of_draft, _) in MIXED.items():
+        if of_target in timed and of_draft in timed:
+            found[name] = PassTimes(timed[of_target].target_s, timed[of_draft].draft_s)
+    timed = {name: one for name, one in found.items() if not isinstance(one, str)}
     seconds = {name: token_s(one) * (1 if name == USUAL else MARGIN) for name, one in timed.items()}
     fastest = min(seconds, key=seconds.__getitem__)
     try:

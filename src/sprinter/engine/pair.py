@@ -44,6 +44,7 @@ def load_pair(
     gate: str | Path | Head | None = None,
     heads: Sequence[str | Path | Head | TokenHeads] = (),
     runner: str = "auto",
+    draft_runner: str | None = None,
     profile: str | Path | None = None,
     prefix_cache_bytes: int = DEFAULT.max_bytes,
     prefix_reuse: str = DEFAULT.reuse,
@@ -61,6 +62,8 @@ def load_pair(
         runner: "auto" (PyTorch; for a pair of GGUF files what ``sprinter doctor --probe`` found to be fastest here, and
             before that llama.cpp), "torch" (GGUF files too, their weights dequantised to ``dtype``) or "llamacpp"
             (other models are converted once and cached; dtype "float32", "float16" or "q8_0").
+        draft_runner: of the draft, where it is to differ: a target through PyTorch and its draft through llama.cpp, or
+            the reverse; None: as the target's.
         profile: file that ``sprinter tune`` wrote for this pair: without a method, or with ``method="auto"``, a text is
             decoded by the fastest setting within its ``budget``, and by the fastest exact one without a budget.
         prefix_cache_bytes: maximum memory of idle KV caches, from which later texts reuse the beginning that they share
@@ -68,7 +71,7 @@ def load_pair(
         prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit (with our
             kernels, ``dtype`` "gguf", "int8" or "int4" of Llama, Qwen and Gemma, all tokens but those of trees);
             "all": generated tokens always, which changes last bits and so, rarely, a token.
-        options: device, dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
+        options: device, dtype, draft_dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
             draft_revision, draft_vocabulary, trust_remote_code, compile; see ``load_models``.
 
     Raises:
@@ -85,10 +88,10 @@ def load_pair(
         raise UserError(f"heads={heads!r} is one head: give a list, heads=[...]")
     tuned = None if profile is None else read_profile(profile)
     cache = PrefixCache(prefix_cache_bytes, prefix_reuse)
-    if runner == "auto":
+    if runner == "auto" and draft_runner is None:
         options |= fastest_options(target, draft, options)
-        runner = options.pop("runner", runner)
-    target, draft, options = for_runner(runner, target, draft, options)
+        runner, draft_runner = options.pop("runner", runner), options.pop("draft_runner", None)
+    target, draft, options = for_runner(runner, target, draft, options, draft_runner)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]

@@ -16,11 +16,11 @@ from sprinter.errors import UserError
 from sprinter.models.cachedir import cache_dir, read_kept, write_kept
 from sprinter.models.devices import device_of
 from sprinter.models.gguf.load import GgufModel
-from sprinter.models.pair import LoadedPair
+from sprinter.models.pair import LoadedModel, LoadedPair
 from sprinter.models.quantised.quantise import GGUF
 from sprinter.models.source import Source, find
 
-__all__ = ["OURS", "RIVALS", "USUAL", "fastest_options", "keep_fastest", "rival_of"]
+__all__ = ["MIXED", "OURS", "RIVALS", "USUAL", "fastest_options", "keep_fastest", "rival_of"]
 
 USUAL = "llamacpp"
 """The way in which GGUF files run unless a probe has found another to be faster."""
@@ -31,24 +31,39 @@ RIVALS: Mapping[str, Mapping[str, Any]] = {
     OURS: {"runner": "torch", "dtype": GGUF},
 }
 """Ways to run a GGUF file's own weights on a CPU -> options of ``load_pair``."""
+MIXED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "llamacpp, draft torch": (
+        USUAL,
+        OURS,
+        {"runner": "llamacpp", "draft_runner": "torch", "draft_dtype": GGUF},
+    ),
+    "torch, dtype gguf, draft llamacpp": (OURS, USUAL, {**RIVALS[OURS], "draft_runner": "llamacpp"}),
+}
+"""Pairs whose models run in different ways -> that of the target, that of the draft, options of ``load_pair``."""
 _FOLDER = "runners"  # of the cache directory
 _SETTLING = (
-    "dtype", "device", "device_map", "quantization_config", "attn_implementation", "draft_vocabulary",
+    "dtype", "draft_dtype", "device", "device_map", "quantization_config", "attn_implementation", "draft_vocabulary",
 )  # fmt: skip
 """Options that ask for a runner, or exclude one."""
 _LOG = logging.getLogger(__name__)
 
 
 def rival_of(pair: LoadedPair) -> str | None:
-    """The way in which both models of a pair run; None if it is none of ``RIVALS``."""
-    models = [model for model in (pair.target, pair.draft) if model is not None]
-    if all(isinstance(model.model, GgufModel) and not model.model.on_gpu for model in models):
-        return USUAL
-    return OURS if all(model.quantised == GGUF for model in models) else None
+    """The way in which the models of a pair run; None if it is none of ``RIVALS`` and ``MIXED``."""
+    target, draft = _way(pair.target), _way(pair.target if pair.draft is None else pair.draft)
+    if target == draft:
+        return target
+    return next((name for name, (own, other, _) in MIXED.items() if (own, other) == (target, draft)), None)
+
+
+def _way(model: LoadedModel) -> str | None:
+    if isinstance(model.model, GgufModel):
+        return None if model.model.on_gpu else USUAL
+    return OURS if model.quantised == GGUF else None
 
 
 def keep_fastest(target: Source, draft: Source | None, options: Mapping[str, Any], name: str) -> None:
-    """Have ``runner="auto"`` run these files in the way ``name`` of ``RIVALS`` from now on, on this machine.
+    """Have ``runner="auto"`` run these files in a way of ``RIVALS`` or ``MIXED`` from now on, on this machine.
 
     Args:
         options: revision and draft_revision, as for ``load_pair``.
@@ -87,7 +102,9 @@ def fastest_options(target: Source, draft: Source | None, options: Mapping[str, 
     try:
         text = read_kept(_FOLDER, key)
         name = USUAL if text is None else json.loads(text)["fastest"]
-        return {} if name == USUAL else dict(RIVALS[name])
+        if name == USUAL:
+            return {}
+        return dict(MIXED[name][2] if name in MIXED else RIVALS[name])
     except (OSError, ValueError, KeyError, TypeError, UserError) as error:
         _LOG.warning(
             "the runner that a probe has found for %s cannot be read (%s): probe again", target, error

@@ -66,39 +66,65 @@ def convert_gguf(
 
 
 def for_runner(
-    runner: str, target: Source, draft: Source | None, options: Mapping[str, Any]
+    runner: str,
+    target: Source,
+    draft: Source | None,
+    options: Mapping[str, Any],
+    draft_runner: str | None = None,
 ) -> tuple[Source, Source | None, dict[str, Any]]:
-    """Target, draft and options to pass to ``load_models`` so that the requested runner serves the pair.
+    """Target, draft and options to pass to ``load_models`` so that the requested runners serve the pair.
 
     "auto" changes nothing: llama.cpp runs GGUF files, PyTorch all other models. With "torch" GGUF files are
     dequantised. For "llamacpp" models in other formats are converted once, with ``options["dtype"]`` (default:
-    float16), and kept in the cache directory.
+    float16; of a draft ``options["draft_dtype"]`` if it is there), and kept in the cache directory.
+
+    Args:
+        draft_runner: of the draft; None: as the target's.
 
     Raises:
-        UserError: an unknown runner, a model that it cannot serve, or the extra ``gguf`` is not installed.
+        UserError: an unknown runner, a draft's runner without a draft, a model that it cannot serve, or
+            the extra ``gguf`` is not installed.
     """
-    if runner not in RUNNERS:
-        raise UserError(f"there is no runner {runner!r}: use {', '.join(RUNNERS)}")
-    if runner == "auto":
-        return target, draft, dict(options)
-    if runner == "torch":
-        return target, draft, {**options, "dequantise": True}
-    dtype = dtype_name(options.get("dtype", "auto"))
-    installed()  # report what is missing before anything is fetched or converted
-    if dtype not in _DTYPES:
-        raise UserError(f"runner llamacpp has no dtype {dtype!r}: use {', '.join(_DTYPES)}")
-    for name in ("attn_implementation", "quantization_config", "draft_vocabulary"):
-        if options.get(name) is not None:
+    for one in (runner, draft_runner):
+        if one is not None and one not in RUNNERS:
+            raise UserError(f"there is no runner {one!r}: use {', '.join(RUNNERS)}")
+    if draft_runner is not None and draft is None:
+        raise UserError(
+            f"draft_runner={draft_runner} was given without a draft: give draft=..., or leave it out"
+        )
+    given = dict(options)
+    drafting = runner if draft_runner is None else draft_runner
+    if "llamacpp" in (runner, drafting):
+        installed()  # report what is missing before anything is fetched or converted
+    if runner == drafting == "llamacpp":
+        for name in ("attn_implementation", "quantization_config"):
+            if given.get(name) is not None:
+                raise UserError(
+                    f"{name}= is for models that transformers runs: leave it out, or use runner torch"
+                )
+    own, kind = given.get("draft_dtype"), given.get("dtype", "auto")
+    if draft is not None and drafting == "llamacpp":
+        if given.get("draft_vocabulary") is not None:
             raise UserError(
-                f"{name}= is for models that transformers runs: leave it out, or use runner torch"
+                "draft_vocabulary= is for models that transformers runs: leave it out, or use runner torch"
             )
-    found = [find(target, "target", options.get("revision"))]
-    found += [] if draft is None else [find(draft, "draft", options.get("draft_revision"))]
-    files = [_kept_gguf(origin, _DTYPES[dtype]) for origin in found]
-    rest = {
-        name: value for name, value in options.items() if name not in ("dtype", "revision", "draft_revision")
-    }
-    return files[0], files[1] if draft is not None else None, rest
+        asked = own if own is not None else kind if runner == "llamacpp" else "auto"
+        draft = _converted(draft, "draft", given.pop("draft_revision", None), asked)
+        given |= {"draft_dtype": "auto", "draft_dequantise": False}
+    elif draft is not None and drafting != runner:
+        given |= {"draft_dtype": "auto" if own is None else own, "draft_dequantise": drafting == "torch"}
+    if runner == "llamacpp":
+        target = _converted(target, "target", given.pop("revision", None), kind)
+        given.pop("dtype", None)
+    return target, draft, given | ({"dequantise": True} if runner == "torch" else {})
+
+
+def _converted(source: Source, which: str, revision: str | None, dtype: Any) -> Path:
+    """The GGUF file that llama.cpp runs in place of a model."""
+    name = dtype_name(dtype)
+    if name not in _DTYPES:
+        raise UserError(f"runner llamacpp has no dtype {name!r}: use {', '.join(_DTYPES)}")
+    return _kept_gguf(find(source, which, revision), _DTYPES[name])
 
 
 def _kept_gguf(origin: Provenance, stored: str) -> Path:

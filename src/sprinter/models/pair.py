@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,14 @@ from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
 from sprinter.models.cut import CutHead, check_map, cut_output, keeping, known_words
-from sprinter.models.devices import device_of, dtype_name, dtype_of
+from sprinter.models.devices import dtype_name
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
+from sprinter.models.options import LoadOptions, check_options, load_options
 from sprinter.models.quantised.layers import parameter_count
-from sprinter.models.quantised.quantise import BITS, GGUF, quantise
+from sprinter.models.quantised.quantise import quantise
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.tokenizers import find_tokenizer, own_vocabulary
@@ -172,6 +172,8 @@ def load_models(
     compile: bool | None = None,
     dequantise: bool = False,
     draft_vocabulary: int | str | Path | Sequence[int] | None = None,
+    draft_dtype: str | torch.dtype | None = None,
+    draft_dequantise: bool | None = None,
 ) -> LoadedPair:
     """Load a target, and a draft if there is one, from directories, from the hub, or from memory.
 
@@ -202,6 +204,7 @@ def load_models(
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
             vocabulary is large; the others have a draft probability of 0, so exact methods stay exact. Their number,
             their ids, or the file of ``sprinter draft vocabulary``; None: all tokens. See ``kept_tokens``.
+        draft_dtype, draft_dequantise: of the draft where it is to differ from the target; None: as the target's.
 
     Raises:
         UserError: one line that says what is wrong and how to fix it.
@@ -218,37 +221,31 @@ def load_models(
         raise UserError(
             "draft_vocabulary does not go with device_map or quantization_config: leave one of them out"
         )
-    where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
-    quantised = name if (name := dtype_name(dtype)) in (*BITS, GGUF) else None
-    if quantised and (where.type != "cpu" or device_map is not None or quantization_config is not None):
-        raise UserError(
-            f"dtype {name} is for models on a CPU: give device=cpu and no device_map or quantization_config"
-        )
-    if quantised and attn_implementation is not None:
-        raise UserError(f"dtype {name} comes with attention of its own: leave attn_implementation out")
-    if quantization_config is not None and device_map is None:
-        device_map = {"": where}  # quantised weights cannot be moved afterwards
-    if device_map is not None and find_spec("accelerate") is None:
-        what = "device_map" if quantization_config is None else "quantization_config"
-        raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
-    given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
-    extra = {name: value for name, value in given.items() if value is not None}
-    options = _Options(
-        where, torch.float32 if quantised else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
-        extra, dequantise or quantised is not None, quantised, draft_vocabulary,
+    options = load_options(
+        dtype, device, device_map, attn_implementation, quantization_config, trust_remote_code, compile, dequantise,
+        draft_vocabulary,
     )  # fmt: skip
+    drafting = options
+    if draft_dtype is not None or draft_dequantise is not None:
+        if draft is None:
+            raise UserError("draft_dtype was given without a draft: give draft=..., or leave it out")
+        drafting = load_options(
+            dtype if draft_dtype is None else draft_dtype, device, device_map, attn_implementation,
+            quantization_config, trust_remote_code, compile,
+            dequantise if draft_dequantise is None else draft_dequantise, draft_vocabulary,
+        )  # fmt: skip
     target_origin = find(target, "target", revision)
     draft_origin = None if draft is None else find(draft, "draft", draft_revision)
-    for origin in (target_origin, draft_origin):
-        if origin is not None:
-            _check_options(origin, options)
+    check_options(target_origin, options)
+    if draft_origin is not None:
+        check_options(draft_origin, drafting)
     speaker = find_tokenizer(tokenizer, target_origin, trust_remote_code)
     words = speaker.get_vocab()
     loaded = _load(target_origin, "target", options, speaker, words)
     drafted = None if draft_origin is None else own_vocabulary(draft_origin, trust_remote_code)
     if tokenizer is None and draft_origin is not None and drafted is not None:
         check_same_vocabulary(words, drafted, target_origin.name, draft_origin.name)
-    drafter = None if draft_origin is None else _load(draft_origin, "draft", options, speaker, words)
+    drafter = None if draft_origin is None else _load(draft_origin, "draft", drafting, speaker, words)
     if drafter is not None and drafted is None and loaded.vocab_size != drafter.vocab_size:
         raise UserError(
             f"the target has {loaded.vocab_size} token ids and the draft {drafter.vocab_size}, and the draft comes "
@@ -263,43 +260,8 @@ def load_models(
     return LoadedPair(loaded, drafter, speaker, tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    device: torch.device
-    dtype: torch.dtype | str
-    device_map: str | dict[str, Any] | None
-    trust_remote_code: bool
-    compile: bool | None
-    device_name: str
-    extra: Mapping[str, Any]
-    dequantise: bool
-    quantised: str | None = None
-    vocabulary: int | str | Path | Sequence[int] | None = None
-
-
-def _check_options(origin: Provenance, options: _Options) -> None:
-    """Refuse options for loading with transformers that do not apply to a model in memory or to a GGUF file."""
-    given = dict(options.extra)
-    if options.quantised == GGUF and origin.gguf is None and isinstance(origin.at, Path):
-        raise UserError(f"dtype gguf is for GGUF files, and {origin.name} is none: use int4 or int8")
-    if origin.gguf is None:
-        kind = "in memory already"
-        given = given if not isinstance(origin.at, Path) else {}
-    elif options.dequantise:
-        kind = "a GGUF file"
-        given = {**given, "device_map": options.device_map}
-        given.pop("attn_implementation", None)
-    else:
-        kind = "a GGUF file, which llama.cpp runs"
-    for name, value in given.items():
-        if value is not None:
-            raise UserError(
-                f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
-            )
-
-
 def _load(
-    origin: Provenance, which: str, options: _Options, speaker: PreTrainedTokenizerBase, words: Vocabulary
+    origin: Provenance, which: str, options: LoadOptions, speaker: PreTrainedTokenizerBase, words: Vocabulary
 ) -> LoadedModel:
     begun, stored, ends = time.perf_counter(), None, None
     cut = None if which == "target" or options.vocabulary is None else keeping(options.vocabulary, words)
@@ -345,7 +307,7 @@ def _load(
 
 
 def _load_gguf(
-    origin: Provenance, path: Path, which: str, options: _Options, words: Vocabulary
+    origin: Provenance, path: Path, which: str, options: LoadOptions, words: Vocabulary
 ) -> LoadedModel:
     begun, model = time.perf_counter(), GgufModel(path, options.device_name)
     check_rows(words, model.vocab_size, which)
@@ -357,7 +319,7 @@ def _load_gguf(
     )  # fmt: skip
 
 
-def _weights(directory: Path, name: str, which: str, options: _Options) -> PreTrainedModel:
+def _weights(directory: Path, name: str, which: str, options: LoadOptions) -> PreTrainedModel:
     place = {} if options.device_map is None else {"device_map": options.device_map}
     loaded: Any
     try:

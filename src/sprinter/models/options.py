@@ -1,0 +1,92 @@
+"""What loading a model needs of the arguments of ``load_models``: the draft's may differ from the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sprinter.errors import UserError
+from sprinter.models.devices import device_of, dtype_name, dtype_of
+from sprinter.models.quantised.quantise import BITS, GGUF
+from sprinter.models.source import Provenance
+
+__all__ = ["LoadOptions", "check_options", "load_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What loading a model needs of the arguments of ``load_models``."""
+
+    device: torch.device
+    dtype: torch.dtype | str
+    device_map: str | dict[str, Any] | None
+    trust_remote_code: bool
+    compile: bool | None
+    device_name: str
+    extra: Mapping[str, Any]
+    dequantise: bool
+    quantised: str | None = None
+    vocabulary: int | str | Path | Sequence[int] | None = None
+
+
+def load_options(
+    dtype: str | torch.dtype,
+    device: str,
+    device_map: str | dict[str, Any] | None,
+    attn_implementation: str | None,
+    quantization_config: Any,
+    trust_remote_code: bool,
+    compile: bool | None,
+    dequantise: bool,
+    vocabulary: int | str | Path | Sequence[int] | None,
+) -> LoadOptions:
+    """What loading a model needs of the arguments of ``load_models``.
+
+    Raises:
+        UserError: arguments exclude each other.
+    """
+    where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
+    quantised = name if (name := dtype_name(dtype)) in (*BITS, GGUF) else None
+    if quantised and (where.type != "cpu" or device_map is not None or quantization_config is not None):
+        raise UserError(
+            f"dtype {name} is for models on a CPU: give device=cpu and no device_map or quantization_config"
+        )
+    if quantised and attn_implementation is not None:
+        raise UserError(f"dtype {name} comes with attention of its own: leave attn_implementation out")
+    if quantization_config is not None and device_map is None:
+        device_map = {"": where}  # quantised weights cannot be moved afterwards
+    if device_map is not None and find_spec("accelerate") is None:
+        what = "device_map" if quantization_config is None else "quantization_config"
+        raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
+    given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
+    return LoadOptions(
+        where, torch.float32 if quantised else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
+        {name: value for name, value in given.items() if value is not None}, dequantise or quantised is not None,
+        quantised, vocabulary,
+    )  # fmt: skip
+
+
+def check_options(origin: Provenance, options: LoadOptions) -> None:
+    """Refuse options for loading with transformers that do not apply to a model in memory or to a GGUF file."""
+    given = dict(options.extra)
+    if options.quantised == GGUF and origin.gguf is None and isinstance(origin.at, Path):
+        raise UserError(f"dtype gguf is for GGUF files, and {origin.name} is none: use int4 or int8")
+    if origin.gguf is None:
+        kind = "in memory already"
+        given = given if not isinstance(origin.at, Path) else {}
+    elif options.dequantise:
+        kind = "a GGUF file"
+        given = {**given, "device_map": options.device_map}
+        given.pop("attn_implementation", None)
+    else:
+        kind = "a GGUF file, which llama.cpp runs"
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(
+                f"{name}= is for models that transformers loads, and {origin.name} is {kind}: leave {name} out"
+            )
