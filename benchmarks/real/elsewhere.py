@@ -33,7 +33,6 @@ from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.errors import UserError
 from sprinter.heads.eagle3 import Eagle3Heads, save_eagle3
 from sprinter.heads.load import load_any_head
-from sprinter.models.pair import load_models
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.data import TargetText
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
@@ -128,12 +127,15 @@ def main() -> None:
     """Load both, compare, write."""
     parser = option_parser(__doc__)
     parser.add_argument("--target", default=TARGET)
+    parser.add_argument("--dtype", default="gguf", help="of the target as it answers; states are in float32")
     parser.add_argument("--head", type=Path, required=not SMOKE)
     parser.add_argument("--prompts", type=int, default=sized(3, 1), help="of each task")
     parser.add_argument("--new-tokens", type=int, default=sized(96, 6))
     chosen = parser.parse_args()
     began = time.time()
-    pair = sprinter.load_pair() if SMOKE else sprinter.Pair(load_models(chosen.target, dtype="float32"))
+    pair = (
+        sprinter.load_pair() if SMOKE else sprinter.load_pair(chosen.target, runner="torch", dtype="float32")
+    )
     target = pair.models.target.module("drafting")
     if SMOKE:
         chosen.head = scratch("elsewhere")
@@ -147,7 +149,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         target.save_pretrained(folder)  # type: ignore[operator]
         model = their_model(chosen.head, Path(folder))
-    texts = answers(pair, chosen.data, chosen.prompts, chosen.new_tokens)
+    texts = answers(writer, chosen.data, chosen.prompts, chosen.new_tokens)
     sums = torch.tensor([compared(learner, model, text) for text in texts]).sum(0).tolist()
     results = {
         "benchmark": NAME,
