@@ -133,9 +133,11 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=sized(96, 6))
     chosen = parser.parse_args()
     began = time.time()
-    pair = (
-        sprinter.load_pair() if SMOKE else sprinter.load_pair(chosen.target, runner="torch", dtype="float32")
-    )
+    if SMOKE:
+        pair = writer = sprinter.load_pair()
+    else:
+        pair = sprinter.load_pair(chosen.target, runner="torch", dtype="float32")
+        writer = sprinter.load_pair(chosen.target, dtype=chosen.dtype)
     target = pair.models.target.module("drafting")
     if SMOKE:
         chosen.head = scratch("elsewhere")
