@@ -53,7 +53,7 @@ CHAINS = ("heads(gamma=2)", "heads(gamma=4)", "trust=nobody,stop=svip,drafter=he
 _DYNAMIC = (
     "eagle(expand=2, depth=2, nodes=3)",
     "eagle(expand=3, depth=3, nodes=6)",
-    "trust=nobody,stop=svip,drafter=heads(grow=dynamic(expand=3,depth=3,nodes=6))",
+    "trust=nobody,stop=svip,drafter=heads(grow=dynamic(expand=3,depth=3,nodes=6)),accept=onehot",
     "eagle(expand=8, depth=5, nodes=24)",
 )
 TREES = {
