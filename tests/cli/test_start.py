@@ -46,7 +46,9 @@ def test_the_shell_completes_commands_options_and_methods(environment: dict[str,
     assert complete("sprinter gen") == ["generate"]
     assert set(complete("sprinter generate x --draft")) == {
         "--draft",
+        "--draft-dtype",
         "--draft-revision",
+        "--draft-runner",
         "--draft-vocabulary",
     }
     assert complete("sprinter generate x -m spec") == ["speculative", "specdec++", "specinfer", "spectr"]

@@ -233,7 +233,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
     assert eager.config._attn_implementation == "eager"
     for name, value in (("quantization_config", object()), ("device_map", "auto")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("sprinter.models.pair.find_spec", lambda _: True)
+            patch.setattr("sprinter.models.options.find_spec", lambda _: True)
             line = refusal(path, dequantise=True, **{name: value})
         assert f"{name}= is for models that transformers loads" in line
 

@@ -14,6 +14,7 @@ from tests.models.refused import refusal
 from tests.models.tiny import CONTEXT, VOCAB, fresh, padded_gpt2, save, tiny, word_tokenizer
 
 from sprinter.errors import UserError
+from sprinter.models import options as options_module
 from sprinter.models import pair as pair_module
 from sprinter.models import source
 from sprinter.models.devices import dtype_of
@@ -83,7 +84,7 @@ def test_devices_that_are_not_here(saved: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_device_map_needs_accelerate(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(options_module, "find_spec", lambda name: None)
     assert "pip install accelerate" in refusal(saved / "target", device_map="auto")
 
 
@@ -134,11 +135,11 @@ def test_quantisation_is_given_to_transformers(saved: Path, monkeypatch: pytest.
         )
 
     config = object()
-    monkeypatch.setattr(pair_module, "find_spec", lambda name: None)
+    monkeypatch.setattr(options_module, "find_spec", lambda name: None)
     assert "quantization_config needs the accelerate package" in refusal(
         saved / "target", quantization_config=config
     )
-    monkeypatch.setattr(pair_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(options_module, "find_spec", lambda name: object())
     monkeypatch.setattr(pair_module.AutoModelForCausalLM, "from_pretrained", note)
     load_models(saved / "target", device="cpu", quantization_config=config)
     assert given["quantization_config"] is config
@@ -149,7 +150,7 @@ def test_quantisation_is_given_to_transformers(saved: Path, monkeypatch: pytest.
 def test_options_of_a_loading_that_does_not_happen_are_refused(
     option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair_module, "find_spec", lambda name: object())
+    monkeypatch.setattr(options_module, "find_spec", lambda name: object())
     file = tmp_path / "model.gguf"
     file.touch()
     assert f"{option}= is for models that transformers loads, and {file} is a GGUF file" in refusal(
