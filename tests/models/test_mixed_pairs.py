@@ -13,6 +13,9 @@ import sprinter
 from sprinter.cli import main
 from sprinter.errors import UserError
 from sprinter.models.gguf.load import GgufModel
+from sprinter.models.pair import builtin_paths
+from sprinter.training.label_run import label
+from sprinter.training.label_step import LabelSettings
 
 PROMPTS = [[3, 7, 1, 12, 5], [9, 9], [2, 2, 40]]
 
@@ -138,3 +141,19 @@ def test_the_command_line(folders: tuple[Path, Path], capsys: pytest.CaptureFixt
     ]
     assert main([*asked, "--device", "cpu", "--max-new-tokens", "4", "--method", "svip", "--json"]) == 0
     assert '"int8' in capsys.readouterr().out, "the record names the draft's weights"
+
+
+def test_labels_know_the_drafts_dtype(tmp_path: Path) -> None:
+    """A run does not go on from labels of another draft dtype, and Ray's workers cannot load such a pair."""
+    paths = builtin_paths()
+    both = (paths["target"], paths["draft"])
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"The river {i} rises in the hills and runs to the sea.\n" for i in range(6)))
+    settings = LabelSettings(new_tokens=4)
+    plain = sprinter.load_pair(*both, device="cpu")
+    mixed = sprinter.load_pair(*both, draft_dtype="int8", device="cpu")
+    label(plain, [texts], tmp_path / "labels", settings)
+    with pytest.raises(UserError, match=r"dtype=float32 \(now float32, draft int8\)"):
+        label(mixed, [texts], tmp_path / "labels", settings)
+    with pytest.raises(UserError, match="workers of engine=ray load both models in one way"):
+        label(mixed, [texts], tmp_path / "other", settings, engine="ray")

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 
+_ALONE = {"trust_remote_code", "device_map", "draft_dtype", "draft_runner"}
+"""Options without which the workers of Ray load models."""
+
+
 @loads(without=("draft_vocabulary", "gate", "head", "compile", "profile"))  # labelling makes its own runners
 def command(
     data: Annotated[
@@ -113,7 +117,7 @@ def command(
         system,
         tuple(name.strip() for name in classes.split(",")) if classes else None,
     )
-    if engine == "ray" and (given := loading.given().keys() & {"trust_remote_code", "device_map"}):
+    if engine == "ray" and (given := loading.given().keys() & _ALONE):
         option = sorted(given)[0].replace("_", "-")
         raise UserError(f"the workers of --engine ray load models without --{option}: use --engine local")
     pair = load(loading)

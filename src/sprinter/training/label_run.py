@@ -19,6 +19,7 @@ from sprinter.decode.checks import at_least
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair
 from sprinter.training.examples import Example, ExampleEncoder, read_examples
 from sprinter.training.label_step import LabelEngine, Labeller, LabelSettings, LabelStep, steps
@@ -182,13 +183,24 @@ def _check(pair: Pair, sources: Sequence[str], settings: LabelSettings) -> None:
         )
 
 
+def _alike(models: LoadedPair) -> bool:
+    """Whether both models run in the same way: by llama.cpp, or in one dtype."""
+    ways = {
+        "llamacpp" if isinstance(one.model, GgufModel) else one.quantised or str(one.model.dtype)
+        for one in (models.target, models.draft)
+        if one is not None
+    }
+    return len(ways) == 1
+
+
 def _describe(models: LoadedPair, data: list[dict[str, object]], settings: LabelSettings) -> LabelInfo:
     target, draft = models.target, models.draft
     assert draft is not None
+    dtype = target.weights if _alike(models) else f"{target.weights}, draft {draft.weights}"
     info = LabelInfo(
         target.id, target.revision, weights_fingerprint(target.model),
         draft.id, draft.revision, weights_fingerprint(draft.model), draft.hidden_size,
-        models.vocab_size, target.weights, tuple(data), asdict(settings), "",
+        models.vocab_size, dtype, tuple(data), asdict(settings), "",
     )  # fmt: skip
     names = ("sha256", "texts", "examples")
     sources = [[source[name] for name in names if name in source] for source in data]
@@ -222,6 +234,11 @@ def _engine(
         return lambda steps: ((step.number, labeller(step)) for step in steps)
     if name != "ray":
         raise UserError(f"there is no engine '{name}': use local or ray")
+    if not _alike(pair.models):
+        raise UserError(
+            "the workers of engine=ray load both models in one way: give the draft no dtype or runner of its own, or "
+            "engine=local"
+        )
     workers = 2 if workers is None else workers
     at_least("workers", workers, 1)
     return RayEngine(pair, settings, info, workers, ray_address)
