@@ -1,12 +1,13 @@
 """Budgets on drift: what a text really drifts, what it costs, and the best fixed setting at the same drift.
 
-    python benchmarks/methods/budgets.py --data DIR [--pair builtin|qwen] [--texts 50] [--methods ...]
+    python benchmarks/methods/budgets.py --data DIR [--pair builtin|qwen|smollm2] [--texts 50] [--methods ...]
 
 Every method of ``BUDGETED`` runs within each budget, every one of ``FIXED`` at each setting of its dial, on the same
 texts of several tasks, in batches, meter complete. Counts and drifts do not depend on the batch; costs are those of
 forward passes alone on this machine (``pair.pass_costs``), as a batch has no time of single texts. A fixed setting is
 read off by interpolation at the drift that a budget really had; so the comparison grants it hindsight. Arms that the
-results hold already are kept: a run goes on where it was interrupted.
+results hold already are kept: a run goes on where it was interrupted. The draft of SmolLM2 is a folder that
+``sprinter draft distill`` made (``--draft``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from benchmarks.common import (
     read_off,
     write_results,
 )
-from benchmarks.real.arms import DRAFT, TARGET
+from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
 from benchmarks.real.quality import questions
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites import load_suite
@@ -71,6 +72,18 @@ PAIRS: dict[str, dict[str, Any]] = {
             "draft": DRAFT,
             "runner": "torch",
             "dtype": "gguf",
+            "compile": False,
+            "prefix_cache_bytes": 4 << 30,
+        },
+        "tokens": 128,
+    },
+    "smollm2": {
+        "suites": ("humaneval", "gsm8k", "mt-bench"),
+        "load": {
+            "target": SMOLLM2,
+            "runner": "torch",
+            "dtype": "gguf",
+            "draft_dtype": "int8",
             "compile": False,
             "prefix_cache_bytes": 4 << 30,
         },
@@ -203,6 +216,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=TEXTS, help="of each task")
     parser.add_argument("--temperatures", nargs="+", type=float, default=[1.0])
     parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--draft", help="folder of the draft of SmolLM2")
     parser.add_argument("--gate", help="directory of a gate for the draft")
     parser.add_argument(
         "--methods", nargs="+", help="of those with a budget, dials of fixed settings, 'exact'"
@@ -211,6 +225,8 @@ def main() -> None:
     chosen = parser.parse_args()
     settings = PAIRS[chosen.pair]
     load = {} if SMOKE else dict(settings["load"])
+    if chosen.draft is not None:
+        load["draft"] = chosen.draft
     pair = sprinter.load_pair(load.pop("target", None), load.pop("draft", None), gate=chosen.gate, **load)
     costs, new_tokens = pair.pass_costs, NEW_TOKENS or settings["tokens"]
     chat = chosen.pair != "builtin"

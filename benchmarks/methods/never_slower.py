@@ -32,13 +32,12 @@ from benchmarks.common import (
     option_parser,
     write_results,
 )
-from benchmarks.real.arms import DRAFT, TARGET
+from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET
 from benchmarks.smoke import sized
 from sprinter.bench.statistics import ratio_of_sums
 from sprinter.bench.suites import load_suite
 
 NAME = "methods/never_slower"
-SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/SmolLM2-135M-Instruct.Q4_1.gguf"
 FIRST, NEW_TOKENS = sized(32, 2), sized(160, 8)
 PAIRS: dict[str, dict[str, Any]] = {
     "builtin": {"compile": False},

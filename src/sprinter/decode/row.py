@@ -27,6 +27,7 @@ from sprinter.errors import UserError
 from sprinter.random import Draws, Purpose
 
 __all__ = [
+    "COPIES",
     "METER_CHUNK",
     "Answer",
     "Asking",

@@ -13,7 +13,6 @@ methods stay exact across switches. The rounds at which it changes are recorded,
 
 from __future__ import annotations
 
-import math
 import weakref
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -25,11 +24,14 @@ from sprinter.decode.costs import PassCosts
 __all__ = ["DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
 
 
-_LOSS = 4.0  # tokens' time that a method may lose in one row before it is switched off; of many rows their mean tells
+# Tokens' time that a method may lose in one row before it is switched off, and the power of the number of rows that
+# divides it: the mean over many rows tells more, and all of them lose it.
+_LOSS, _MANY = 4.0, 2 / 3
 _CREDIT = 8.0  # tokens' time that it may lose in addition, if it has gained as much before
 # Tokens that are written plainly before the next trial; a trial that fails doubles them.
 _REST, _LONGEST_REST = 64, 1024
 _FADES = 256  # tokens after which the time of a token at rest counts no longer, but plain decoding's
+_KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
 
 
@@ -117,12 +119,15 @@ class Tracker:
         copying: the same of the copies in rounds that rest; None: they do not copy.
         apart: rows do it at different times, and passes are padded: the others wait for a longer one, and each is
             charged for all.
+        longest: tokens that a round without draft steps adds at most; where even so many would lose time it is never
+            tried. 0: not known.
     """
 
     costs: PassCosts
     rows: Callable[[], int] = lambda: 1
     copying: Tracker | None = None
     apart: bool = False
+    longest: int = 0
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
     _next_rest: float = _REST
@@ -132,10 +137,14 @@ class Tracker:
     _rested: tuple[float, int] = (0.0, 0)  # time, tokens
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
+    _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
+    _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
+        if self.longest and self._best(max(1, self.rows())) > 0:
+            return False
         if self._on:
             return True
         if self._rest <= 0 and (self._trying is None or self._trying() is None):
@@ -151,8 +160,12 @@ class Tracker:
             if drafted:
                 self._balance = max(self._balance + self._lost(done, rows) / rows, -_CREDIT)
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
-            if self._balance > _LOSS / math.sqrt(rows):
-                self._leave()
+            self._counted += 1
+            # Rows do their rounds together: if some of them rested before the others, they would wait for those.
+            if self._counted >= rows:
+                self._counted = 0
+                if self._balance > _LOSS / rows**_MANY:
+                    self._leave()
         elif self._trying is None or self._trying() is not row:
             self._rest -= done.added / rows
             time, tokens = self._rested
@@ -169,7 +182,7 @@ class Tracker:
                 self._on, self._trying, self._next_rest = True, None, _REST
 
     def _leave(self) -> None:
-        self._on, self._trying, self._rested = False, None, (0.0, 0)
+        self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
     def _lost(self, done: RoundCount, rows: int) -> float:
@@ -179,13 +192,23 @@ class Tracker:
             return rows * (time - self._price) - self._price * (done.added - 1)
         return time - self._price * done.added
 
+    def _best(self, rows: int) -> float:
+        """What is lost at the least where rounds are as long as they can be, and everything is kept."""
+        time = self._time(RoundCount(0, 1, self.longest, self.longest), rows)
+        return (rows * (time - 1) if self.apart else time - 1) - (self.longest - 1)
+
     def _time(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens; its passes are shared by so many rows that all do the same."""
-        costs = self._by_rows.get(rows)
-        if costs is None:
-            costs = self._by_rows[rows] = self.costs.for_rows(rows)
-        spent = costs.target_s(max(1, done.read)) + done.steps * costs.draft_s(done.width)
-        return spent / costs.target_s(1)
+        key = rows, done
+        if key not in self._times:
+            if len(self._times) >= _KEPT_TIMES:
+                self._times.clear()
+            costs = self._by_rows.get(rows)
+            if costs is None:
+                costs = self._by_rows[rows] = self.costs.for_rows(rows)
+            spent = costs.target_s(max(1, done.read)) + done.steps * costs.draft_s(done.width)
+            self._times[key] = spent / costs.target_s(1)
+        return self._times[key]
 
 
 class Paced(DraftSwitch):

@@ -11,6 +11,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Record, Stats, Token
 from sprinter.decode.loop import Limits, decode
 from sprinter.decode.method import Method
+from sprinter.decode.row import COPIES
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
 from sprinter.decode.switch import DraftSwitch, Paced, Replayed, Tracker
@@ -196,7 +197,8 @@ class Task:
         drafter = self.method.drafter
         copying = None
         if drafter.uses_model or drafter.by_heads:
-            copying = Tracker(costs, rows, apart=pads_rows(self._parts.models.target.model))
+            pads = pads_rows(self._parts.models.target.model)
+            copying = Tracker(costs, rows, apart=pads, longest=COPIES.length + 1)
         return Tracker(costs, rows, copying)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
