@@ -82,6 +82,19 @@ def test_the_worker_answers(pair: sprinter.Pair, fake: None) -> None:
     arm.close()
 
 
+def test_drafts_that_vllm_would_run_otherwise_are_refused(pair: sprinter.Pair, fake: None) -> None:
+    models = pair.models
+    assert models.draft is not None
+    rounded = sprinter.load_pair(dtype="float32", draft_dtype="int8", device="cpu")
+    other = sprinter.load_pair(dtype="float32", draft_dtype="float64", device="cpu")
+    for wrong, message in (
+        (rounded, "the pair's weights are in int8"),
+        (other, "the draft is in float64 and the target in"),
+    ):
+        with pytest.raises(UserError, match=message):
+            parse_arm("vllm:draft_model").start(wrong)
+
+
 def test_requests_together(pair: sprinter.Pair, fake: None) -> None:
     arm = parse_arm("vllm:plain")
     arm.start(pair)

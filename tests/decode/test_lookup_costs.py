@@ -109,3 +109,15 @@ def test_strange_costs_are_refused(reads: str) -> None:
         Lookup(reads=reads)
     with pytest.raises(UserError, match=r"step=-1"):
         Lookup(step=-1)
+
+
+def test_a_copy_that_was_cut_is_not_continued_elsewhere() -> None:
+    """A driver takes fewer tokens than were proposed, and another token stands there."""
+    text = [1, 2, 3, 4, 5, 6, 1, 2]
+    proposals = Proposals(Lookup(3, 2, "nothing", length=6))
+    first = proposals.ask(asked(text, 1, 3))
+    assert first is not None and list(first.tokens) == [3, 4, 5]
+    again = proposals.ask(asked([*text, 3], 1, 3))  # cut behind its first token: it goes on from there
+    assert again is not None and list(again.tokens) == [4, 5, 6]
+    other = proposals.ask(asked([*text, 3, 9], 1, 3))
+    assert other is not None and list(other.tokens) == []

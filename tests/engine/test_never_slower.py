@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 import sprinter
 from sprinter.decode import Fixed, Method
@@ -20,6 +22,7 @@ from sprinter.decode.spec import full_spec, parse_method
 from sprinter.engine import costs as costs_module
 from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.errors import UserError
+from sprinter.models.cachedir import write_kept
 from sprinter.models.pair import LoadedPair
 
 CHEAP = PassCosts(((1, 1.0), (9, 1.05)), ((1, 0.02), (9, 0.02)))
@@ -296,6 +299,26 @@ def test_costs_are_measured_once_and_kept(
     monkeypatch.setattr(costs_module, "_measure", lambda pair: DEAR)
     kept.chmod(0o666)  # others could have written it
     assert pass_costs(builtin_pair.models, described) == DEAR
+
+
+def test_processes_do_not_measure_at_the_same_time(
+    builtin_pair: sprinter.Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one holds the lock, and has kept its costs when it lets go."""
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: CHEAP)
+    described = builtin_pair._parts.described
+    assert pass_costs(builtin_pair.models, described) == CHEAP
+    (kept,) = (tmp_path / "cache" / "costs").iterdir()
+    content = kept.read_bytes()
+    kept.unlink()
+    monkeypatch.setattr(costs_module, "_measure", lambda pair: pytest.fail("measured at the same time"))
+    with ThreadPoolExecutor(1) as beside, FileLock(tmp_path / "cache" / "measuring.lock"):
+        waiting = beside.submit(pass_costs, builtin_pair.models, described)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.3)
+        write_kept("costs", kept.name, content.decode())
+    assert waiting.result(10) == CHEAP
 
 
 def test_a_cache_that_cannot_be_used_only_costs_time(

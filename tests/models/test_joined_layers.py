@@ -66,17 +66,25 @@ def test_layers_in_one_call_compute_what_each_does_alone(
     assert calls == ([1, 1, 1] if apart else [3]) * 5
     noted = passes(model, (0, 1))
     assert calls == [1, 1, 1] * 5
+    twice = passes(model, (1,))
+    assert calls == ([1, 1, 1] if apart else [2, 1]) * 5
     seen: list[torch.Tensor] = []
     note = model.model.layers[1].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     before = passes(model)
     note.remove()
     assert calls == ([1, 1, 1] if apart else [1, 2]) * 5 and len(seen) == 6
+    given: list[torch.Tensor] = []
+    note = model.model.layers[1].register_forward_hook(lambda _, args, output: given.append(args[0]))
+    passes(model)
+    note.remove()
+    assert calls == [1, 1, 1] * 5
+    assert all(torch.equal(mine, other) for mine, other in zip(given, seen, strict=True))
     twin = deepcopy(model)
     own = passes(twin)
     assert calls == ([1, 1, 1] if apart else [3]) * 5
     monkeypatch.setattr(_Stack, "together", lambda *_: [])
     alone = passes(model)
-    for one in (whole, noted, before, own):
+    for one in (whole, noted, twice, before, own):
         assert len(one) == len(alone) == 12
         assert all(torch.equal(mine, other) for mine, other in zip(one, alone, strict=True))
     monkeypatch.undo()

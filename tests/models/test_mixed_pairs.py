@@ -70,6 +70,12 @@ def test_blocks_of_a_file_and_a_draft_of_a_folder(
     check(pair)
 
 
+def test_another_runner_for_a_folder_changes_no_dtype(folders: tuple[Path, Path]) -> None:
+    for dtype in ("int8", "float64"):
+        pair = sprinter.load_pair(*folders, dtype=dtype, draft_runner="torch", device="cpu")
+        assert pair.models.draft is not None and pair.models.draft.weights == pair.models.target.weights
+
+
 @pytest.mark.parametrize(
     ("options", "target", "draft"),
     [

@@ -7,6 +7,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,15 @@ def test_steps_travel_and_shards_come_back(
     fake.calls.clear()
     assert with_ray(pair, data, tmp_path / "ray", workers=3).resumed == 6
     assert fake.calls == [], "with nothing to do no cluster is started"
+
+
+def test_files_that_workers_cannot_load_are_refused(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = replace(pair.models.target, id="some/model.gguf")
+    monkeypatch.setattr(pair, "models", replace(pair.models, target=target))
+    with pytest.raises(UserError, match="workers of engine=ray load no GGUF files: give engine=local"):
+        with_ray(pair, data, tmp_path / "out")
 
 
 def test_clusters_that_cannot_be_used(

@@ -113,6 +113,9 @@ class ChainDriver:
             names = [name for name, one in SIGNALS.items() if not one.reads("state")]
             self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
+        self._seen: int | None = (
+            None  # tokens whose states heads are shown; None: all that the target has read
+        )
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""
@@ -143,7 +146,7 @@ class ChainDriver:
 
     def _by_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Draft | Tips:
         if heads.follow(request):
-            read = heads.text[: self._scored.shared(heads.text)]
+            read = heads.text[: self._scored.shared(heads.text)][: self._seen]
             heads.read({layer: self._states((), read) for layer in self._layers})
         return heads.tips(request) if isinstance(request, AskTips) else heads.draft(request, self._ahead)
 
@@ -199,6 +202,10 @@ class ChainDriver:
         assert request.start <= self._scored.length(request.path), (
             "the loop speaks of text that the target never read"
         )
+        if not request.closing:
+            self._seen = None
+        elif self._seen is None:  # the states that it reads must change no draft
+            self._seen = request.start + len(request.path)
         linear = len(request.tokens) - len(request.parents)
         text = self._scored.follow(request.start, request.tokens[:linear], request.path)
         prefixes = [tuple(text[: end + 1]) for end in range(request.start, len(text))]

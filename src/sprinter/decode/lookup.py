@@ -109,14 +109,23 @@ class _LookupProposer(Proposer):
     def __init__(self, drafter: Lookup) -> None:
         self._drafter = drafter
         self._worth = None if drafter.reads == _FREE else _Worth(drafter)
-        self._round, self._left = 0, list[int]()
+        self._round, self._start, self._copied = 0, 0, list[int]()
 
     def propose(self, context: Context) -> Proposal | None:
         """Propose copied tokens; without any, leave the run to the model if it may draft."""
         drafter, begins = self._drafter, context.round != self._round
         if begins:
-            self._round, self._left = context.round, self._plan(context.text)
-        part, self._left = self._left[: context.at_most], self._left[context.at_most :]
+            self._round, self._start, self._copied = (
+                context.round,
+                len(context.text),
+                self._plan(context.text),
+            )
+        drafted = list(context.text[self._start :])
+        if (
+            drafted != self._copied[: len(drafted)]
+        ):  # the caller has cut the proposal, and drafted something else
+            self._copied = []
+        part = self._copied[len(drafted) :][: context.at_most]
         return context.certain(part) if part or not begins or not drafter.uses_model else None
 
     def _plan(self, text: Sequence[int]) -> list[int]:

@@ -7,13 +7,16 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from types import ModuleType
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
@@ -26,12 +29,14 @@ from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
-from sprinter.models.cachedir import read_kept, write_kept
+from sprinter.models import quantised, runners
+from sprinter.models.cachedir import cache_dir, make_cache_dir, read_kept, write_kept
+from sprinter.models.capture.marks import hash_file
 from sprinter.models.choose import runner_kind
 from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
-from sprinter.models.quantised.library import sources
+from sprinter.models.quantised.library import library_name
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
@@ -40,7 +45,7 @@ __all__ = [
 ]  # fmt: skip
 
 _LOG = logging.getLogger(__name__)
-_MEASURING = Lock()  # two measurements at a time would disturb each other
+_MEASURING = Lock()  # two measurements at a time would disturb each other, in this process or in others
 _FOLDER = "costs"  # of the cache directory
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
@@ -105,7 +110,9 @@ def _once(
     models = {name: described[name] for name in ("target", "draft")}
     named = all(one is None or _is_named(one) for one in models.values())
     name = f"{_key(pair, models)}{which}.json" if named else None
-    with _MEASURING:
+    if name is not None and (known := _read(name, read)) is not None:
+        return known
+    with _turn():
         if name is not None and (known := _read(name, read)) is not None:
             return known
         _LOG.info("measuring what forward passes of this pair cost here (once)")
@@ -113,6 +120,18 @@ def _once(
         if name is not None:
             _keep(name, {part: getattr(costs, part) for part in parts})
     return costs
+
+
+@contextmanager
+def _turn() -> Iterator[None]:
+    """Context in which nothing else measures on this machine, as far as it shares this cache directory."""
+    with _MEASURING, ExitStack() as held:
+        try:
+            make_cache_dir()
+            held.enter_context(FileLock(cache_dir() / "measuring.lock"))
+        except (OSError, UserError) as error:
+            _LOG.debug("other processes may measure at the same time: %s", error)
+        yield
 
 
 def _is_named(model: Mapping[str, Any]) -> bool:
@@ -176,12 +195,17 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "threads": torch.get_num_threads(),
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
-        "kernels": sources()
+        "kernels": library_name()
         if any(one is not None and one.quantised for one in (pair.target, pair.draft))
         else None,
+        "code": [hash_file(path) for folder in (quantised, runners) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _files(package: ModuleType) -> list[Path]:
+    return sorted(Path(str(package.__file__)).parent.glob("*.py"))
 
 
 def _read(name: str, read: Callable[[Mapping[str, Any]], PassCosts]) -> PassCosts | None:

@@ -134,6 +134,7 @@ class RowDriver:
         self._place, self._run_start = (0, 0), 0
         self._stats, self._costs, self._ahead, self._chunk = stats, costs, Ahead(ahead), prefill_chunk
         self._text = list(prompt)  # for a proposer
+        self._seen: int | None = None  # tokens whose states are shown; None: all that the target has read
         self._paths: list[
             tuple[int, ...]
         ] = []  # tokens from the text to each node that the draft has read of a tree
@@ -193,7 +194,7 @@ class RowDriver:
             return {}
         yield from self._prefill(row)
         made, empty = row.states_of(text), self._models.like.new_empty(0, self._models.target_size)
-        return {layer: made.get(layer, empty) for layer in self._layers}
+        return {layer: made.get(layer, empty)[: self._seen] for layer in self._layers}
 
     def _ask_heads(self, heads: HeadDrafts, request: AskDraft | AskTips) -> Generator[Job, Any, Draft | Tips]:
         """Draft with heads on the target, in this row alone."""
@@ -343,9 +344,11 @@ class RowDriver:
             self._logprobs.scored(request, raw)
         judged = {kind: gather(head(scored.states[-1])) for kind, head in self._judging.items()}
         answer = Scores(gather(scored.laws), raw if self._needs_raw else None, judged)
-        if request.closing:
+        if request.closing:  # the states that it has read must change no draft
+            self._seen = request.start + len(request.path) if self._seen is None else self._seen
             stats.closing_s += scored.target_s
             return answer
+        self._seen = None
         if self._place[0] == request.round:
             self._ahead.ended(request.start + linear - self._run_start)
         read = len(feed.tokens)

@@ -28,12 +28,11 @@ from sprinter.heads.artifact import from_hub
 
 __all__ = [
     "HeadFiles",
+    "OutputLayer",
     "TextOfHeads",
     "TokenHeads",
     "dtype_beside",
-    "output_layer",
     "read_files",
-    "shared_logits",
     "write_files",
 ]
 
@@ -241,25 +240,38 @@ def dtype_beside(weight: Tensor) -> torch.dtype:
     return weight.dtype if weight.is_floating_point() and not half else torch.float32
 
 
-def output_layer(target: nn.Module) -> nn.Module:
-    """The output layer of a model.
+class OutputLayer:
+    """The output layer of a target, and what the target does to its logits: those of Granite and Cohere are scaled,
+    those of Gemma 2 are bounded.
+
+    Attributes:
+        layer: its module. scale: what its outputs are multiplied by. bound: of logits, in absolute value; None: none.
 
     Raises:
-        UserError: it has none.
+        UserError: the model has no output layer.
     """
-    get = getattr(target, "get_output_embeddings", None)
-    layer = None if get is None else get()
-    if not isinstance(layer, nn.Module):
-        raise UserError(
-            "this target gives no access to its output layer, which the heads share: use heads with their own"
+
+    def __init__(self, target: nn.Module) -> None:
+        get = getattr(target, "get_output_embeddings", None)
+        layer = None if get is None else get()
+        if not isinstance(layer, nn.Module):
+            raise UserError(
+                "this target gives no access to its output layer, which the heads share: use heads with their own"
+            )
+        whole: Any = getattr(target, "config", None)
+        config = whole.get_text_config(decoder=True) if hasattr(whole, "get_text_config") else whole
+        self.layer = layer
+        self.scale = float(
+            (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         )
-    return layer
+        self.bound: float | None = getattr(config, "final_logit_softcapping", None)
 
-
-def shared_logits(output: nn.Module, x: Tensor) -> Tensor:
-    """Logits ``[..., V]`` of a target's output layer on states ``[..., d]`` in the dtype of heads."""
-    weight = getattr(output, "weight", None)
-    if isinstance(weight, Tensor) and weight.is_floating_point():
-        x = x.to(weight.dtype)
-    logits: Tensor = output(x)
-    return logits
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits ``[..., V]`` of states ``[..., d]`` in the dtype of heads."""
+        weight = getattr(self.layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            x = x.to(weight.dtype)
+        logits: Tensor = self.layer(x)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.bound is None else self.bound * torch.tanh(logits / self.bound)

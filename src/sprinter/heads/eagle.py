@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 
 from sprinter.errors import UserError
-from sprinter.heads.drafting import HeadFiles, output_layer, shared_logits, write_files
+from sprinter.heads.drafting import HeadFiles, OutputLayer, write_files
 from sprinter.heads.entries import EntryHeads, EntryLayer
 from sprinter.heads.reading import HeadFields, fill, fitting
 
@@ -45,12 +45,12 @@ class EagleHeads(EntryHeads):
     def __init__(self, config: LlamaConfig, fusion_bias: bool = False, **more: Any) -> None:
         layer = EntryLayer(config, config.hidden_size)
         super().__init__(config, layer, 2 * config.hidden_size, fusion_bias, **more)
-        self._output: list[nn.Module] = []  # the target's; in a list, as it is no part of this module
+        self._output: list[OutputLayer] = []  # the target's; in a list, as it is no part of this module
 
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding and output layer, and move to its device."""
         super().join(target)
-        self._output = [output_layer(target)]
+        self._output = [OutputLayer(target)]
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
         """The target's states ``[..., d]`` after its final norm."""
@@ -63,7 +63,7 @@ class EagleHeads(EntryHeads):
 
     def draft_logits(self, out: Tensor) -> Tensor:
         """Logits ``[..., V]`` of estimated states ``[..., d]``."""
-        return shared_logits(self._output[0], out)
+        return self._output[0](out)
 
     def whole_logits(self, out: Tensor) -> Tensor:
         """Logits ``[..., V]``."""
@@ -100,10 +100,19 @@ def save_eagle(heads: EagleHeads, directory: Path, card: str, facts: Mapping[str
 
 
 def is_eagle(files: HeadFiles) -> bool:
-    """Whether a folder is of such a head: marked, or as its authors publish it, a config of one decoder layer."""
+    """Whether a folder is of such a head: marked, or as its authors publish it, a config of one decoder layer.
+
+    Raises:
+        UserError: it is of EAGLE-3, as its authors publish it.
+    """
     config = files.config
     marked = config.get("sprinter_head") == "eagle" or config.get("speculators_model_type") == "eagle"
     named = config.keys() & {"sprinter_head", "speculators_model_type", "medusa_num_heads"}
+    if "draft_vocab_size" in config and not named:
+        raise UserError(
+            f"'{files.directory}' holds an EAGLE-3 head as its authors publish it: convert it to the format of "
+            "speculators, which is read"
+        )
     return marked or (not named and config.get("num_hidden_layers") == 1 and "hidden_size" in config)
 
 

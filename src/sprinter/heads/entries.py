@@ -82,6 +82,9 @@ class EntryHeads(TokenHeads):
         table = target.get_input_embeddings()  # type: ignore[operator]
         sample = next(iter(target.parameters()), torch.empty(0))
         self.to(sample.device, dtype_beside(sample))
+        self.rotary = LlamaRotaryEmbedding(self.layer_config).to(
+            sample.device
+        )  # its frequencies stay in float32
         self._embeds = [table if self.embed is None else self.embed]
 
     def embedded(self, ids: Tensor) -> Tensor:

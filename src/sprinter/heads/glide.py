@@ -21,11 +21,10 @@ from sprinter.errors import UserError
 from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import (
     HeadFiles,
+    OutputLayer,
     TextOfHeads,
     TokenHeads,
     dtype_beside,
-    output_layer,
-    shared_logits,
     write_files,
 )
 from sprinter.heads.reading import HeadFields, fill, fitting
@@ -85,7 +84,7 @@ class GlideHeads(TokenHeads):
         self.layers = (count - 2,)
         sample = next(iter(target.parameters()), torch.empty(0))
         self.to(sample.device, dtype_beside(sample))
-        self._target = [target.base_model, output_layer(target)]
+        self._target = [target.base_model, OutputLayer(target)]
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -133,7 +132,8 @@ class GlideHeads(TokenHeads):
 
     def token_logits(self, x: Tensor) -> Tensor:
         """Logits ``[..., V]`` of outputs ``[..., d]``."""
-        return shared_logits(self._target[1], self.norm(x))
+        logits: Tensor = self._target[1](self.norm(x))
+        return logits
 
     @property
     def flops(self) -> float:

@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from sprinter.errors import UserError
 from sprinter.heads.drafting import (
     HeadFiles,
+    OutputLayer,
     TextOfHeads,
     TokenHeads,
     dtype_beside,
-    output_layer,
-    shared_logits,
     write_files,
 )
 from sprinter.heads.reading import HeadFields, fill, fitting
@@ -82,13 +81,13 @@ class MedusaHeads(TokenHeads):
             )
             for _ in range(count)
         )
-        self._output: list[nn.Module] = []  # the target's; in a list, as it is not a part of this module
+        self._output: list[OutputLayer] = []  # the target's; in a list, as it is not a part of this module
 
     def join(self, target: nn.Module) -> None:
         """Move to the target's device; the dtype is that of ``dtype_beside``."""
         layer, sample = None, next(iter(target.parameters()), torch.empty(0))
         if self.shared:
-            layer = output_layer(target)
+            layer = OutputLayer(target)
         self.to(sample.device, dtype_beside(sample))
         self._output = [] if layer is None else [layer]
 
@@ -105,7 +104,7 @@ class MedusaHeads(TokenHeads):
         own = self.heads[head]
         assert isinstance(own, nn.ModuleList)
         turned = self.turned(head, states.to(next(own.parameters()).dtype))
-        logits: Tensor = shared_logits(self._output[0], turned) if self.shared else own[self.blocks](turned)
+        logits: Tensor = self._output[0](turned) if self.shared else own[self.blocks](turned)
         return logits
 
     @property

@@ -112,11 +112,18 @@ def for_runner(
         draft = _converted(draft, "draft", given.pop("draft_revision", None), asked)
         given |= {"draft_dtype": "auto", "draft_dequantise": False}
     elif draft is not None and drafting != runner:
-        given |= {"draft_dtype": "auto" if own is None else own, "draft_dequantise": drafting == "torch"}
+        if own is None and (runner == "llamacpp" or _by_llamacpp(draft, drafting)):
+            own = "auto"  # the target's is not one of theirs
+        given |= {"draft_dtype": own, "draft_dequantise": drafting == "torch"}
     if runner == "llamacpp":
         target = _converted(target, "target", given.pop("revision", None), kind)
         given.pop("dtype", None)
     return target, draft, given | ({"dequantise": True} if runner == "torch" else {})
+
+
+def _by_llamacpp(source: Source, runner: str) -> bool:
+    """Whether llama.cpp runs a model unless its dtype says otherwise."""
+    return runner == "auto" and str(source).endswith(".gguf")
 
 
 def _converted(source: Source, which: str, revision: str | None, dtype: Any) -> Path:

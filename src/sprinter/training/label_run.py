@@ -236,9 +236,11 @@ def _engine(
         raise UserError(f"there is no engine '{name}': use local or ray")
     if not _alike(pair.models):
         raise UserError(
-            "the workers of engine=ray load both models in one way: give the draft no dtype or runner of its own, or "
-            "engine=local"
+            "the workers of engine=ray load both models in one way: give both one dtype, and the draft no runner of "
+            "its own, or engine=local"
         )
+    if any(one is not None and one.id.endswith(".gguf") for one in (pair.models.target, pair.models.draft)):
+        raise UserError("the workers of engine=ray load no GGUF files: give engine=local")
     workers = 2 if workers is None else workers
     at_least("workers", workers, 1)
     return RayEngine(pair, settings, info, workers, ray_address)

@@ -138,10 +138,7 @@ class VllmPlain:
     def _settings(self, pair: Pair) -> dict[str, Any]:
         """vLLM's engine arguments."""
         target = pair.models.target
-        if target.quantised and not self.dtype:
-            raise UserError(
-                f"the pair's weights are in {target.quantised}, which vLLM would not run: give vllm:...(dtype=bfloat16)"
-            )
+        self._check_weights(target)
         settings = {
             "model": _source(target, "target"), "revision": target.revision,
             "dtype": self.dtype or str(target.model.dtype).removeprefix("torch."),
@@ -151,6 +148,12 @@ class VllmPlain:
         }  # fmt: skip
         speculation = self._speculation(pair)
         return settings if speculation is None else settings | {"speculative_config": speculation}
+
+    def _check_weights(self, model: LoadedModel) -> None:
+        if model.quantised and not self.dtype:
+            raise UserError(
+                f"the pair's weights are in {model.quantised}, which vLLM would not run: give vllm:...(dtype=bfloat16)"
+            )
 
     def _speculation(self, pair: Pair) -> dict[str, Any] | None:
         return None
@@ -189,6 +192,12 @@ class VllmDraft(VllmPlain):
         draft = pair.models.draft
         if draft is None:
             raise UserError(f"{self.name} needs a draft model, and this pair has none: give draft=...")
+        self._check_weights(draft)
+        if not self.dtype and draft.model.dtype != pair.models.target.model.dtype:
+            raise UserError(
+                f"the draft is in {draft.weights} and the target in {pair.models.target.weights}, and vLLM runs both "
+                "in one dtype: give vllm-draft:...(dtype=bfloat16)"
+            )
         return {
             "method": "draft_model", "model": _source(draft, "draft"), "revision": draft.revision,
             "num_speculative_tokens": self.tokens, "draft_sample_method": self.draft_sampling,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from transformers import PretrainedConfig, PreTrainedModel
 
-from sprinter.models.runners import forward
+from sprinter.models.runners.forward import NOTING
 
 __all__ = ["Watch", "digest", "hash_file", "places"]
 
@@ -34,9 +34,6 @@ _EVERY = 61
 
 _NOT_READ = {*vars(nn.Module()), "config", "generation_config", "name_or_path", "_is_hf_initialized"}
 """Attributes that do not affect what a module computes, or that are read separately."""
-
-_NOTING = (forward.__name__, "transformers.utils.output_capturing")
-"""Modules whose hooks only record values and change nothing."""
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -112,7 +109,7 @@ def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
     return [
         (number, id(hook))
         for number, hook in (list(hooks.items()) if hooks else ())
-        if getattr(hook, "__module__", None) not in _NOTING
+        if getattr(hook, "__module__", None) not in NOTING
     ]
 
 

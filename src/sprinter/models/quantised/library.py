@@ -33,7 +33,7 @@ from sprinter.models.capture.compiled import cpu_flags
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
-__all__ = ["NUMBER", "Kernel", "MatrixFacts", "check_products", "floats", "kernel", "room", "sources"]
+__all__ = ["NUMBER", "Kernel", "MatrixFacts", "check_products", "floats", "kernel", "library_name", "room"]
 
 _log = logging.getLogger("sprinter")
 _SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -197,15 +197,28 @@ def kernel() -> Kernel:
     return made
 
 
-def sources() -> list[str]:
-    """Hashes of the kernels' sources."""
-    return [*map(hash_file, sorted([_SOURCE, *_SOURCE.parent.glob("*.h")]))]
+def library_name() -> str:
+    """Name of the kernel's file, which tells its sources, compiler, options and contents.
+
+    Raises:
+        UserError: as ``kernel``.
+    """
+    return _library(_NATIVE).name
 
 
 def _library(machine: Sequence[str]) -> Path:
     """The library for the instructions that the options ``machine`` allow."""
     compiler = _compiler()
-    facts = [*sources(), cpu_flags(), *compiler, *_OPTIONS, *machine, *_threads(), torch.__version__]
+    sources = sorted([_SOURCE, *_SOURCE.parent.glob("*.h")])
+    facts = [
+        *map(hash_file, sources),
+        cpu_flags(),
+        *compiler,
+        *_OPTIONS,
+        *machine,
+        *_threads(),
+        torch.__version__,
+    ]
     stem = "quantised-" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
     if found := _find(stem):
         return found

@@ -21,6 +21,7 @@ from sprinter.models.quantised.layers import (
 from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.whole import join_layers
+from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["BITS", "GGUF", "ROUND", "ends_of", "padded", "put_matrices", "quantise", "replaceable"]
 
@@ -112,6 +113,7 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
                 begun = model(ids[:, : _TRIED // 2], use_cache=True)
                 rest = model(ids[:, _TRIED // 2 :], past_key_values=begun.past_key_values, use_cache=True)
                 parts = [begun.logits, rest.logits]
+                over_rows = _over_rows(model, ids)
     except Exception as error:  # models' own code may read the weights that are gone
         raise UserError(
             f"{name} does not run with quantised layers ({type(error).__name__}: {error}): use bfloat16"
@@ -120,8 +122,17 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
         return
     if not bool((whole.logits - one_by_one).norm() <= _FAR * one_by_one.norm()):
         raise UserError(f"the joined layers of {name} differ from its own: use bfloat16")
-    if not torch.equal(torch.cat(parts, 1), whole.logits):
+    if not all(torch.equal(one, whole.logits) for one in (torch.cat(parts, 1), over_rows)):
         raise UserError(f"tokens of {name} differ between forward passes: use bfloat16")
+
+
+def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Logits of several passes over the row runner's cache, where layers run in one call; the first pass makes it."""
+    cache, made = RowCache(_TRIED, torch.zeros(1, 1, dtype=torch.int64)), []
+    for part in torch.split(ids, _TRIED // 3, 1):
+        cache.span.start, cache.span.keys = cache.span.keys, cache.span.keys + part.shape[1]
+        made.append(model(part, past_key_values=cache, use_cache=True).logits)
+    return torch.cat(made, 1)
 
 
 def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:

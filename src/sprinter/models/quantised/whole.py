@@ -3,19 +3,22 @@
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
 they are, modules of transformers; only their ``forward`` is another, which does not call those of their children:
 hooks on a layer run, hooks on its parts do not. Over the cache of the row runner, the first layer runs those behind it
-too, up to one whose states a hook wants to see; each of these then returns what it is given.
+too, up to one whose states a hook wants to see; each of these then returns what it is given. What the first runs are
+the layers that its model holds behind it at that time: one that is wrapped, replaced or left out ends the call.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedModel
-from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2DecoderLayer
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
@@ -24,6 +27,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
 from sprinter.models.quantised.library import MatrixFacts, floats, kernel
+from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["is_joined", "join_layers"]
@@ -35,6 +39,7 @@ _MATRICES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
+_LIST = "layers"  # where a model of transformers has its decoder layers
 _DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
 _NORMS = ("norm", "query_norm", "key_norm", "second_norm", "after_attention", "after_mlp")
 
@@ -55,11 +60,19 @@ def join_layers(model: PreTrainedModel) -> int:
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "pretraining_tp", 1) != 1 or getattr(config, "use_bidirectional_attention", False):
         return 0
-    known = [layer for layer in model.modules() if type(layer) in _LAYERS and _fits(layer)]
-    stack = _Stack()
-    for place, layer in enumerate(known):
-        layer.forward = _Forward(layer, stack, place)
-    return len(known)
+    known = 0
+    for parent in list(model.modules()):
+        layers = parent._modules.get(_LIST)
+        if not isinstance(layers, nn.ModuleList) or len(set(layers)) < len(
+            layers
+        ):  # one of them stands there twice
+            continue
+        stack = _Stack(parent)
+        for place, layer in enumerate(layers):
+            if type(layer) in _LAYERS and _fits(layer):
+                layer.forward = _Forward(layer, stack, place)
+                known += 1
+    return known
 
 
 def is_joined(model: nn.Module) -> bool:
@@ -92,7 +105,7 @@ class _Forward:
     elsewhere.
 
     Args:
-        layer: the layer. stack: of all such layers of its model. place: its number there.
+        layer: the layer. stack: of all such layers of its model. place: its number in the model.
 
     Attributes:
         shape: what layers that run in one call have in common; set with the facts.
@@ -107,7 +120,9 @@ class _Forward:
         stack.members[place] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
-        stack = memo.setdefault(id(self._stack), _Stack())
+        stack = memo.get(id(self._stack))
+        if stack is None:
+            stack = memo[id(self._stack)] = _Stack(memo.get(id(self._stack.parent())))
         return _Forward(memo[id(self.layer())], stack, self._place)
 
     def __reduce__(self) -> Any:
@@ -197,11 +212,15 @@ class _Forward:
 class _Stack:
     """The joined layers of a model.
 
+    Args:
+        parent: the module that holds them; None if a layer was copied without it, which then runs alone.
+
     Attributes:
         members: their ``forward``, by number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parent: nn.Module | None) -> None:
+        self.parent: Callable[[], nn.Module | None] = ref(parent) if parent is not None else lambda: None
         self.members: dict[int, _Forward] = {}
         self._facts: dict[tuple[int, int], tuple[list[_Facts], Any]] = {}  # of the layers of a call
 
@@ -217,23 +236,33 @@ class _Stack:
         return states
 
     def together(self, first: int, cache: RowCache) -> list[tuple[_Facts, Any]]:
-        """The layers, and their facts, that can run in one call, from the first on: of one shape and mask, with a place
-        in the cache, and without a hook between; empty if the first has no place yet."""
+        """The layers, and their facts, that can run in one call, from the first on: as the model holds them now, of one
+        shape and mask, with a place in the cache, and without a hook between; empty if the first has no place yet."""
         found: list[tuple[_Facts, Any]] = []
         shape: tuple[Any, ...] = ()
-        for place in range(first, len(self.members)):
-            member = self.members.get(place)
-            layer: Any = None if member is None else member.layer()
-            if member is None or layer is None or not cache.holds(layer.self_attn.layer_idx):
+        for place, layer in self._layers(first):
+            member = layer.__dict__.get("forward")
+            if not isinstance(member, _Forward) or self.members.get(place) is not member:
+                break
+            if not cache.holds(layer.self_attn.layer_idx):
                 break
             facts = member.facts()
-            if found and (layer._forward_pre_hooks or member.shape != shape):
+            if found and (member.shape != shape or _reads_input(layer)):
                 break
             shape = member.shape
             found.append((facts, layer))
             if layer._forward_hooks:
                 break
         return found
+
+    def _layers(self, first: int) -> list[tuple[int, Any]]:
+        """The model's layers from number ``first`` on, as far as it runs them, with their numbers."""
+        parent: Any = self.parent()
+        layers = None if parent is None else parent._modules.get(_LIST)
+        if layers is None or _global_forward_hooks or _global_forward_pre_hooks:
+            return []
+        depth = getattr(getattr(parent, "config", None), "num_hidden_layers", len(layers))
+        return list(enumerate(layers))[first:depth]
 
     def run(
         self,
@@ -267,6 +296,14 @@ class _Stack:
         return made
 
 
+def _reads_input(layer: nn.Module) -> bool:
+    """Whether a hook wants to see what the layer is given."""
+    noting = (getattr(hook, "__module__", None) in NOTING for hook in layer._forward_hooks.values())
+    return bool(layer._forward_pre_hooks) or not all(
+        noting
+    )  # those that note a state read what a layer returns
+
+
 def _attention(
     query: Tensor,
     keys: Tensor,
@@ -287,8 +324,11 @@ def _attention(
 
 
 def _cap(attention: Any) -> float:
-    """Bound of the scores; 0 for none."""
-    return getattr(attention, "attn_logit_softcapping", None) or 0.0
+    """Bound of the scores; 0 for none. Gemma 3 has the attribute too, and does not use it."""
+    bound = (
+        getattr(attention, "attn_logit_softcapping", None) if isinstance(attention, Gemma2Attention) else None
+    )
+    return bound or 0.0
 
 
 def _norms(layer: Any) -> list[Tensor | None]:

@@ -25,6 +25,7 @@ from sprinter.models.runners.tree import RowTree
 
 __all__ = [
     "CHUNK",
+    "NOTING",
     "BaseRunner",
     "ModelRunner",
     "StateFilter",
@@ -37,6 +38,9 @@ __all__ = [
 
 CHUNK = 512
 """Maximum number of tokens per row in one forward pass; longer inputs are split, so that memory stays bounded."""
+
+NOTING = (__name__, "transformers.utils.output_capturing")
+"""Modules whose hooks only record values and change nothing."""
 
 
 def head_of(model: PreTrainedModel) -> nn.Module:

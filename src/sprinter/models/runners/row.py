@@ -188,11 +188,13 @@ class RowRunner(ModelRunner):
         """The tokens of all rows in one line, without padding, whose outputs are zeros."""
         span = self._cache.span
         every, n = span.rows, tokens.shape[1]
-        lengths, given = torch.tensor([[self._lengths[row] for row in rows], counts])
-        real = torch.arange(n) < given[:, None]
-        positions = (lengths[:, None] + torch.arange(n))[real][None]
+        lengths, given = torch.tensor([[self._lengths[row] for row in rows], counts], device=self.device)
+        each = torch.arange(n, device=self.device)
+        real = each < given[:, None]
+        positions = (lengths[:, None] + each)[real][None]
         try:
-            span.rows, span.index = torch.tensor(rows)[:, None].expand(-1, n)[real][None], positions
+            numbers = torch.tensor(rows, device=self.device)
+            span.rows, span.index = numbers[:, None].expand(-1, n)[real][None], positions
             span.flat, span.start, span.keys = True, int(lengths.max()), int(positions.max()) + 1
             step = self._call(
                 tokens[real][None],

@@ -159,10 +159,10 @@ class RowCache(Cache):
         if span.index is not None:
             index = span.index
             return span.rows.expand_as(index).reshape(-1).contiguous(), index.reshape(-1).contiguous()
-        slots = torch.arange(span.start, span.start + n)
+        slots = torch.arange(span.start, span.start + n, device="cpu")  # whatever PyTorch's default is
         if batch == 1:
             return torch.zeros_like(slots), slots
-        return torch.arange(batch).repeat_interleave(n), slots.repeat(batch)
+        return torch.arange(batch, device=slots.device).repeat_interleave(n), slots.repeat(batch)
 
     def addresses(self, layers: Sequence[int]) -> list[int]:
         """Where the keys and values of these layers are, in turn."""

@@ -87,7 +87,7 @@ class EntryLearner(HeadLearner):
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for step in range(self.steps):
-            ids = torch.nn.functional.pad(batch.ids[:, 1 + step :], (0, step))
+            ids = torch.nn.functional.pad(batch.ids[:, 1 + step :], (0, step))[:, :count]
             positions = torch.arange(count, device=features.device) + step
             residual, (query, key, value) = heads.entries(heads.embedded(ids), features, positions)
             keys.append(key)

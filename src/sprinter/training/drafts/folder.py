@@ -80,7 +80,8 @@ def check_folder(folder: Path, restart: bool, sort: str) -> None:
 
 def training_key(texts: Texts, student: StudentSettings | HeadSettings, training: TrainingSettings) -> str:
     """The name of a training's folder: others on the same texts do not touch it."""
-    facts = [texts.info["hash"], asdict(student), asdict(training)]
+    shape = {name: value for name, value in asdict(student).items() if name != "keep_states"}
+    facts = [texts.info["hash"], shape, training.shaping()]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 

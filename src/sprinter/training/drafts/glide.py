@@ -53,6 +53,8 @@ def fresh_glide(target: PreTrainedModel, settings: HeadSettings, id: str, finger
         for own, there in pairs:
             if own.weight.shape == there.weight.shape:
                 own.weight.copy_(there.weight)
+                if getattr(own, "bias", None) is not None and getattr(there, "bias", None) is not None:
+                    own.bias.copy_(there.bias)
     return heads
 
 

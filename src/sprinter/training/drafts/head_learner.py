@@ -41,11 +41,14 @@ class HeadOutput(NamedTuple):
 
 @torch.no_grad()
 def draw_matrices(module: nn.Module, seed: int) -> None:
-    """Fill all matrices of a module by normal numbers of standard deviation 0.02, one after the other by name."""
+    """Fill all matrices of a module by normal numbers of standard deviation 0.02, one after the other by name, and
+    biases by 0."""
     chance = torch.Generator().manual_seed(seed)
-    for _, value in sorted(module.named_parameters()):
+    for name, value in sorted(module.named_parameters()):
         if value.ndim == 2:
             value.copy_(torch.empty(value.shape).normal_(0.0, 0.02, generator=chance))
+        elif name.endswith("bias"):
+            value.zero_()
 
 
 class HeadLearner(ABC):

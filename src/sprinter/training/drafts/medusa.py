@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.heads.drafting import output_layer
+from sprinter.heads.drafting import OutputLayer
 from sprinter.heads.medusa import MedusaHeads
 from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.head_learner import HeadLearner, HeadOutput
@@ -21,10 +21,13 @@ __all__ = ["MedusaLearner", "fresh_medusa"]
 def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, fingerprint: str) -> MedusaHeads:
     """Heads whose laws are the target's own next-token law, before training, in float32 on the target's device.
 
+    Where the target bounds its logits, as Gemma 2 does, only heads that share its output layer begin so.
+
     Args:
         target: in a floating-point dtype. id, fingerprint: of the target as it is used.
     """
-    weight: Tensor = output_layer(target).weight  # type: ignore[assignment]
+    output = OutputLayer(target)
+    weight: Tensor = output.layer.weight  # type: ignore[assignment]
     vocab, hidden = weight.shape
     heads = MedusaHeads(
         hidden, vocab, settings.steps, settings.blocks, settings.share_output,
@@ -33,7 +36,7 @@ def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, finge
     if not settings.share_output:
         with torch.no_grad():
             for own in heads.heads:
-                own[settings.blocks].weight.copy_(weight)  # type: ignore[index]
+                own[settings.blocks].weight.copy_(output.scale * weight)  # type: ignore[index]
     heads.join(target)
     return heads
 

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -176,10 +175,7 @@ class Run:
         self._optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]], lr=0.0, betas=(0.9, 0.95)
         )
-        own = {
-            name: value for name, value in asdict(settings).items() if name not in ("threads", "checkpoint")
-        }
-        key = [texts.info["hash"], own, learner.digest()]
+        key = [texts.info["hash"], settings.shaping(), learner.digest()]
         self._hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._began = time.perf_counter()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from sprinter.decode.checks import at_least, between, whole
 from sprinter.decode.registry import did_you_mean
@@ -184,8 +184,8 @@ class TrainingSettings:
         gamma: length of those drafts.
         checkpoint: number of steps between checkpoints.
         seed: seed of the order of texts and of the drafts.
-        precision: dtype of matrix products in training, and of those of the states that heads read; weights, losses
-            and what is measured stay in float32.
+        precision: dtype of matrix products in training, and of those of the states that heads read, in their evaluation
+            too where states are kept; weights, losses and other evaluation stay in float32.
         threads: number of CPU threads; None: torch's own choice. Equal weights after a resumed run need equal numbers.
     """
 
@@ -204,6 +204,10 @@ class TrainingSettings:
     seed: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
     threads: int | None = None
+
+    def shaping(self) -> dict[str, Any]:
+        """The fields that tell one training from another: a run goes on with other threads or checkpoints."""
+        return {name: value for name, value in asdict(self).items() if name not in ("threads", "checkpoint")}
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", str(parse_loss(self.loss)))

@@ -1,0 +1,141 @@
+"""What heads share with targets of other families and dtypes, and what they are shown of them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.test_draft_heads import PROMPT, ids
+from tests.heads.test_eagle import eagle, published, write
+from tests.models.tiny import tiny, word_tokenizer
+from tests.training.drafting import texts, tiny_target
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
+
+import sprinter
+from sprinter.errors import UserError
+from sprinter.heads import entries
+from sprinter.heads.drafting import OutputLayer
+from sprinter.heads.load import load_any_head
+from sprinter.training.drafts.batches import collate
+from sprinter.training.drafts.eagle import EagleLearner, fresh_eagle
+from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
+from sprinter.training.drafts.folder import training_key
+from sprinter.training.drafts.glide import fresh_glide
+from sprinter.training.drafts.medusa import fresh_medusa
+from sprinter.training.drafts.settings import HeadSettings, TrainingSettings
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 8, "intermediate_size": 48, "initializer_range": 0.6, "pad_token_id": 0,
+}  # fmt: skip
+CHANGED = {
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)),
+    "cohere": lambda: CohereForCausalLM(CohereConfig(**SIZES, logit_scale=0.25)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=2.0)),
+}
+
+
+@pytest.mark.parametrize("family", CHANGED)
+@torch.no_grad()
+def test_logits_of_shared_output_layers_are_the_targets(family: str) -> None:
+    torch.manual_seed(0)
+    target: Any = CHANGED[family]().eval()
+    tokens = torch.randint(1, 61, (1, 9))
+    wanted = target(tokens).logits
+    states = target.model(tokens).last_hidden_state
+    torch.testing.assert_close(OutputLayer(target)(states), wanted)
+    assert not torch.allclose(target.get_output_embeddings()(states), wanted, rtol=0.05)
+    for shared in (True, False):
+        if family == "gemma2" and not shared:
+            continue  # layers of their own cannot bound what they make
+        heads = fresh_medusa(target, HeadSettings(heads=2, share_output=shared), "t", "f")
+        torch.testing.assert_close(heads.head_logits(1, states), wanted)
+
+
+def test_rotary_frequencies_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "dtype_beside", lambda weight: torch.bfloat16)
+    heads = eagle()
+    before = heads.rotary.inv_freq.clone()  # type: ignore[operator]
+    heads.join(tiny("llama"))
+    assert heads.fc.weight.dtype == torch.bfloat16
+    assert torch.equal(heads.rotary.inv_freq, before)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["trust=coin(rate=1.0),drafter=heads,cap=80", "trust=coin(rate=0.999),stop=never,drafter=heads,cap=none"],
+)
+def test_the_meter_changes_no_text(method: str) -> None:
+    """A closing pass reads trusted tokens before the method would: their states must not reach the heads."""
+    heads = eagle()
+    with torch.no_grad():
+        for value in heads.parameters():
+            value.mul_(0.3)  # its outputs must not grow along a run
+    pair = sprinter.load_pair(tiny("llama"), tokenizer=word_tokenizer(), heads=[heads], compile=False)
+    for seed in range(1, 4):
+        running, complete = (
+            pair.generate(PROMPT, method=method, max_new_tokens=85, min_new_tokens=85, seed=seed, meter=meter)
+            for meter in ("running", "complete")
+        )
+        assert complete.stats.closing_passes > running.stats.closing_passes
+        assert ids(running) == ids(complete)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_texts_shorter_than_the_steps_of_training(kind: str) -> None:
+    target, shape = tiny_target(), HeadSettings(kind=kind)  # type: ignore[arg-type]
+    learner: Any
+    if kind == "eagle":
+        learner = EagleLearner(fresh_eagle(target, shape, "t", "f"), target, 0.8, 1.0, 4)
+    else:
+        learner = Eagle3Learner(fresh_eagle3(target, shape, "t", "f", None), target, 0.8, 1.0, 4)
+    whole = texts(target, 1).texts[0]
+    laws = {"top_ids": whole.top_ids[:2], "top_probs": whole.top_probs[:2]}
+    short = replace(whole, ids=whole.ids[4:7], prompt=1, **laws)
+    found = [len(logits) for logits, *_ in learner.outputs(collate([short]))]
+    assert found == [1, 0, 0, 0]
+
+
+def test_glide_begins_as_the_layer_of_the_target_with_its_biases() -> None:
+    target: Any = tiny("qwen2")
+    target = deepcopy(target)
+    own = target.model.layers[-1].self_attn
+    torch.nn.init.normal_(own.q_proj.bias)
+    heads = fresh_glide(target, HeadSettings(kind="glide"), "t", "f")
+    assert torch.equal(heads.cross_attn.q_proj.bias, own.q_proj.bias)
+    others = [
+        value
+        for name, value in heads.named_parameters()
+        if name.endswith("bias") and "cross_attn.q_proj" not in name
+    ]
+    assert others and all(not value.any() for value in others)
+
+
+def test_threads_checkpoints_and_kept_states_begin_no_other_training() -> None:
+    some = texts(tiny_target(), 1)
+    key = training_key(some, HeadSettings(), TrainingSettings())
+    for shape, training in (
+        (HeadSettings(), TrainingSettings(threads=1)),
+        (HeadSettings(), TrainingSettings(checkpoint=7)),
+        (HeadSettings(keep_states=False), TrainingSettings()),
+    ):
+        assert training_key(some, shape, training) == key
+    assert training_key(some, HeadSettings(), TrainingSettings(lr=2e-3)) != key
+
+
+def test_eagle_3_of_its_authors_is_named(tmp_path: Path) -> None:
+    config, weights = published(tmp_path)
+    write(tmp_path, {**config, "draft_vocab_size": 32}, weights)
+    with pytest.raises(UserError, match="holds an EAGLE-3 head as its authors publish it: convert it"):
+        load_any_head(tmp_path)
