@@ -7,9 +7,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["count_as", "weights_fingerprint"]
+__all__ = ["count_as", "ids_name", "weights_fingerprint"]
 
 _files: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 """Model → hash of its weights when it was read from a file, and the fingerprint of that file."""
@@ -28,6 +28,11 @@ def weights_fingerprint(model: Any) -> str:
     own = _of_weights(model)
     loaded, file = _files.get(model, (None, own))
     return file if own == loaded else own
+
+
+def ids_name(ids: Tensor) -> str:
+    """Number and hash of token ids, "NUMBER:HASH", for records."""
+    return f"{len(ids)}:{hashlib.sha256(ids.cpu().numpy().tobytes()).hexdigest()[:12]}"
 
 
 def count_as(model: nn.Module, fingerprint: str) -> None:

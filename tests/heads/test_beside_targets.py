@@ -11,8 +11,9 @@ import pytest
 import torch
 from tests.engine.test_draft_heads import PROMPT, ids
 from tests.heads.test_eagle import eagle, published, write
+from tests.heads.test_medusa import medusa
 from tests.models.tiny import tiny, word_tokenizer
-from tests.training.drafting import texts, tiny_target
+from tests.training.drafting import saved_target, texts, tiny_target
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -24,9 +25,15 @@ from transformers import (
 
 import sprinter
 from sprinter.errors import UserError
-from sprinter.heads import entries
+from sprinter.heads import drafting
 from sprinter.heads.drafting import OutputLayer
+from sprinter.heads.eagle import save_eagle
+from sprinter.heads.eagle3 import save_eagle3
+from sprinter.heads.glide import save_glide
 from sprinter.heads.load import load_any_head
+from sprinter.heads.medusa import save_medusa
+from sprinter.models.pair import load_models
+from sprinter.models.quantised.layers import is_quantised
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.eagle import EagleLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
@@ -54,7 +61,7 @@ def test_logits_of_shared_output_layers_are_the_targets(family: str) -> None:
     tokens = torch.randint(1, 61, (1, 9))
     wanted = target(tokens).logits
     states = target.model(tokens).last_hidden_state
-    torch.testing.assert_close(OutputLayer(target)(states), wanted)
+    torch.testing.assert_close(OutputLayer(target, 61)(states), wanted)
     assert not torch.allclose(target.get_output_embeddings()(states), wanted, rtol=0.05)
     for shared in (True, False):
         if family == "gemma2" and not shared:
@@ -64,7 +71,7 @@ def test_logits_of_shared_output_layers_are_the_targets(family: str) -> None:
 
 
 def test_rotary_frequencies_stay_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "dtype_beside", lambda weight: torch.bfloat16)
+    monkeypatch.setattr(drafting, "dtype_beside", lambda weight: torch.bfloat16)
     heads = eagle()
     before = heads.rotary.inv_freq.clone()  # type: ignore[operator]
     heads.join(tiny("llama"))
@@ -139,3 +146,94 @@ def test_eagle_3_of_its_authors_is_named(tmp_path: Path) -> None:
     write(tmp_path, {**config, "draft_vocab_size": 32}, weights)
     with pytest.raises(UserError, match="holds an EAGLE-3 head as its authors publish it: convert it"):
         load_any_head(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "glide", "medusa"])
+@torch.no_grad()
+def test_heads_beside_a_quantised_target_have_8_bits(kind: str, tmp_path: Path) -> None:
+    """Nearly the same laws; the fingerprint and the FLOPs that they had; greedy texts of plain decoding."""
+    target = load_models(saved_target(tmp_path / "target"), device="cpu")
+    shape = HeadSettings(kind=kind, heads=3)  # type: ignore[arg-type]
+    weights: Any = target.target.model
+    made: Any = {
+        "eagle": lambda: fresh_eagle(weights, shape, "t", None),  # type: ignore[arg-type]
+        "eagle3": lambda: fresh_eagle3(weights, shape, "t", None, None),  # type: ignore[arg-type]
+        "glide": lambda: fresh_glide(weights, shape, "t", None),  # type: ignore[arg-type]
+        "medusa": lambda: fresh_medusa(weights, shape, "t", None),  # type: ignore[arg-type]
+    }[kind]()
+    save = {"eagle": save_eagle, "eagle3": save_eagle3, "glide": save_glide, "medusa": save_medusa}[kind]
+    save(made, tmp_path / "heads", "card")  # type: ignore[operator]
+    pairs = [
+        sprinter.load_pair(
+            tmp_path / "target", heads=[tmp_path / "heads"], dtype=dtype, device="cpu", compile=False
+        )
+        for dtype in ("float32", "int8")
+    ]
+    plain, quantised = (pair.drafting for pair in pairs)
+    assert plain is not None and quantised is not None
+    assert not is_quantised(plain) and is_quantised(quantised)
+    assert not [part for part in quantised.modules() if type(part) is torch.nn.Linear]
+    assert plain.fingerprint == quantised.fingerprint and plain.flops == quantised.flops
+    assert pairs[1].generate(PROMPT, max_new_tokens=4).models["heads"][0]["dtype"] == "int8"
+    laws = []
+    for pair, heads in zip(pairs, (plain, quantised), strict=True):
+        model: Any = pair.models.target.model
+        ids_ = torch.tensor([PROMPT])
+        states = model(ids_, output_hidden_states=True)
+        own = model.model(ids_).last_hidden_state[0]
+        every = {layer: own if layer == -1 else states.hidden_states[layer + 1][0] for layer in heads.layers}
+        text = heads.begin()
+        text.read(PROMPT, {layer: one[:-1] for layer, one in every.items()})
+        laws.append(torch.cat([text.logits([()]), text.logits([(3,)])]).softmax(-1))  # type: ignore[list-item]
+    assert 0 < float((laws[0] - laws[1]).abs().sum(-1).max()) / 2 < 0.05
+    for pair in pairs[1:]:
+        wanted = pair.generate(PROMPT, method="autoregressive", max_new_tokens=24, temperature=0.0)
+        assert ids(pair.generate(PROMPT, method="heads(gamma=2)", max_new_tokens=24, temperature=0.0)) == ids(
+            wanted
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_vocabulary_of_heads(dtype: str, tmp_path: Path) -> None:
+    """They draft its tokens alone, with the logits that they had; exact methods stay exact."""
+    saved_target(tmp_path / "target")
+    weights: Any = load_models(tmp_path / "target", device="cpu").target.model
+    save_eagle(fresh_eagle(weights, HeadSettings(kind="eagle"), "t", None), tmp_path / "heads", "card")  # type: ignore[arg-type]
+
+    def load(**more: Any) -> sprinter.Pair:
+        heads = [tmp_path / "heads"]
+        return sprinter.load_pair(
+            tmp_path / "target", heads=heads, dtype=dtype, device="cpu", compile=False, **more
+        )
+
+    whole, cut = load(), load(draft_vocabulary=100)
+    assert whole.drafting is not None and cut.drafting is not None
+    assert whole.drafting.output is not None and cut.drafting.output is not None
+    kept = cut.drafting.output.ids
+    assert kept is not None and len(kept) == 100
+    assert set(cut.models.target.eos_ids) <= set(kept.tolist())
+    x = torch.randn(3, whole.drafting.hidden_size, generator=torch.Generator().manual_seed(0))
+    every, some = whole.drafting.output(x), cut.drafting.output(x)
+    assert some.shape == every.shape and int(torch.isfinite(some).sum()) == 300
+    torch.testing.assert_close(
+        some[:, kept], every[:, kept], atol=0.02 if dtype == "int8" else 1e-5, rtol=0.02
+    )
+    assert cut.drafting.flops < whole.drafting.flops
+    out = cut.generate(PROMPT, method="heads", max_new_tokens=24, temperature=0.0)
+    assert out.models["heads"][0]["draft_vocabulary"].startswith("100:")
+    assert ids(out) == ids(
+        whole.generate(PROMPT, method="autoregressive", max_new_tokens=24, temperature=0.0)
+    )
+    with pytest.raises(UserError, match="give a number of tokens from"):
+        load(draft_vocabulary=10**6)
+
+
+def test_vocabularies_that_nothing_can_use_are_refused(tmp_path: Path) -> None:
+    for heads, message in (
+        ([medusa(3)], "these medusa heads have an output layer of their own: leave it out"),
+        ([], "draft_vocabulary was given without a draft: give draft="),
+    ):
+        with pytest.raises(UserError, match=message):
+            sprinter.load_pair(
+                tiny("llama"), tokenizer=word_tokenizer(), heads=heads, draft_vocabulary=30, compile=False
+            )

@@ -149,9 +149,8 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
     Args:
         heads: attached to the target. costs: of the target's passes. dtype: of the target's states.
     """
-    like = next(heads.parameters())
     states = {
-        layer: torch.zeros(_CONTEXT, heads.hidden_size, device=like.device, dtype=dtype)
+        layer: torch.zeros(_CONTEXT, heads.hidden_size, device=heads.device, dtype=dtype)
         for layer in heads.layers
     }
     ids = [i % min(100, heads.vocab_size) for i in range(_CONTEXT + 1)]

@@ -30,8 +30,11 @@ from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
+from sprinter.models.cut import kept_tokens, some_rows
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
+from sprinter.models.quantised.layers import is_quantised
+from sprinter.models.quantised.quantise import quantise_linears
 
 __all__ = ["Pair", "Stream", "load_pair"]
 
@@ -72,7 +75,8 @@ def load_pair(
             kernels, ``dtype`` "gguf", "int8" or "int4" of Llama, Qwen and Gemma, all tokens but those of trees);
             "all": generated tokens always, which changes last bits and so, rarely, a token.
         options: device, dtype, draft_dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
-            draft_revision, draft_vocabulary, trust_remote_code, compile; see ``load_models``.
+            draft_revision, draft_vocabulary (without a draft: of heads that draft with the target's output layer),
+            trust_remote_code, compile; see ``load_models``.
 
     Raises:
         UserError: a missing or invalid directory, different vocabularies, a gate of another draft, a profile of another
@@ -92,10 +96,12 @@ def load_pair(
         options |= fastest_options(target, draft, options)
         runner, draft_runner = options.pop("runner", runner), options.pop("draft_runner", None)
     target, draft, options = for_runner(runner, target, draft, options, draft_runner)
+    # Without a draft model it is that of heads.
+    words = options.pop("draft_vocabulary", None) if draft is None and heads else None
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
-    return Pair(models, loaded, others, cache, tuned)
+    return Pair(models, loaded, others, cache, tuned, words)
 
 
 class Pair:
@@ -104,6 +110,7 @@ class Pair:
     Args:
         prefix_cache: what is kept of texts for later ones.
         profile: of this pair, from ``sprinter tune``.
+        draft_vocabulary: of heads that draft with the target's output layer, as in ``load_models``.
 
     Raises:
         UserError: a head of another draft or target, two heads of one kind or two sets that draft, a gate that
@@ -117,12 +124,15 @@ class Pair:
         heads: Sequence[Head | TokenHeads] = (),
         prefix_cache: PrefixCache = DEFAULT,
         profile: Profile | None = None,
+        draft_vocabulary: int | str | Path | Sequence[int] | None = None,
     ) -> None:
         self.models, self.tokenizer = models, models.tokenizer
         self.heads: dict[str, Head] = {}
         self.drafting: TokenHeads | None = None
         for head in heads if gate is None else (gate, *heads):
             self._add(head)
+        if draft_vocabulary is not None:
+            self._cut_heads(draft_vocabulary)
         self.gate = self.heads.get("gate")
         if profile is not None:
             profile.check(models, self.heads)
@@ -168,7 +178,23 @@ class Pair:
                 "with runner='torch' (--runner torch)"
             )
         heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
+        if target.quantised and not is_quantised(heads):
+            heads.keep_fingerprint()
+            quantise_linears(heads)
         self.drafting = heads
+
+    def _cut_heads(self, given: int | str | Path | Sequence[int]) -> None:
+        heads, target = self.drafting, self.models.target
+        if heads is None:
+            raise UserError("draft_vocabulary was given without a draft or heads that draft: leave it out")
+        if (output := heads.output) is None:
+            raise UserError(
+                f"draft_vocabulary was given without a draft, and these {heads.kind} heads have an output layer of "
+                "their own: leave it out"
+            )
+        known = target.vocab_size if self.tokenizer is None else len(self.tokenizer)
+        ids = kept_tokens(given, min(known, target.vocab_size), target.eos_ids).to(target.model.device)
+        output.keep(ids, some_rows(output.layer, ids))
 
     @property
     def default_method(self) -> str:

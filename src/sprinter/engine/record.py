@@ -12,11 +12,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from sprinter.fingerprint import ids_name
 from sprinter.heads.drafting import TokenHeads
 from sprinter.heads.head import Head
 from sprinter.models.choose import runner_kind
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedModel, LoadedPair
+from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.runners.masks import ORDERED
 from sprinter.version import __version__
 
@@ -129,4 +131,11 @@ def _head(head: Head) -> dict[str, Any]:
 
 
 def _drafting(heads: TokenHeads | None) -> list[dict[str, Any]]:
-    return [] if heads is None else [{"kind": heads.kind, "id": heads.id, "revision": heads.revision}]
+    if heads is None:
+        return []
+    found: dict[str, Any] = {"kind": heads.kind, "id": heads.id, "revision": heads.revision}
+    if is_quantised(heads):
+        found["dtype"] = "int8"
+    if heads.output is not None and heads.output.ids is not None:
+        found["draft_vocabulary"] = ids_name(heads.output.ids)
+    return [found]

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-__all__ = ["HeadAttention", "known_prefix", "seen_by_nodes"]
+__all__ = ["HeadAttention", "KeptKeys", "known_prefix", "seen_by_nodes"]
+
+_ROOM = 128  # entries, at first
 
 
 def known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
@@ -32,6 +34,24 @@ def seen_by_nodes(
     for i, path in enumerate(paths):
         sees[i, [base + nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
     return sees.to(device)
+
+
+class KeptKeys:
+    """Keys and values of a row of entries, in one piece of memory that grows."""
+
+    def __init__(self) -> None:
+        self._held: Tensor | None = None  # [2, heads, room, size]
+
+    def put(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write entries ``[heads, n, size]`` from number ``start`` on; returns views of all up to the last."""
+        end = start + keys.shape[1]
+        if self._held is None or end > self._held.shape[2]:
+            more = keys.new_empty(2, keys.shape[0], max(_ROOM, 2 * end), keys.shape[2])
+            if self._held is not None:
+                more[:, :, :start] = self._held[:, :, :start]
+            self._held = more
+        self._held[0, :, start:end], self._held[1, :, start:end] = keys, values
+        return self._held[0, :, :end], self._held[1, :, :end]
 
 
 class HeadAttention(nn.Module):

@@ -31,7 +31,7 @@ __all__ = [
     "OutputLayer",
     "TextOfHeads",
     "TokenHeads",
-    "dtype_beside",
+    "linear_weights",
     "read_files",
     "write_files",
 ]
@@ -70,6 +70,7 @@ class TokenHeads(nn.Module, ABC):
         kind: "medusa", "eagle", "eagle3" or "glide".
         layers: decoder layers of the target whose states they read, from 0; -1: after the final norm.
         id, revision: directory or hub id that they were loaded from, and the commit.
+        device, dtype: of what they compute, set beside a target.
     """
 
     kind: str = ""
@@ -89,7 +90,20 @@ class TokenHeads(nn.Module, ABC):
         self.accuracies: Sequence[Sequence[float]] = tuple(tuple(row) for row in accuracies)
         self.id: str | None = None
         self.revision: str | None = None
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self._fingerprint: str | None = None  # of weights that were rounded since
         self._attached: weakref.ref[nn.Module] | None = None
+
+    @property
+    def output(self) -> OutputLayer | None:
+        """The target's output layer; None: they have their own."""
+        return None
+
+    @property
+    def drafted(self) -> int:
+        """Number of tokens that the output layer knows."""
+        output = self.output
+        return self.vocab_size if output is None or output.ids is None else len(output.ids)
 
     @property
     @abstractmethod
@@ -102,20 +116,32 @@ class TokenHeads(nn.Module, ABC):
 
     @abstractmethod
     def join(self, target: nn.Module) -> None:
-        """Take what they share with the target's weights, and move to its device.
+        """Take what they share with the target's weights, and ``move_beside`` it.
 
         Raises:
             UserError: the target has no such weights.
         """
 
+    def move_beside(self, target: nn.Module) -> None:
+        """Move to the target's device; the dtype is that of ``dtype_beside``."""
+        sample = next(iter(target.parameters()), torch.empty(0))
+        self.device, self.dtype = sample.device, dtype_beside(sample)
+        self.to(self.device, self.dtype)
+
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over all own weights."""
+        """SHA-256 over all own weights; of those that were rounded since, as they were before."""
+        if self._fingerprint is not None:
+            return self._fingerprint
         digest = hashlib.sha256(self.kind.encode())
         for name, values in sorted(self.state_dict().items()):
             digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
             digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def keep_fingerprint(self) -> None:
+        """Have the fingerprint of now from now on: the weights are about to be rounded."""
+        self._fingerprint = self.fingerprint
 
     def attach(self, target: nn.Module, id: str, hidden_size: int, vocab_size: int) -> None:
         """Make ready to draft for a target.
@@ -240,18 +266,28 @@ def dtype_beside(weight: Tensor) -> torch.dtype:
     return weight.dtype if weight.is_floating_point() and not half else torch.float32
 
 
+def linear_weights(module: nn.Module) -> int:
+    """Number of weights in the linear layers of a module, quantised ones included."""
+    parts: list[Any] = [one for one in module.modules() if hasattr(one, "in_features")]
+    return sum(one.in_features * one.out_features for one in parts)
+
+
 class OutputLayer:
     """The output layer of a target, and what the target does to its logits: those of Granite and Cohere are scaled,
     those of Gemma 2 are bounded.
 
+    Args:
+        size: number of its logits, V.
+
     Attributes:
         layer: its module. scale: what its outputs are multiplied by. bound: of logits, in absolute value; None: none.
+        ids: ``[k]`` the tokens that the layer knows, if these are not all.
 
     Raises:
         UserError: the model has no output layer.
     """
 
-    def __init__(self, target: nn.Module) -> None:
+    def __init__(self, target: nn.Module, size: int) -> None:
         get = getattr(target, "get_output_embeddings", None)
         layer = None if get is None else get()
         if not isinstance(layer, nn.Module):
@@ -260,18 +296,29 @@ class OutputLayer:
             )
         whole: Any = getattr(target, "config", None)
         config = whole.get_text_config(decoder=True) if hasattr(whole, "get_text_config") else whole
-        self.layer = layer
+        self.layer, self.size = layer, size
         self.scale = float(
             (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         )
         self.bound: float | None = getattr(config, "final_logit_softcapping", None)
+        self.ids: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Logits ``[..., V]`` of states ``[..., d]`` in the dtype of heads."""
+        """Logits ``[..., V]`` of states ``[..., d]`` in the dtype of heads; −inf for tokens that it does not know."""
         weight = getattr(self.layer, "weight", None)
         if isinstance(weight, Tensor) and weight.is_floating_point():
             x = x.to(weight.dtype)
         logits: Tensor = self.layer(x)
         if self.scale != 1.0:
             logits = logits * self.scale
-        return logits if self.bound is None else self.bound * torch.tanh(logits / self.bound)
+        if self.bound is not None:
+            logits = self.bound * torch.tanh(logits / self.bound)
+        if self.ids is None:
+            return logits
+        whole = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
+        whole[..., self.ids] = logits
+        return whole
+
+    def keep(self, ids: Tensor, layer: nn.Module) -> None:
+        """Know some tokens alone: ``layer`` gives the logits of ``ids`` ``[k]``, and those of all others are −inf."""
+        self.ids, self.layer = ids, layer

@@ -50,11 +50,16 @@ class EagleHeads(EntryHeads):
     def join(self, target: nn.Module) -> None:
         """Take the target's embedding and output layer, and move to its device."""
         super().join(target)
-        self._output = [OutputLayer(target)]
+        self._output = [OutputLayer(target, self.vocab_size)]
+
+    @property
+    def output(self) -> OutputLayer | None:
+        """The target's."""
+        return self._output[0] if self._output else None
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
         """The target's states ``[..., d]`` after its final norm."""
-        return states[0].to(self.fc.weight.dtype)
+        return states[0].to(self.dtype)
 
     def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Embeddings and features fused: the residual stream, and what the attention reads."""
@@ -72,7 +77,7 @@ class EagleHeads(EntryHeads):
     @property
     def flops(self) -> float:
         """Of one entry, the target's output layer included, without attention itself."""
-        return super().flops + 2.0 * self.hidden_size * self.vocab_size
+        return super().flops + 2.0 * self.hidden_size * self.drafted
 
 
 def save_eagle(heads: EagleHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:

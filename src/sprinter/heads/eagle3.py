@@ -103,7 +103,7 @@ class Eagle3Heads(EntryHeads):
         self.t2d[ids] = True
 
     def join(self, target: nn.Module) -> None:
-        """Take the target's embedding, and move to its device; the dtype is that of ``dtype_beside``."""
+        """Take the target's embedding, and move beside it."""
         config: Any = target.config
         count = int(config.get_text_config(decoder=True).num_hidden_layers)
         self._fuse(self.aux or aux_layers(count))
@@ -115,7 +115,7 @@ class Eagle3Heads(EntryHeads):
 
     def fused(self, states: Sequence[Tensor]) -> Tensor:
         """The target's features ``[..., d]``, given states ``[..., d]`` of each of ``layers``."""
-        joined: Tensor = self.fc(torch.cat(list(states), -1).to(self.fc.weight.dtype))
+        joined: Tensor = self.fc(torch.cat(list(states), -1).to(self.dtype))
         return joined
 
     def inputs(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
-from sprinter.heads.drafting import TextOfHeads, TokenHeads, dtype_beside
+from sprinter.heads.attention import HeadAttention, KeptKeys, known_prefix, seen_by_nodes
+from sprinter.heads.drafting import TextOfHeads, TokenHeads, linear_weights
 
 __all__ = ["EntryHeads", "EntryLayer"]
 
@@ -78,19 +78,18 @@ class EntryHeads(TokenHeads):
         """Logits ``[..., V]``; −inf for tokens that it cannot draft."""
 
     def join(self, target: nn.Module) -> None:
-        """Take the target's embedding, and move to its device; the dtype is that of ``dtype_beside``."""
+        """Take the target's embedding, and move beside it."""
         table = target.get_input_embeddings()  # type: ignore[operator]
-        sample = next(iter(target.parameters()), torch.empty(0))
-        self.to(sample.device, dtype_beside(sample))
+        self.move_beside(target)
         self.rotary = LlamaRotaryEmbedding(self.layer_config).to(
-            sample.device
+            self.device
         )  # its frequencies stay in float32
         self._embeds = [table if self.embed is None else self.embed]
 
     def embedded(self, ids: Tensor) -> Tensor:
         """Embeddings ``[..., d]`` of token ids."""
         rows: Tensor = self._embeds[0](ids)
-        return rows.to(self.fc.weight.dtype)
+        return rows.to(self.dtype)
 
     def entries(
         self, embeds: Tensor, features: Tensor, positions: Tensor
@@ -116,8 +115,7 @@ class EntryHeads(TokenHeads):
     @property
     def flops(self) -> float:
         """Of one entry, without attention itself."""
-        layers = [one for one in self.modules() if isinstance(one, nn.Linear)]
-        return 2.0 * sum(one.weight.numel() for one in layers)
+        return 2.0 * linear_weights(self)
 
     def take_table(self, table: Tensor, directory: object) -> None:
         """Take an embedding of its own out of files.
@@ -157,15 +155,12 @@ class _EntryText(TextOfHeads):
     def __init__(self, heads: EntryHeads) -> None:
         self._heads = heads
         self._text: list[int] = []  # whose entries, one fewer than tokens, are cached
-        self._keys: Tensor | None = None  # [heads, n, size]
-        self._values: Tensor | None = None
+        self._kept = KeptKeys()  # of the text's entries, then of the nodes'
         self._forget()
 
     def _forget(self) -> None:
         self._nodes: dict[tuple[int, ...], int] = {}  # path -> number among the nodes' entries
         self._outs: dict[tuple[int, ...], Tensor] = {}  # path -> output [d]; (): of the text's last entry
-        self._node_keys: list[Tensor] = []
-        self._node_values: list[Tensor] = []
 
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
         ids = list(text)
@@ -177,17 +172,14 @@ class _EntryText(TextOfHeads):
         heads, self._text = self._heads, ids
         self._forget()
         self.steps, self.tokens = self.steps + 1, self.tokens + len(ids) - 1 - first
-        device = heads.fc.weight.device
+        device = heads.device
         embeds = heads.embedded(torch.tensor(ids[first + 1 :], device=device))
         features = heads.fused([states[layer][first:] for layer in heads.layers])
         positions = torch.arange(first, len(ids) - 1, device=device)
         residual, (query, key, value) = heads.entries(embeds, features, positions)
-        if self._keys is not None and self._values is not None:
-            key = torch.cat([self._keys[:, :first], key], 1)
-            value = torch.cat([self._values[:, :first], value], 1)
-        self._keys, self._values = key, value
-        sees = torch.arange(key.shape[1], device=device)[None] <= positions[:, None]
-        attended = nn.functional.scaled_dot_product_attention(query, key, value, sees)
+        keys, values = self._kept.put(first, key, value)
+        sees = torch.arange(keys.shape[1], device=device)[None] <= positions[:, None]
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
         self._outs[()] = heads.finish(residual, attended)[-1]
 
     def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
@@ -198,9 +190,8 @@ class _EntryText(TextOfHeads):
 
     def _grow(self, paths: Sequence[tuple[int, ...]]) -> None:
         """Add the entries of nodes: each sees the text, its ancestors and itself."""
-        assert self._keys is not None
-        assert self._values is not None
-        heads, device = self._heads, self._keys.device
+        heads = self._heads
+        device = heads.device
         self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
         base, before = len(self._text) - 1, len(self._nodes)
         embeds = heads.embedded(torch.tensor([path[-1] for path in paths], device=device))
@@ -208,10 +199,7 @@ class _EntryText(TextOfHeads):
         positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
         residual, (query, key, value) = heads.entries(embeds, features, positions)
         self._nodes |= {path: before + i for i, path in enumerate(paths)}
-        self._node_keys.append(key)
-        self._node_values.append(value)
-        attended = nn.functional.scaled_dot_product_attention(
-            query, torch.cat([self._keys, *self._node_keys], 1), torch.cat([self._values, *self._node_values], 1),
-            seen_by_nodes(paths, self._nodes, base, device),
-        )  # fmt: skip
+        keys, values = self._kept.put(base + before, key, value)
+        sees = seen_by_nodes(paths, self._nodes, base, device)
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
         self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))

@@ -18,13 +18,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, known_prefix, seen_by_nodes
+from sprinter.heads.attention import HeadAttention, KeptKeys, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import (
     HeadFiles,
     OutputLayer,
     TextOfHeads,
     TokenHeads,
-    dtype_beside,
+    linear_weights,
     write_files,
 )
 from sprinter.heads.reading import HeadFields, fill, fitting
@@ -82,13 +82,14 @@ class GlideHeads(TokenHeads):
                 "this glide head is for a target with other attention heads: give that of this target"
             )
         self.layers = (count - 2,)
-        sample = next(iter(target.parameters()), torch.empty(0))
-        self.to(sample.device, dtype_beside(sample))
-        self._target = [target.base_model, OutputLayer(target)]
+        self.move_beside(target)
+        self._target = [target.base_model, OutputLayer(target, self.vocab_size)]
 
     @property
-    def _dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
+    def output(self) -> OutputLayer | None:
+        """The target's."""
+        layer: OutputLayer | None = self._target[1] if self._target else None
+        return layer
 
     def rope(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines ``[n, size]`` of the target's rotary embedding at positions ``[n]``."""
@@ -98,13 +99,13 @@ class GlideHeads(TokenHeads):
     def embedded(self, ids: Tensor) -> Tensor:
         """Embeddings ``[..., d]`` of token ids."""
         rows: Tensor = self._target[0].embed_tokens(ids)
-        return rows.to(self._dtype)
+        return rows.to(self.dtype)
 
     def target_keys(self, states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the target's last layer ``[..., heads, n, size]``, given its inputs ``[..., n, d]``."""
         last = self._target[0].layers[-1]
         hidden = last.input_layernorm(states)
-        keys, values = (one(hidden).to(self._dtype) for one in (last.self_attn.k_proj, last.self_attn.v_proj))
+        keys, values = (one(hidden).to(self.dtype) for one in (last.self_attn.k_proj, last.self_attn.v_proj))
         return self.self_attn.repeated(keys, values, self.rope(keys, positions))
 
     def entries(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,8 +139,7 @@ class GlideHeads(TokenHeads):
     @property
     def flops(self) -> float:
         """Of one token, the target's output layer included, without attention itself."""
-        own = sum(one.weight.numel() for one in self.modules() if isinstance(one, nn.Linear))
-        return 2.0 * (own + self.hidden_size * self.vocab_size)
+        return 2.0 * (linear_weights(self) + self.hidden_size * self.drafted)
 
     def begin(self) -> TextOfHeads:
         """The head in a new text."""
@@ -152,14 +152,13 @@ class _GlideText(TextOfHeads):
     def __init__(self, heads: GlideHeads) -> None:
         self._heads = heads
         self._text: list[int] = []
-        self._own: tuple[Tensor, Tensor] | None = None  # of the text, [heads, n, size] each
+        self._kept, self._kept_target = KeptKeys(), KeptKeys()  # own: of the text's tokens, then of the nodes
         self._target: tuple[Tensor, Tensor] | None = None  # of all tokens but the last
         self._forget()
 
     def _forget(self) -> None:
         self._nodes: dict[tuple[int, ...], int] = {}
         self._logits: dict[tuple[int, ...], Tensor] = {}
-        self._added: list[tuple[Tensor, Tensor]] = []
 
     def read(self, text: Sequence[int], states: Mapping[int, Tensor]) -> None:
         ids, before = list(text), self._text
@@ -170,13 +169,13 @@ class _GlideText(TextOfHeads):
         heads, self._text = self._heads, ids
         self._forget()
         self.steps, self.tokens = self.steps + 1, self.tokens + len(ids) - first
-        device = heads.norm.weight.device
+        device = heads.device
         places = torch.arange(len(ids), device=device)
         embeds = heads.embedded(torch.tensor(ids[first:], device=device))
         query, *new = heads.entries(embeds, places[first:])
-        (own_keys, own_values) = self._own = _joined(self._own, first, (new[0], new[1]))
+        own_keys, own_values = self._kept.put(first, *new)
         made = heads.target_keys(states[heads.layers[0]][read:], places[read:-1])
-        self._target = _joined(self._target, read, made)
+        self._target = self._kept_target.put(read, *made)
         attended = nn.functional.scaled_dot_product_attention(query[:, -1:], own_keys, own_values)
         out = heads.finish(embeds[-1:], attended, places[-1:], self._target)
         self._logits[()] = heads.token_logits(out)[0]
@@ -189,30 +188,19 @@ class _GlideText(TextOfHeads):
 
     def _grow(self, paths: Sequence[tuple[int, ...]]) -> None:
         """Add nodes: each sees the text, its ancestors and itself, and what the target has read."""
-        assert self._own is not None
         assert self._target is not None
-        heads, device, base = self._heads, self._own[0].device, len(self._text)
+        heads, base, before = self._heads, len(self._text), len(self._nodes)
+        device = heads.device
         self.steps, self.tokens = self.steps + 1, self.tokens + len(paths)
-        self._nodes |= {path: len(self._nodes) + i for i, path in enumerate(paths)}
+        self._nodes |= {path: before + i for i, path in enumerate(paths)}
         embeds = heads.embedded(torch.tensor([path[-1] for path in paths], device=device))
         positions = torch.tensor([base + len(path) - 1 for path in paths], device=device)
         query, key, value = heads.entries(embeds, positions)
-        self._added.append((key, value))
+        keys, values = self._kept.put(base + before, key, value)
         sees = seen_by_nodes(paths, self._nodes, base, device)
-        keys, values = (torch.cat(parts, 1) for parts in zip(self._own, *self._added, strict=True))
         attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
         out = heads.finish(embeds, attended, positions, self._target)
         self._logits |= dict(zip(paths, heads.token_logits(out), strict=True))
-
-
-def _joined(
-    held: tuple[Tensor, Tensor] | None, start: int, new: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Keys and values ``[heads, n, size]``: the first ``start`` that are held, and new ones."""
-    if held is None:
-        return new
-    keys, values = (torch.cat([one[:, :start], other], 1) for one, other in zip(held, new, strict=True))
-    return keys, values
 
 
 def save_glide(heads: GlideHeads, directory: Path, card: str, facts: Mapping[str, Any] | None = None) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sprinter.errors import UserError
@@ -21,7 +20,6 @@ from sprinter.heads.drafting import (
     OutputLayer,
     TextOfHeads,
     TokenHeads,
-    dtype_beside,
     write_files,
 )
 from sprinter.heads.reading import HeadFields, fill, fitting
@@ -84,12 +82,14 @@ class MedusaHeads(TokenHeads):
         self._output: list[OutputLayer] = []  # the target's; in a list, as it is not a part of this module
 
     def join(self, target: nn.Module) -> None:
-        """Move to the target's device; the dtype is that of ``dtype_beside``."""
-        layer, sample = None, next(iter(target.parameters()), torch.empty(0))
-        if self.shared:
-            layer = OutputLayer(target)
-        self.to(sample.device, dtype_beside(sample))
-        self._output = [] if layer is None else [layer]
+        """Take the target's output layer if it is shared, and move beside the target."""
+        self._output = [OutputLayer(target, self.vocab_size)] if self.shared else []
+        self.move_beside(target)
+
+    @property
+    def output(self) -> OutputLayer | None:
+        """The target's, if it is shared."""
+        return self._output[0] if self._output else None
 
     def turned(self, head: int, states: Tensor) -> Tensor:
         """The input of a head's output layer, ``[..., d]``; ``head`` counts from 0."""
@@ -103,14 +103,14 @@ class MedusaHeads(TokenHeads):
         """Logits ``[..., V]`` of one head, counted from 0, on states ``[..., d]``."""
         own = self.heads[head]
         assert isinstance(own, nn.ModuleList)
-        turned = self.turned(head, states.to(next(own.parameters()).dtype))
+        turned = self.turned(head, states.to(self.dtype))
         logits: Tensor = self._output[0](turned) if self.shared else own[self.blocks](turned)
         return logits
 
     @property
     def flops(self) -> float:
         """Of one head, its output layer included."""
-        return 2.0 * self.hidden_size * (self.blocks * self.hidden_size + self.vocab_size)
+        return 2.0 * self.hidden_size * (self.blocks * self.hidden_size + self.drafted)
 
     def begin(self) -> TextOfHeads:
         """The heads in a new text."""

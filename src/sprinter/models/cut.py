@@ -5,12 +5,12 @@ lookup costs the same for any number of rows. The output layer has rows for the 
 All other tokens have a logit of −1e4, so their probability is exactly 0: exact methods stay exact, and a token outside
 the map is written when the target draws it. A distilled draft may have such a layer from the start; its model type is
 our own, so that an engine that does not know the map refuses the folder instead of reading it wrongly. Any other draft
-can be given one when it is loaded (``draft_vocabulary``), as in FR-Spec (Zhao et al. 2025, arXiv 2502.14856).
+can be given one when it is loaded (``draft_vocabulary``), as in FR-Spec (Zhao et al. 2025, arXiv 2502.14856), and so
+can heads that draft with the target's output layer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from sprinter.errors import UserError
-from sprinter.fingerprint import count_as, weights_fingerprint
+from sprinter.fingerprint import count_as, ids_name, weights_fingerprint
+from sprinter.models.quantised.layers import QuantisedLinear
 
 __all__ = [
     "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_map", "cut_output",
-    "frequent_tokens", "keeping", "kept_tokens", "known_words",
+    "frequent_tokens", "keeping", "kept_tokens", "known_words", "some_rows",
 ]  # fmt: skip
 
 CUT_TYPE = "sprinter_cut_llama"
@@ -195,12 +196,33 @@ def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
     return f"{path}.words"
 
 
+def some_rows(layer: nn.Module, ids: Tensor) -> nn.Module:
+    """A linear layer with the outputs ``ids`` ``[k]`` of another alone; of a quantised one in 8 bits.
+
+    Raises:
+        UserError: the layer is neither.
+    """
+    if isinstance(layer, QuantisedLinear):
+        return layer.some_rows(ids)
+    if type(layer) is not nn.Linear or layer.weight.is_meta:
+        raise UserError(
+            f"the target's output layer is a {type(layer).__name__}, which cannot be cut: leave draft_vocabulary out"
+        )
+    made = nn.Linear(layer.in_features, len(ids), layer.bias is not None).requires_grad_(False)
+    made.to(layer.weight.device, layer.weight.dtype)
+    with torch.no_grad():
+        made.weight.copy_(layer.weight[ids])
+        if layer.bias is not None:
+            made.bias.copy_(layer.bias[ids])
+    return made
+
+
 def known_words(model: PreTrainedModel) -> str | None:
-    """Number and hash of the tokens of a ``CutHead``, "NUMBER:HASH", for records; None if the model has none."""
+    """``ids_name`` of the tokens of a ``CutHead``, for records; None if the model has none."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if not isinstance(head, CutHead):
         return None
-    return f"{len(head.ids)}:{hashlib.sha256(head.ids.cpu().numpy().tobytes()).hexdigest()[:12]}"
+    return ids_name(head.ids)
 
 
 def check_map(ids: Tensor | Sequence[int], vocab: int) -> None:

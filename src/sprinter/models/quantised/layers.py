@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from sprinter.models.quantised.layout import Codes, Format
+from sprinter.models.quantised.layout import Codes, Format, eight_bits
 from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
 
 __all__ = [
@@ -94,6 +94,13 @@ class QuantisedLinear(_Quantised):
             rows = nn.functional.pad(rows, (0, own.padded - own.width))
         made = kernel().product(own.packed, own.form, own.high, rows.contiguous(), self.bias)
         return made.view(*x.shape[:-1], own.high)
+
+    def some_rows(self, ids: Tensor) -> QuantisedLinear:
+        """A layer with the outputs ``ids`` ``[k]`` alone, in 8 bits."""
+        own = self._matrix
+        rows = kernel().rows(own.packed, own.form, own.padded, ids.cpu().to(torch.int64).contiguous())
+        bias = None if self.bias is None else self.bias[ids]
+        return QuantisedLinear(Matrix.of_codes(eight_bits(rows.numpy()), own.width), bias)
 
     def facts(self) -> MatrixFacts:
         """Where its numbers are, for the kernels; valid as long as it lives."""

@@ -23,7 +23,17 @@ from sprinter.models.quantised.library import kernel
 from sprinter.models.quantised.whole import join_layers
 from sprinter.models.runners.row_cache import RowCache
 
-__all__ = ["BITS", "GGUF", "ROUND", "ends_of", "padded", "put_matrices", "quantise", "replaceable"]
+__all__ = [
+    "BITS",
+    "GGUF",
+    "ROUND",
+    "ends_of",
+    "padded",
+    "put_matrices",
+    "quantise",
+    "quantise_linears",
+    "replaceable",
+]
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
 """Names of dtypes -> bits of a weight."""
@@ -80,6 +90,24 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         del weight  # its memory is free for the next
     put_matrices(model, matrices)
     count_as(model, fingerprint)
+
+
+def quantise_linears(module: nn.Module) -> None:
+    """Replace the linear layers of a module on a CPU by ones of 8 bits, in place; it need not be a model.
+
+    Raises:
+        UserError: weights that are not finite; as ``kernel``.
+    """
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.Linear:
+                try:
+                    matrix = _matrix(layer.weight, ROUND[8])
+                except ValueError as error:
+                    raise UserError(
+                        f"layer {name} of {type(module).__name__} cannot be quantised: {error}"
+                    ) from error
+                setattr(parent, name, QuantisedLinear(matrix, layer.bias))
 
 
 def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None:

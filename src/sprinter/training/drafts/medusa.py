@@ -26,9 +26,9 @@ def fresh_medusa(target: PreTrainedModel, settings: HeadSettings, id: str, finge
     Args:
         target: in a floating-point dtype. id, fingerprint: of the target as it is used.
     """
-    output = OutputLayer(target)
-    weight: Tensor = output.layer.weight  # type: ignore[assignment]
+    weight: Tensor = target.get_output_embeddings().weight  # type: ignore[no-untyped-call]
     vocab, hidden = weight.shape
+    output = OutputLayer(target, vocab)
     heads = MedusaHeads(
         hidden, vocab, settings.steps, settings.blocks, settings.share_output,
         target_id=id, target_fingerprint=fingerprint,
