@@ -69,9 +69,8 @@ def decode(
         if record.finish is None:
             accepted = max(0, (yield from _target_call(row)) - tried)
         row.learn_levels(accepted)
-        if not row.drafts:  # rules do not learn from copies
-            checked = accepted = 0
-        row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
+        if row.drafts:  # rules learn neither from copies nor from rounds that rest
+            row.stop_state = method.stop.end_round(row.stop_state, row.drafted, checked, accepted)
         row.end_round()
         record.rules = RuleState(method.trust, method.stop, row.trust_state, row.stop_state)
         record.accept_lengths.append(len(record.tokens) - before)

@@ -260,7 +260,8 @@ class Row:
         self.drafts = self.proposes and (switch is None or switch.drafts(round))
         self.copies = self.proposes and not self.drafts and switch is not None and switch.copies(round)
         self.target_read = 0
-        self.stop_state = self.method.stop.begin_round(self.stop_state)
+        if self.drafts:
+            self.stop_state = self.method.stop.begin_round(self.stop_state)
         self.guarded = self.exact_next()
 
     def exact_next(self) -> bool:
