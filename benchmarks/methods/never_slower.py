@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -65,50 +65,58 @@ def useless(target: sprinter.Pair) -> LlamaForCausalLM:
     return LlamaForCausalLM(made).eval()
 
 
-def later_s(
-    pair: sprinter.Pair, prompt: str, seed: int, options: dict[str, Any]
-) -> tuple[float, int, list[int]]:
-    """Seconds and tokens of a text after its first ones, and its switches."""
-    at, began = 0.0, 0
+class Timed(NamedTuple):
+    """Seconds a token after the first ones, and of all; number of switches."""
+
+    late: float
+    whole: float
+    switches: int
+
+
+def text_s(pair: sprinter.Pair, prompt: str, seed: int, options: dict[str, Any]) -> Timed:
+    """One text."""
+    at, began, start = 0.0, 0, time.perf_counter()
     with pair.stream(prompt, max_new_tokens=NEW_TOKENS, seed=seed, **options) as stream:
         for count, _ in enumerate(stream, 1):
             if count == FIRST:
                 at, began = time.perf_counter(), count
         ended, total = time.perf_counter(), count
         made = stream.finish()
-    return ended - at, total - began, made.stats.switches
+    return Timed((ended - at) / (total - began), (ended - start) / total, len(made.stats.switches))
 
 
-def batch_s(
-    pair: sprinter.Pair, prompts: Sequence[str], seed: int, options: dict[str, Any]
-) -> tuple[float, int, list[int]]:
-    """Seconds and tokens of a batch, and the switches of its rows. No row ends early and leaves fewer."""
-    began = time.perf_counter()
-    made = pair.generate_batch(
-        list(prompts), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS,
-        seed=[seed + i for i in range(len(prompts))], **options,
-    )  # fmt: skip
-    seconds = time.perf_counter() - began
-    return seconds, sum(one.stats.new_tokens for one in made), [n for one in made for n in one.stats.switches]
+def batch_s(pair: sprinter.Pair, prompts: Sequence[str], seed: int, options: dict[str, Any]) -> Timed:
+    """A batch, of which no row ends early and leaves fewer: after the same first tokens, and whole."""
+    seconds, made = [], []
+    for count in (FIRST, NEW_TOKENS):
+        began = time.perf_counter()
+        made = pair.generate_batch(
+            list(prompts), max_new_tokens=count, min_new_tokens=count,
+            seed=[seed + i for i in range(len(prompts))], **options,
+        )  # fmt: skip
+        seconds.append(time.perf_counter() - began)
+    rows, (first, whole) = len(prompts), seconds
+    switches = sum(len(one.stats.switches) for one in made)
+    return Timed((whole - first) / (NEW_TOKENS - FIRST) / rows, whole / NEW_TOKENS / rows, switches)
 
 
-def timed(
-    run: Callable[[int, dict[str, Any]], tuple[float, int, list[int]]], rounds: int, note: str
-) -> list[dict[str, Any]]:
+def timed(run: Callable[[int, dict[str, Any]], Timed], rounds: int, note: str) -> list[dict[str, Any]]:
     """All arms in turn: seconds a token over those of plain decoding, paired by round."""
     names, found = list(ARMS), {name: [] for name in ARMS}
     for name in names:
         run(0, ARMS[name])
     for i, name in in_turn(names, rounds, note):
         found[name].append(run(i, ARMS[name]))
-    each = {name: np.array([seconds / tokens for seconds, tokens, _ in made]) for name, made in found.items()}
+    each = {name: np.array([one.late for one in made]) for name, made in found.items()}
+    whole = {name: np.array([one.whole for one in made]) for name, made in found.items()}
     return [
         {
             "arm": name,
             "ms": float(1000 * each[name].mean()),
             "speed_over_plain": ratio_of_sums(each["plain"], each[name]),
             "speed_over_method": ratio_of_sums(each[METHOD], each[name]),
-            "switches": sum(len(made) for _, _, made in found[name]),
+            "whole_over_plain": ratio_of_sums(whole["plain"], whole[name]),
+            "switches": sum(one.switches for one in found[name]),
         }
         for name in names
     ]
@@ -118,11 +126,15 @@ def table(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     rows = [
         f"{run['pair']} | {run['draft']} | {run['rows']} | {arm['arm']} | "
-        f"{arm['ms']:.2f} | {cells(arm['speed_over_plain'])} | {cells(arm['speed_over_method'])} | {arm['switches']}"
+        f"{arm['ms']:.2f} | {cells(arm['speed_over_plain'])} | {cells(arm['speed_over_method'])} | "
+        f"{cells(arm['whole_over_plain'])} | {arm['switches']}"
         for run in results["measured"] for arm in run["arms"]
     ]  # fmt: skip
     return "\n".join(
-        grid(f"target | draft | rows | arm | ms a token | speed ÷ plain | ÷ `{METHOD}` | switches", rows)
+        grid(
+            f"target | draft | rows | arm | ms a token | speed ÷ plain | ÷ `{METHOD}` | from the start ÷ plain | switches",
+            rows,
+        )
     )
 
 
@@ -157,7 +169,7 @@ def main() -> None:
             "costs": asdict(pair.pass_costs),
         }
         alone = timed(
-            lambda i, options, pair=pair: later_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
+            lambda i, options, pair=pair: text_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
             chosen.prompts, f"{draft}, one text",
         )  # fmt: skip
         measured.append({**facts, "rows": 1, "arms": alone})
