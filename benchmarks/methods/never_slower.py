@@ -2,9 +2,9 @@
 
     python benchmarks/methods/never_slower.py --data DIR [--pair builtin|smollm2|qwen] [--prompts 12]
 
-Arms take turns, prompt by prompt (in batches: batch by batch). A useless draft has random weights. Times are those after
-each text's first 32 tokens, which leaves the first trial out (of batches: the time of a batch less that of one which
-ends there), and of whole texts, prompts included.
+Arms take turns, prompt by prompt (in batches: batch by batch). A useless draft has random weights. Timed is what
+follows the first 32 tokens of each text, which leaves the first trial out (of batches: the time of a batch less that of
+one that ends there), and texts as a whole, prompts included.
 """
 
 from __future__ import annotations
