@@ -69,6 +69,8 @@ TREES = {
 """Trees of few nodes, which cost little in a forward pass on a CPU, of the presets' number and of EAGLE-2's paper's;
 with SVIP's stops as in its tables 3 and 4 (GliDe's widened chains are CaPE's)."""
 
+SHARING = ("eagle", "glide")
+"""Kinds of heads that draft with the target's output layer."""
 MADE_UP = {
     "made": "the built-in draft", "parameters": 1, "vocabulary": None, "train_tokens": 1, "training_s": 0.0,
     "beta": 0.5, "temperature": 1.0,
@@ -216,6 +218,9 @@ def main() -> None:
     parser.add_argument("--heads", type=Path, nargs="+", default=[], help="of 'sprinter draft train'")
     parser.add_argument("--dtype", default="gguf", help="of the target")
     parser.add_argument("--draft-dtype", default="int8")
+    parser.add_argument(
+        "--vocabulary", type=int, help="number of tokens that EAGLE's and GliDe's heads draft"
+    )
     parser.add_argument("--prompts", type=int, default=sized(4, 1), help="of each task")
     parser.add_argument("--new-tokens", type=int, default=sized(96, 8))
     parser.add_argument("--temperatures", type=float, nargs="+", default=sized([0.0, 0.6], [0.0]))
@@ -238,6 +243,7 @@ def main() -> None:
         "environment": environment(),
         "new_tokens": chosen.new_tokens,
         "dtypes": [chosen.dtype, chosen.draft_dtype],
+        "draft_vocabulary": chosen.vocabulary,
         "drafters": [MADE_UP] if SMOKE else [facts_of(folder) for folder in folders],
         "rows": rows,
         "seconds": round(time.time() - began, 1),
@@ -253,7 +259,10 @@ def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
         gate = None if chosen.gate is None else load_any_head(chosen.gate)
         yield sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer), gate)
     for folder in chosen.heads:
-        yield sprinter.Pair(LoadedPair(target.target, None, target.tokenizer), heads=[load_any_head(folder)])
+        heads: Any = load_any_head(folder)
+        words = chosen.vocabulary if heads.kind in SHARING else None
+        models = LoadedPair(target.target, None, target.tokenizer)
+        yield sprinter.Pair(models, heads=[heads], draft_vocabulary=words)
 
 
 if __name__ == "__main__":
