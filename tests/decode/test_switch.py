@@ -168,6 +168,7 @@ def test_copies_that_cannot_pay_are_not_tried(rows: int, some: bool) -> None:
 
 def test_rows_that_do_their_rounds_together_rest_together() -> None:
     group = Rows.of(16)
+    assert all(row.drafts(1) for row in group.rows)
     for number in range(1, 60):
         drafting = 0
         for row in group.rows:  # each row counts a round, and begins its next one at once
@@ -175,6 +176,16 @@ def test_rows_that_do_their_rounds_together_rest_together() -> None:
             drafting += drafts
             row.count(RoundCount(int(drafts), 1, 1, 1))
         assert drafting in (0, 16)
+
+
+def test_a_row_among_others_of_other_methods_is_judged_by_its_own_rounds() -> None:
+    """The tracker is of one method and sampling: the other rows of the pass never ask here."""
+    row, drafted = Paced(Tracker(FLAT, lambda: 32)), 0
+    while row.drafts(drafted + 1):
+        row.count(RoundCount(5, 1, 6, 1))
+        drafted += 1
+        assert drafted < 12
+    assert drafted > 1
 
 
 def test_copies_that_pay_for_one_row_are_used_by_it() -> None:

@@ -24,16 +24,18 @@ from transformers import (
 )
 
 import sprinter
+from sprinter.bench.environment import pair_facts
 from sprinter.errors import UserError
 from sprinter.heads import drafting
 from sprinter.heads.drafting import OutputLayer
-from sprinter.heads.eagle import save_eagle
+from sprinter.heads.eagle import EagleHeads, save_eagle
 from sprinter.heads.eagle3 import save_eagle3
 from sprinter.heads.glide import save_glide
 from sprinter.heads.load import load_any_head
 from sprinter.heads.medusa import save_medusa
 from sprinter.models.pair import load_models
 from sprinter.models.quantised.layers import is_quantised
+from sprinter.models.quantised.quantise import quantise_linears
 from sprinter.training.drafts.batches import collate
 from sprinter.training.drafts.eagle import EagleLearner, fresh_eagle
 from sprinter.training.drafts.eagle3 import Eagle3Learner, fresh_eagle3
@@ -230,10 +232,46 @@ def test_a_vocabulary_of_heads(dtype: str, tmp_path: Path) -> None:
 
 def test_vocabularies_that_nothing_can_use_are_refused(tmp_path: Path) -> None:
     for heads, message in (
-        ([medusa(3)], "these medusa heads have an output layer of their own: leave it out"),
+        ([medusa(3)], "not for these medusa heads, which have an output layer of their own"),
         ([], "draft_vocabulary was given without a draft: give draft="),
     ):
         with pytest.raises(UserError, match=message):
             sprinter.load_pair(
                 tiny("llama"), tokenizer=word_tokenizer(), heads=heads, draft_vocabulary=30, compile=False
             )
+
+
+def test_heads_that_were_changed_for_a_pair_are_not_given_to_another(tmp_path: Path) -> None:
+    saved_target(tmp_path / "target")
+    models = {
+        dtype: load_models(tmp_path / "target", device="cpu", dtype=dtype) for dtype in ("float32", "int8")
+    }
+    target: Any = models["float32"].target.model
+
+    def fresh() -> EagleHeads:
+        return fresh_eagle(target, HeadSettings(kind="eagle"), "t", None)  # type: ignore[arg-type]
+
+    heads = fresh()
+    first = sprinter.Pair(models["int8"], heads=[heads])
+    sprinter.Pair(models["int8"], heads=[heads])  # the same target
+    with pytest.raises(UserError, match="eagle heads draft for another pair, with the whole vocabulary"):
+        sprinter.Pair(models["int8"], heads=[heads], draft_vocabulary=30)
+    del first
+    with pytest.raises(UserError, match="eagle heads have 8 bits, for another pair: load them anew"):
+        sprinter.Pair(models["float32"], heads=[heads])
+    heads = fresh()
+    sprinter.Pair(models["float32"], heads=[heads], draft_vocabulary=30)
+    with pytest.raises(UserError, match="eagle heads draft a part of the vocabulary, for another pair"):
+        sprinter.Pair(models["float32"], heads=[heads])
+    facts = pair_facts(sprinter.Pair(models["int8"], heads=[fresh()], draft_vocabulary=40))["eagle"]
+    assert facts["dtype"] == "int8" and facts["draft_vocabulary"].startswith("40:")
+    assert facts["parameters"] == sum(value.numel() for value in fresh().parameters())
+
+
+def test_a_rounding_that_fails_changes_nothing() -> None:
+    heads = eagle()
+    with torch.no_grad():
+        heads.block.self_attn.o_proj.weight[0, 0] = torch.nan
+    with pytest.raises(UserError, match="layer o_proj of EagleHeads cannot be quantised"):
+        quantise_linears(heads)
+    assert not is_quantised(heads)

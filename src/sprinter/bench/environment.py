@@ -15,9 +15,10 @@ import transformers
 
 import sprinter
 from sprinter.engine.pair import Pair
-from sprinter.engine.record import cpu_name
+from sprinter.engine.record import cpu_name, drafting_record
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import LoadedModel
+from sprinter.models.quantised.layers import parameter_count
 
 __all__ = ["environment", "pair_facts"]
 
@@ -59,10 +60,11 @@ def pair_facts(pair: Pair) -> dict[str, dict[str, Any]]:
             "tau": head.config.tau,
         }
     if (drafting := pair.drafting) is not None:
+        loaded = drafting_record(drafting)
         facts[drafting.kind] = {
-            "sha256": drafting.fingerprint,
-            "parameters": sum(p.numel() for p in drafting.parameters()),
-        }
+            "sha256": drafting.fingerprint, "parameters": parameter_count(drafting),
+            **{name: loaded[name] for name in ("dtype", "draft_vocabulary") if name in loaded},
+        }  # fmt: skip
     if pair.tokenizer is not None:
         contents = [sorted(pair.tokenizer.get_vocab().items()), pair.tokenizer.chat_template]
         facts["tokenizer"] = {"sha256": hashlib.sha256(json.dumps(contents).encode()).hexdigest()}

@@ -73,7 +73,7 @@ DraftRevisionOption = Annotated[
 DraftVocabularyOption = Annotated[
     str | None,
     typer.Option(
-        help="Tokens that the draft may write: a number, or a file by 'sprinter draft vocabulary'.",
+        help="Tokens that the draft, or heads, may write: a number, or a file by 'sprinter draft vocabulary'.",
         show_default="all",
         rich_help_panel=_MODELS,
     ),

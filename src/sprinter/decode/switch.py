@@ -137,12 +137,14 @@ class Tracker:
     _rested: tuple[float, int] = (0.0, 0)  # time, tokens
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
+    _members: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)  # rows that ask here
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
+        self._members.add(row)
         if self.longest and self._best(max(1, self.rows())) > 0:
             return False
         if self._on:
@@ -160,9 +162,9 @@ class Tracker:
             if drafted:
                 self._balance = max(self._balance + self._lost(done, rows) / rows, -_CREDIT)
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
-            self._counted += 1
+            self._counted, among = self._counted + 1, len(self._members)
             # Rows do their rounds together: if some of them rested before the others, they would wait for those.
-            if self._counted >= rows:
+            if self._counted >= min(rows, among):
                 self._counted = 0
                 if self._balance > _LOSS / rows**_MANY:
                     self._leave()

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import PassCosts
 from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
@@ -46,6 +46,7 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _MEASURING = Lock()  # two measurements at a time would disturb each other, in this process or in others
+_WAITS_S = 120  # for another process
 _FOLDER = "costs"  # of the cache directory
 _CONTEXT = 64  # tokens before a pass
 _TARGET, _DRAFT = (1, 2, 4, 8, 16, 32, 64), (1, 8, 32)  # tokens of the passes that are timed
@@ -128,8 +129,15 @@ def _turn() -> Iterator[None]:
     with _MEASURING, ExitStack() as held:
         try:
             make_cache_dir()
-            held.enter_context(FileLock(cache_dir() / "measuring.lock"))
-        except (OSError, UserError) as error:
+            lock = FileLock(cache_dir() / "measuring.lock")
+            held.enter_context(lock.acquire(timeout=_WAITS_S))
+        except Timeout:
+            _LOG.warning("another process has measured for %d s, so both measure at the same time", _WAITS_S)
+        except (
+            OSError,
+            UserError,
+            RuntimeError,
+        ) as error:  # RuntimeError: no home, or no locks on this file system
             _LOG.debug("other processes may measure at the same time: %s", error)
         yield
 
@@ -155,16 +163,17 @@ def head_costs(heads: TokenHeads, costs: PassCosts, dtype: torch.dtype) -> PassC
     }
     ids = [i % min(100, heads.vocab_size) for i in range(_CONTEXT + 1)]
     seconds = dict.fromkeys((1, 8), math.inf)
-    for _ in range(_REPEATS + 1):  # the first warms up, and is never the least
-        for tips in seconds:
-            text = heads.begin()
-            text.read(ids, states)
-            text.logits([()])
-            began = time.perf_counter()
-            logits = text.logits([(i,) for i in range(tips)])
-            if logits is not None:
-                logits[0, 0].item()  # waits for the device
-            seconds[tips] = min(seconds[tips], time.perf_counter() - began)
+    with _turn():
+        for _ in range(_REPEATS + 1):  # the first warms up, and is never the least
+            for tips in seconds:
+                text = heads.begin()
+                text.read(ids, states)
+                text.logits([()])
+                began = time.perf_counter()
+                logits = text.logits([(i,) for i in range(tips)])
+                if logits is not None:
+                    logits[0, 0].item()  # waits for the device
+                seconds[tips] = min(seconds[tips], time.perf_counter() - began)
     one, eight = seconds.values()
     rows = tuple((count, target, count * one) for count, target, _ in costs.shared)  # one row after the other
     return replace(costs, draft=((1, one), (8, max(one, eight))), shared=rows)

@@ -30,7 +30,7 @@ from sprinter.heads.head import Head
 from sprinter.heads.load import load_any_head
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.convert import for_runner
-from sprinter.models.cut import kept_tokens, some_rows
+from sprinter.models.cut import check_cut, keeping, kept_tokens, some_rows
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.pair import LoadedPair, builtin_heads, builtin_paths, load_models
 from sprinter.models.quantised.layers import is_quantised
@@ -98,6 +98,8 @@ def load_pair(
     target, draft, options = for_runner(runner, target, draft, options, draft_runner)
     # Without a draft model it is that of heads.
     words = options.pop("draft_vocabulary", None) if draft is None and heads else None
+    if words is not None:
+        check_cut(options)
     models = load_models(target, draft, **options)
     loaded = load_gate(gate) if isinstance(gate, str | Path) else gate
     others = [load_any_head(head) if isinstance(head, str | Path) else head for head in heads]
@@ -177,6 +179,13 @@ class Pair:
                 f"heads that draft read the target's hidden states, which llama.cpp does not give: load '{target.id}' "
                 "with runner='torch' (--runner torch)"
             )
+        changed = is_quantised(heads) and not target.quantised
+        if changed or (heads.output is not None and heads.output.ids is not None):
+            how = "have 8 bits" if changed else "draft a part of the vocabulary"
+            raise UserError(
+                f"these {heads.kind} heads {how}, for another pair: load them anew for '{target.id}'"
+            )
+        self._heads_are_new = not heads.is_attached
         heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
         if target.quantised and not is_quantised(heads):
             heads.keep_fingerprint()
@@ -189,12 +198,17 @@ class Pair:
             raise UserError("draft_vocabulary was given without a draft or heads that draft: leave it out")
         if (output := heads.output) is None:
             raise UserError(
-                f"draft_vocabulary was given without a draft, and these {heads.kind} heads have an output layer of "
-                "their own: leave it out"
+                f"draft_vocabulary is not for these {heads.kind} heads, which have an output layer of their own: leave "
+                "it out"
             )
-        known = target.vocab_size if self.tokenizer is None else len(self.tokenizer)
-        ids = kept_tokens(given, min(known, target.vocab_size), target.eos_ids).to(target.model.device)
-        output.keep(ids, some_rows(output.layer, ids))
+        if not self._heads_are_new:
+            raise UserError(
+                f"these {heads.kind} heads draft for another pair, with the whole vocabulary: load them anew"
+            )
+        words = None if self.tokenizer is None else self.tokenizer.get_vocab()
+        size, ends = target.vocab_size, target.eos_ids
+        ids = kept_tokens(given, size, ends) if words is None else keeping(given, words)(size, ends)
+        output.keep(*some_rows(output.layer, ids))
 
     @property
     def default_method(self) -> str:

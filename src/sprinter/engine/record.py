@@ -22,7 +22,7 @@ from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.runners.masks import ORDERED
 from sprinter.version import __version__
 
-__all__ = ["cpu_name", "fingerprints", "models_record", "versions"]
+__all__ = ["cpu_name", "drafting_record", "fingerprints", "models_record", "versions"]
 
 _READ = (
     ".safetensors",
@@ -64,7 +64,7 @@ def models_record(
         "target": _model(models.target),
         "draft": None if models.draft is None else _model(models.draft),
         "gate": _head(heads["gate"]) if "gate" in heads else None,
-        "heads": [*(_head(head) for head in others), *_drafting(drafting)],
+        "heads": [*(_head(head) for head in others), *([drafting_record(drafting)] if drafting else [])],
         "tokenizer": None if models.tokenizer is None else {"id": name or None},
     }
 
@@ -130,12 +130,11 @@ def _head(head: Head) -> dict[str, Any]:
     return {"kind": head.config.kind, "id": head.id, "revision": head.revision}
 
 
-def _drafting(heads: TokenHeads | None) -> list[dict[str, Any]]:
-    if heads is None:
-        return []
+def drafting_record(heads: TokenHeads) -> dict[str, Any]:
+    """What identifies heads that draft, as they were loaded."""
     found: dict[str, Any] = {"kind": heads.kind, "id": heads.id, "revision": heads.revision}
     if is_quantised(heads):
         found["dtype"] = "int8"
     if heads.output is not None and heads.output.ids is not None:
         found["draft_vocabulary"] = ids_name(heads.output.ids)
-    return [found]
+    return found

@@ -139,6 +139,11 @@ class TokenHeads(nn.Module, ABC):
             digest.update(values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether they draft for a model that is still there."""
+        return self._attached is not None and self._attached() is not None
+
     def keep_fingerprint(self) -> None:
         """Have the fingerprint of now from now on: the weights are about to be rounded."""
         self._fingerprint = self.fingerprint

@@ -26,8 +26,8 @@ from sprinter.fingerprint import count_as, ids_name, weights_fingerprint
 from sprinter.models.quantised.layers import QuantisedLinear
 
 __all__ = [
-    "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_map", "cut_output",
-    "frequent_tokens", "keeping", "kept_tokens", "known_words", "some_rows",
+    "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_cut", "check_map",
+    "cut_output", "frequent_tokens", "keeping", "kept_tokens", "known_words", "some_rows",
 ]  # fmt: skip
 
 CUT_TYPE = "sprinter_cut_llama"
@@ -110,7 +110,7 @@ def frequent_tokens(texts: Iterable[Tensor], count: int, vocab: int, always: Ite
     counts = torch.zeros(vocab, dtype=torch.int64)
     for text in texts:
         counts += torch.bincount(text, minlength=vocab)[:vocab]
-    counts[list(always)] = 1 << 60
+    counts[[token for token in always if token < vocab]] = 1 << 60
     return counts.argsort(descending=True, stable=True)[:count].sort().values
 
 
@@ -196,25 +196,39 @@ def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
     return f"{path}.words"
 
 
-def some_rows(layer: nn.Module, ids: Tensor) -> nn.Module:
-    """A linear layer with the outputs ``ids`` ``[k]`` of another alone; of a quantised one in 8 bits.
+def check_cut(options: Mapping[str, Any]) -> None:
+    """Refuse options of loading that do not go with a cut output layer.
+
+    Raises:
+        UserError: one was given.
+    """
+    if options.get("device_map") is not None or options.get("quantization_config") is not None:
+        raise UserError(
+            "draft_vocabulary does not go with device_map or quantization_config: leave one of them out"
+        )
+
+
+def some_rows(layer: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
+    """A linear layer with the outputs ``ids`` ``[k]`` of another alone, of a quantised one in 8 bits; and the ids, on
+    its device.
 
     Raises:
         UserError: the layer is neither.
     """
     if isinstance(layer, QuantisedLinear):
-        return layer.some_rows(ids)
-    if type(layer) is not nn.Linear or layer.weight.is_meta:
+        return ids, layer.some_rows(ids)
+    if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor or layer.weight.is_meta:
         raise UserError(
             f"the target's output layer is a {type(layer).__name__}, which cannot be cut: leave draft_vocabulary out"
         )
+    ids = ids.to(layer.weight.device)
     made = nn.Linear(layer.in_features, len(ids), layer.bias is not None).requires_grad_(False)
     made.to(layer.weight.device, layer.weight.dtype)
     with torch.no_grad():
         made.weight.copy_(layer.weight[ids])
         if layer.bias is not None:
             made.bias.copy_(layer.bias[ids])
-    return made
+    return ids, made
 
 
 def known_words(model: PreTrainedModel) -> str | None:

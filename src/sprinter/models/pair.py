@@ -17,7 +17,7 @@ from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
-from sprinter.models.cut import CutHead, check_map, cut_output, keeping, known_words
+from sprinter.models.cut import CutHead, check_cut, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import dtype_name
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
@@ -217,10 +217,8 @@ def load_models(
         )
     if draft is None and draft_vocabulary is not None:
         raise UserError("draft_vocabulary was given without a draft: give draft=..., or leave it out")
-    if draft_vocabulary is not None and (device_map is not None or quantization_config is not None):
-        raise UserError(
-            "draft_vocabulary does not go with device_map or quantization_config: leave one of them out"
-        )
+    if draft_vocabulary is not None:
+        check_cut({"device_map": device_map, "quantization_config": quantization_config})
     options = load_options(
         dtype, device, device_map, attn_implementation, quantization_config, trust_remote_code, compile, dequantise,
         draft_vocabulary,

@@ -192,14 +192,15 @@ class VllmDraft(VllmPlain):
         draft = pair.models.draft
         if draft is None:
             raise UserError(f"{self.name} needs a draft model, and this pair has none: give draft=...")
+        source = _source(draft, "draft")
         self._check_weights(draft)
         if not self.dtype and draft.model.dtype != pair.models.target.model.dtype:
             raise UserError(
                 f"the draft is in {draft.weights} and the target in {pair.models.target.weights}, and vLLM runs both "
-                "in one dtype: give vllm-draft:...(dtype=bfloat16)"
+                "in one dtype: give vllm:draft_model(dtype=bfloat16)"
             )
         return {
-            "method": "draft_model", "model": _source(draft, "draft"), "revision": draft.revision,
+            "method": "draft_model", "model": source, "revision": draft.revision,
             "num_speculative_tokens": self.tokens, "draft_sample_method": self.draft_sampling,
         }  # fmt: skip
 

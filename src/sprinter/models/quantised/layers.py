@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from sprinter.models.quantised.layout import Codes, Format, eight_bits
+from sprinter.models.quantised.layout import Codes, Format, eight_bits, joined
 from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "without_gradient",
 ]
 
+_ROWS = 4096  # that are in float32 at a time
 _KEPT = "a quantised model cannot be saved: save the one that it was made from"
 
 
@@ -97,10 +98,13 @@ class QuantisedLinear(_Quantised):
 
     def some_rows(self, ids: Tensor) -> QuantisedLinear:
         """A layer with the outputs ``ids`` ``[k]`` alone, in 8 bits."""
-        own = self._matrix
-        rows = kernel().rows(own.packed, own.form, own.padded, ids.cpu().to(torch.int64).contiguous())
+        own, whole = self._matrix, ids.cpu().to(torch.int64).contiguous()
+        parts = [
+            eight_bits(kernel().rows(own.packed, own.form, own.padded, some).numpy())
+            for some in torch.split(whole, _ROWS)
+        ]
         bias = None if self.bias is None else self.bias[ids]
-        return QuantisedLinear(Matrix.of_codes(eight_bits(rows.numpy()), own.width), bias)
+        return QuantisedLinear(Matrix.of_codes(joined(parts), own.width), bias)
 
     def facts(self) -> MatrixFacts:
         """Where its numbers are, for the kernels; valid as long as it lives."""

@@ -98,8 +98,9 @@ def quantise_linears(module: nn.Module) -> None:
     Raises:
         UserError: weights that are not finite; as ``kernel``.
     """
-    for parent in list(module.modules()):
-        for name, layer in list(parent.named_children()):
+    made: list[tuple[nn.Module, str, QuantisedLinear]] = []
+    for parent in module.modules():
+        for name, layer in parent.named_children():
             if type(layer) is nn.Linear:
                 try:
                     matrix = _matrix(layer.weight, ROUND[8])
@@ -107,7 +108,9 @@ def quantise_linears(module: nn.Module) -> None:
                     raise UserError(
                         f"layer {name} of {type(module).__name__} cannot be quantised: {error}"
                     ) from error
-                setattr(parent, name, QuantisedLinear(matrix, layer.bias))
+                made.append((parent, name, QuantisedLinear(matrix, layer.bias)))
+    for parent, name, quantised in made:  # all or none
+        setattr(parent, name, quantised)
 
 
 def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None:
