@@ -119,7 +119,11 @@ def test_a_copy_is_bounded_in_each_round(tiny_pair: sprinter.Pair) -> None:
         assert ids(out) == ids(
             tiny_pair.generate(cycle, method="autoregressive", max_new_tokens=30, temperature=0)
         )
-    asked = [Context(cycle, round, 9, 20, AddressedDraws(0), torch.ones(1)) for round in (1, 1, 2)]
+    texts = (cycle, [*cycle, 1, 2, 3, 1, 2], cycle)
+    asked = [
+        Context(text, round, 9, 20, AddressedDraws(0), torch.ones(1))
+        for text, round in zip(texts, (1, 1, 2), strict=True)
+    ]
     for drafter in (Lookup(length=5), Lookup(length=5, otherwise="model")):
         proposals = Proposals(drafter)
         assert [len(proposals.ask(one).tokens) for one in asked] == [5, 0, 5]  # type: ignore[union-attr]
