@@ -113,9 +113,7 @@ class ChainDriver:
             names = [name for name, one in SIGNALS.items() if not one.reads("state")]
             self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
-        self._seen: int | None = (
-            None  # tokens whose states heads are shown; None: all that the target has read
-        )
+        self._seen: int | None = None  # tokens whose states heads are shown; None: all that were read
 
     def answer(self, request: LoopRequest) -> Answer:
         """Answer one request: a ``Draft``, ``Tips`` or ``Scores``."""

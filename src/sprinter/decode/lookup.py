@@ -115,15 +115,10 @@ class _LookupProposer(Proposer):
         """Propose copied tokens; without any, leave the run to the model if it may draft."""
         drafter, begins = self._drafter, context.round != self._round
         if begins:
-            self._round, self._start, self._copied = (
-                context.round,
-                len(context.text),
-                self._plan(context.text),
-            )
+            self._round, self._start = context.round, len(context.text)
+            self._copied = self._plan(context.text)
         drafted = list(context.text[self._start :])
-        if (
-            drafted != self._copied[: len(drafted)]
-        ):  # the caller has cut the proposal, and drafted something else
+        if drafted != self._copied[: len(drafted)]:  # the driver has cut the copy: another token stands there
             self._copied = []
         part = self._copied[len(drafted) :][: context.at_most]
         return context.certain(part) if part or not begins or not drafter.uses_model else None

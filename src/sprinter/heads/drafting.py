@@ -282,7 +282,7 @@ class OutputLayer:
     those of Gemma 2 are bounded.
 
     Args:
-        size: number of its logits, V.
+        target: a causal language model of transformers. size: number of its logits, V.
 
     Attributes:
         layer: its module. scale: what its outputs are multiplied by. bound: of logits, in absolute value; None: none.

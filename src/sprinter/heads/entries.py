@@ -81,9 +81,8 @@ class EntryHeads(TokenHeads):
         """Take the target's embedding, and move beside it."""
         table = target.get_input_embeddings()  # type: ignore[operator]
         self.move_beside(target)
-        self.rotary = LlamaRotaryEmbedding(self.layer_config).to(
-            self.device
-        )  # its frequencies stay in float32
+        # Its frequencies stay in float32.
+        self.rotary = LlamaRotaryEmbedding(self.layer_config).to(self.device)
         self._embeds = [table if self.embed is None else self.embed]
 
     def embedded(self, ids: Tensor) -> Tensor:

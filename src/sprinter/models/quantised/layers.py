@@ -12,6 +12,7 @@ from sprinter.models.quantised.layout import Codes, Format, eight_bits, joined
 from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
 
 __all__ = [
+    "ROWS",
     "Matrix",
     "QuantisedEmbedding",
     "QuantisedLinear",
@@ -20,7 +21,8 @@ __all__ = [
     "without_gradient",
 ]
 
-_ROWS = 4096  # that are in float32 at a time
+ROWS = 4096
+"""Rows of a matrix that are in float32 at a time, where it is rounded."""
 _KEPT = "a quantised model cannot be saved: save the one that it was made from"
 
 
@@ -101,7 +103,7 @@ class QuantisedLinear(_Quantised):
         own, whole = self._matrix, ids.cpu().to(torch.int64).contiguous()
         parts = [
             eight_bits(kernel().rows(own.packed, own.form, own.padded, some).numpy())
-            for some in torch.split(whole, _ROWS)
+            for some in torch.split(whole, ROWS)
         ]
         bias = None if self.bias is None else self.bias[ids]
         return QuantisedLinear(Matrix.of_codes(joined(parts), own.width), bias)

@@ -13,6 +13,7 @@ from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, weights_fingerprint
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.layers import (
+    ROWS,
     Matrix,
     QuantisedEmbedding,
     QuantisedLinear,
@@ -42,7 +43,6 @@ GGUF = "gguf"
 ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
 """Bits of a weight -> what rounds a matrix to them."""
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
-_ROWS = 4096
 _SCALE = "scalar_embed_scale"
 _TRIED = 12  # tokens of a trial pass
 _FAR = 0.1
@@ -200,6 +200,6 @@ def _matrix(weight: Tensor, rounded: Callable[..., Codes]) -> Matrix:
         more = padded(weight.shape[1]) - weight.shape[1]
         parts = [
             rounded(nn.functional.pad(rows.float(), (0, more)).numpy())
-            for rows in torch.split(weight.detach(), _ROWS)
+            for rows in torch.split(weight.detach(), ROWS)
         ]
     return Matrix.of_codes(joined(parts), weight.shape[1])

@@ -298,10 +298,9 @@ class _Stack:
 
 def _reads_input(layer: nn.Module) -> bool:
     """Whether a hook wants to see what the layer is given."""
+    # Hooks that note a state read what a layer returns.
     noting = (getattr(hook, "__module__", None) in NOTING for hook in layer._forward_hooks.values())
-    return bool(layer._forward_pre_hooks) or not all(
-        noting
-    )  # those that note a state read what a layer returns
+    return bool(layer._forward_pre_hooks) or not all(noting)
 
 
 def _attention(
@@ -325,10 +324,7 @@ def _attention(
 
 def _cap(attention: Any) -> float:
     """Bound of the scores; 0 for none. Gemma 3 has the attribute too, and does not use it."""
-    bound = (
-        getattr(attention, "attn_logit_softcapping", None) if isinstance(attention, Gemma2Attention) else None
-    )
-    return bound or 0.0
+    return (isinstance(attention, Gemma2Attention) and attention.attn_logit_softcapping) or 0.0
 
 
 def _norms(layer: Any) -> list[Tensor | None]:
