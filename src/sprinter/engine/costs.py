@@ -133,11 +133,7 @@ def _turn() -> Iterator[None]:
             held.enter_context(lock.acquire(timeout=_WAITS_S))
         except Timeout:
             _LOG.warning("another process has measured for %d s, so both measure at the same time", _WAITS_S)
-        except (
-            OSError,
-            UserError,
-            RuntimeError,
-        ) as error:  # RuntimeError: no home, or no locks on this file system
+        except (OSError, UserError, RuntimeError) as error:  # no home, or no locks on this file system
             _LOG.debug("other processes may measure at the same time: %s", error)
         yield
 

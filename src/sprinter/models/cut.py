@@ -185,13 +185,9 @@ def cut_output(model: PreTrainedModel, ids: Tensor) -> str:
     fingerprint = weights_fingerprint(model)
     path = next(name for name, part in model.named_modules() if part is head)
     cut = CutHead(head.in_features, head.out_features, len(ids), bias=head.bias is not None)
-    cut.words.to(head.weight.dtype).requires_grad_(False)
-    with torch.no_grad():
-        cut.words.weight.copy_(head.weight[ids])
-        if head.bias is not None:
-            cut.words.bias.copy_(head.bias[ids])
-    cut.ids = ids
-    model.set_submodule(path, cut.to(head.weight.device))
+    cut.ids = ids.to(head.weight.device)
+    cut.words = _rows(head, cut.ids)
+    model.set_submodule(path, cut)
     count_as(model, fingerprint)
     return f"{path}.words"
 
@@ -222,13 +218,17 @@ def some_rows(layer: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
             f"the target's output layer is a {type(layer).__name__}, which cannot be cut: leave draft_vocabulary out"
         )
     ids = ids.to(layer.weight.device)
+    return ids, _rows(layer, ids)
+
+
+def _rows(layer: nn.Linear, ids: Tensor) -> nn.Linear:
     made = nn.Linear(layer.in_features, len(ids), layer.bias is not None).requires_grad_(False)
     made.to(layer.weight.device, layer.weight.dtype)
     with torch.no_grad():
         made.weight.copy_(layer.weight[ids])
         if layer.bias is not None:
             made.bias.copy_(layer.bias[ids])
-    return ids, made
+    return made
 
 
 def known_words(model: PreTrainedModel) -> str | None:
