@@ -62,7 +62,7 @@ def test_rate_is_a_probability() -> None:
         edge = chance[stops].max() if bool(stops.any()) else torch.tensor(0.0)
         assert abs(float(edge) - rate) < 0.08, (rate, float(edge))
     rule, run = Calibrated(0.5, memory=5000), Calibrated().begin_round(state)
-    own = float(torch.sigmoid(rule.regression._features({"entropy": torch.tensor(0.3)}) @ run[1]))
+    own = float(rule.own_chance({"entropy": torch.tensor(0.3)}, run))
     for length in range(1, 9):
         stop, run = rule.stop({"entropy": torch.tensor(0.3)}, run)
         assert bool(stop) == (own**length < 0.5)

@@ -198,6 +198,11 @@ class Scores:
     raw: Tensor | None = None
     heads: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def at(self, rows: Sequence[int]) -> Tensor:
+        """The laws ``[k, V]`` of these rows, in ascending order, at least one."""
+        together = rows[-1] - rows[0] + 1 == len(rows)  # the usual case: a slice costs less than an index
+        return self.laws[rows[0] : rows[-1] + 1] if together else self.laws[list(rows)]
+
 
 class Origin(StrEnum):
     """Where a token of the output comes from."""

@@ -77,9 +77,7 @@ class Meter:
                 whole.append((row, token, q))
         if whole:
             rows, tokens, laws = zip(*whole, strict=True)
-            together = rows[-1] - rows[0] + 1 == len(rows)  # the usual case: a slice costs less than an index
-            p = scores.laws[rows[0] : rows[-1] + 1] if together else scores.laws[list(rows)]
-            q = torch.stack(laws)
+            p, q = scores.at(rows), torch.stack(laws)
             ratios = ratios_at([token.id for token in tokens], p, q)
             for token, drift, ratio in zip(tokens, tv_distance(p, q).tolist(), ratios, strict=True):
                 token.drift, token.ratio = drift, ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from operator import add, mul
 
 import numpy as np
 import torch
@@ -22,11 +22,17 @@ _SCALE = 8.0  # nats: features are about 0 to 2
 _PRIOR = 0.1  # precision of the weights before the first verdict
 _CURVED = 0.05  # least curvature of a verdict: a surprise at a certain position must not overshoot
 
-_FEATURES: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "margin": lambda margin: margin.clamp(max=16.0),
-    "entropy": lambda entropy: -entropy.clamp(min=_TINY).log(),
-    "max_prob": lambda highest: torch.special.logit(highest, eps=_TINY),
-    "gate": lambda score: torch.special.logit(score, eps=_TINY),
+
+def _logit(probability: np.ndarray) -> np.ndarray:
+    clipped = np.minimum(np.maximum(probability, _TINY), 1 - _TINY)
+    return np.log(clipped / (1 - clipped))
+
+
+_FEATURES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "margin": lambda margin: np.minimum(margin, 16.0),
+    "entropy": lambda entropy: -np.log(np.maximum(entropy, _TINY)),
+    "max_prob": _logit,
+    "gate": _logit,
 }
 """Signal → certainty on a scale of log-odds, in nats: the larger, the more certain."""
 
@@ -71,8 +77,9 @@ class Regression:
 
         The log-odds of β start as the (mean) certainty itself: of max q, for example, the expected overlap is max q.
         """
-        weights, prior = _start(len(self.names))
-        return torch.tensor(weights), torch.tensor(prior), torch.tensor(0)
+        return _fit(
+            self._start, [[_PRIOR * (i == j) for j in range(self._count)] for i in range(self._count)], 0
+        )
 
     def possible(self, fit: Fit) -> bool:
         """Whether the precision is symmetric and positive, and the count not negative."""
@@ -82,30 +89,59 @@ class Regression:
 
     def predict(self, signals: Mapping[str, Tensor], fit: Fit) -> Tensor:
         """Expected overlap β, float64, of the signals' shape."""
-        return torch.sigmoid(self._features(signals) @ fit[0])
+        *weights, odds = fit[0].tolist()
+        for weight, feature in zip(weights, self._features(signals), strict=True):
+            odds = odds + weight * feature
+        return torch.as_tensor((1 + np.tanh(odds / 2)) / 2)
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, fit: Fit) -> Fit:
         """One Newton step a verdict on the log-loss, with forgetting; what is forgotten returns to the start."""
-        weights, precision = (part.numpy() for part in fit[:2])
-        start, prior = _start(len(self.names))
-        forgotten = 1 / self.memory
-        for feature, overlap in zip(self._features(signals).numpy(), overlaps.tolist(), strict=True):
-            expected = (1 + math.tanh(weights @ feature / 2)) / 2
-            curvature = max(expected * (1 - expected), _CURVED)
-            seen = curvature * feature * feature[:, None]
-            precision = (1 - forgotten) * precision + forgotten * prior + seen
-            slope = (overlap - expected) * feature - forgotten * prior @ (weights - start)
-            weights = weights + np.linalg.solve(precision, slope)
-        return torch.from_numpy(weights), torch.from_numpy(precision), fit[2] + len(overlaps)
+        # In Python's floats: this runs in every round, and libraries take longer to be called than so few numbers to
+        # be added up.
+        weights, precision = fit[0].tolist(), fit[1].tolist()
+        start, kept, forgotten = self._start, 1 - 1 / self.memory, _PRIOR / self.memory
+        features = zip(*(feature.tolist() for feature in self._features(signals)), strict=True)
+        for certain, overlap in zip(features, overlaps.tolist(), strict=True):
+            feature = (*certain, 1.0)
+            expected = (1 + math.tanh(sum(map(mul, weights, feature)) / 2)) / 2
+            curvature, surprise = max(expected * (1 - expected), _CURVED), overlap - expected
+            slope = []
+            for i, (row, one) in enumerate(zip(precision, feature, strict=True)):
+                curved = curvature * one
+                precision[i] = [kept * old + curved * other for old, other in zip(row, feature, strict=True)]
+                precision[i][i] += forgotten
+                slope.append(surprise * one - forgotten * (weights[i] - start[i]))
+            weights = [*map(add, weights, _solve(precision, slope))]
+        return _fit(weights, precision, int(fit[2]) + len(overlaps))
 
-    def _features(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """``[..., k + 1]`` float64, the last one 1."""
-        made = [_FEATURES[name](signals[name].double()) / _SCALE for name in self.names]
-        return torch.stack([*made, torch.ones_like(made[0])], -1)
+    @property
+    def _count(self) -> int:
+        return len(self.names) + 1
+
+    @property
+    def _start(self) -> list[float]:
+        """Weights before the first verdict."""
+        return [_SCALE / len(self.names)] * len(self.names) + [0.0]
+
+    def _features(self, signals: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """One for each name, float64, of the signals' shape."""
+        return [_FEATURES[name](signals[name].numpy().astype(np.float64)) / _SCALE for name in self.names]
 
 
-@cache
-def _start(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and their precision before the first verdict; not to be changed."""
-    weights = np.array([_SCALE / count] * count + [0.0])
-    return weights, _PRIOR * np.eye(count + 1)
+def _fit(weights: list[float], precision: list[list[float]], seen: int) -> Fit:
+    numbers = torch.float64
+    return torch.tensor(weights, dtype=numbers), torch.tensor(precision, dtype=numbers), torch.tensor(seen)
+
+
+def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
+    """x with ``matrix`` x = ``vector``, for a positive definite matrix: elimination without pivots."""
+    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
+    for i, upper in enumerate(rows):
+        for j in range(i + 1, len(rows)):
+            factor = rows[j][i] / upper[i]
+            rows[j] = [a - factor * b for a, b in zip(rows[j], upper, strict=True)]
+    found: list[float] = []
+    for i in reversed(range(len(rows))):
+        known = sum(map(mul, rows[i][i + 1 :], found))
+        found.insert(0, (rows[i][-1] - known) / rows[i][i])
+    return found

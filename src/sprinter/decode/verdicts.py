@@ -40,8 +40,8 @@ class Verdicts:
         rows = [position - start - 1 for position, *_ in self._waiting]
         count = sum(row < len(scores.laws) for row in rows)
         if count:
-            p, q = scores.laws[rows[:count]], torch.stack([law for *_, law in self._waiting[:count]])
-            found = overlap(p, q).cpu()
+            q = torch.stack([law for *_, law in self._waiting[:count]])
+            found = overlap(scores.at(rows[:count]), q).cpu()
             self._scored += [
                 (signals, beta) for (_, signals, _), beta in zip(self._waiting[:count], found, strict=True)
             ]

@@ -98,15 +98,16 @@ class Optimal(ChanceRule):
         if bool(signals.get("copied", False)):
             return torch.tensor(False), (state[0], state[1] + 1, *state[2:])
         chance = state[0] * self.own_chance(signals, state)
-        overlap, tokens, cost = state[2:5]
-        return chance * overlap * (cost / tokens) < sum(self._costs), (chance, *state[1:])
+        overlap, tokens, cost = map(float, state[2:5])
+        return chance * (overlap * cost / tokens) < sum(self._costs), (chance, *state[1:])
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, state: State) -> State:
         """Update the mean overlap and the regression."""
         weight = min(_VERDICTS, _FIRST + float(state[-1]))
         kept = weight / (weight + len(overlaps))
-        late = overlaps.double().clamp(max=1).mean()  # sums in float32 exceed 1 by a rounding error
-        mean = kept * state[2] + (1 - kept) * late
+        # Sums in float32 exceed 1 by a rounding error.
+        late = sum(min(1.0, one) for one in overlaps.tolist()) / len(overlaps)
+        mean = torch.tensor(kept * float(state[2]) + (1 - kept) * late, dtype=torch.float64)
         return ChanceRule.learn(self, signals, overlaps, (*state[:2], mean, *state[3:]))
 
     def end_round(self, state: State, drafted: int, checked: int, accepted: int) -> State:
