@@ -25,7 +25,8 @@ _CURVED = 0.05  # least curvature of a verdict: a surprise at a certain position
 
 def _logit(probability: np.ndarray) -> np.ndarray:
     clipped = np.minimum(np.maximum(probability, _TINY), 1 - _TINY)
-    return np.log(clipped / (1 - clipped))
+    odds: np.ndarray = np.log(clipped / (1 - clipped))
+    return odds
 
 
 _FEATURES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
