@@ -133,8 +133,8 @@ def test_joined_layers_compute_what_the_modules_do(name: str, tmp_path: Path) ->
 def test_layers_that_compute_something_else_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = _Forward._made
 
-    def without_norm(self: _Forward, weights: list[torch.Tensor | None]) -> object:
-        facts = original(self, weights)
+    def without_norm(self: _Forward, *weights: list[torch.Tensor | None]) -> object:
+        facts = original(self, *weights)
         facts.eps = 1e3
         return facts
 

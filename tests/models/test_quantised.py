@@ -115,6 +115,25 @@ def test_products_are_those_of_rounded_activations(built: Kernel, name: str, row
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", library.FLOATS)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 13, 70])
+def test_products_in_place_are_those_of_the_weights(built: Kernel, dtype: torch.dtype, rows: int) -> None:
+    high, width = 53, 16 * 43
+    torch.manual_seed(rows)
+    weight, x, bias = torch.randn(high, width).to(dtype), torch.randn(rows, width), torch.randn(high)
+    x[0, :40] *= 1e4
+    found = built.product_in_place(weight, x, bias)
+    wanted = x.double() @ weight.double().T + bias.double()
+    size = x.double().abs() @ weight.double().abs().T
+    assert float(((found - wanted).abs() / size).max()) < 1e-6
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(before, 2))
+        assert torch.equal(built.product_in_place(weight, x[-1:].clone(), bias)[0], found[-1])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_poisons_its_own_token_alone(built: Kernel, poison: float) -> None:
     codes = take_apart(stored("Q4_1", 20, 96), FORMATS["Q4_1"])

@@ -306,8 +306,8 @@ def _pass_kind(model: Any) -> str:
     kind, reason = capture_kind(model)
     if kind == "none":
         return f"eager: {reason}"
-    if kind == "graphs":
-        return f"graphs: {reason}"
+    if kind in ("graphs", "kernels"):
+        return f"{kind}: {reason}"
     runner = make_runner(model, max_len=4, compile=None)
     some = torch.ones(1, 2, dtype=torch.long)
     if isinstance(runner, CapturedRunner) and runner.run(PASS, some, None) is not None:

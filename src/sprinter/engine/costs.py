@@ -37,6 +37,7 @@ from sprinter.models.flops import forward_flops
 from sprinter.models.memory import check_memory
 from sprinter.models.pair import LoadedPair
 from sprinter.models.quantised.library import library_name
+from sprinter.models.quantised.whole import is_joined
 from sprinter.random import AddressedDraws
 from sprinter.version import __version__
 
@@ -83,7 +84,9 @@ def shared_costs(pair: LoadedPair, described: Mapping[str, Any], costs: PassCost
     first, and where they fail, as for want of memory: then rows are taken to cost what so many tokens of one row do.
     """
     loaded = [one for one in (pair.target, pair.draft) if one is not None]
-    if any(one.compile or runner_kind(one.model)[0] == "crop" for one in loaded):
+    if any(
+        (one.compile and not is_joined(one.model)) or runner_kind(one.model)[0] == "crop" for one in loaded
+    ):
         return costs
 
     def read(kept: Mapping[str, Any]) -> PassCosts:
@@ -200,7 +203,9 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "machine": (cpu_name(), torch.cuda.get_device_name() if torch.cuda.is_available() else None),
         "versions": (__version__, torch.__version__),
         "kernels": library_name()
-        if any(one is not None and one.quantised for one in (pair.target, pair.draft))
+        if any(
+            one is not None and (one.quantised or is_joined(one.model)) for one in (pair.target, pair.draft)
+        )
         else None,
         "code": [hash_file(path) for folder in (quantised, runners) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),

@@ -139,7 +139,9 @@ def cache_slots(model: PreTrainedModel | GgufModel, max_len: int) -> int:
 
 
 def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
-    """How this model's short forward passes can be captured ("compiled", "graphs" or "none"), and the reason in words.
+    """How this model's short forward passes are made fast, and the reason in words.
+
+    "kernels", "compiled" or "graphs"; "none": nothing does.
 
     Raises:
         UserError: no runner can serve the model.
@@ -152,6 +154,8 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     quantised = getattr(model, "hf_quantizer", None) is not None or is_quantised(model)
     if quantised or any(map(_is_special, model.parameters())):
         return "none", "its weights are quantised"
+    if is_joined(model):
+        return "kernels", "our kernels run its layers"
     devices = {weights.device for weights in model.parameters()}
     if len(devices) > 1:
         return "none", "it lies on several devices"

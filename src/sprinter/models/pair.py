@@ -24,6 +24,7 @@ from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
 from sprinter.models.options import LoadOptions, check_options, load_options
+from sprinter.models.quantised.in_place import run_in_place
 from sprinter.models.quantised.layers import parameter_count
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.runners.forward import head_sizes
@@ -295,7 +296,7 @@ def _load(
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
-    if options.compile:
+    if options.compile and (model is origin.at or not run_in_place(model)):
         check_capture(model)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,

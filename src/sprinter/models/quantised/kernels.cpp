@@ -1,6 +1,7 @@
 // The functions of the library: products, attention, and decoder layers, one around its cache or several in one call.
 
 #include "attention.h"
+#include "floats.h"
 #include "pack.h"
 #include "products.h"
 
@@ -38,6 +39,10 @@ struct Matrix {
 
     // Inside a parallel region.
     void times(const float* x, int64_t rows, const float* more, float* y, Room& room) const {
+        if (format == FLOAT32)
+            return product_floats(reinterpret_cast<const float*>(packed), high, width, x, rows, bias, more, y);
+        if (format == BFLOAT16)
+            return product_floats(reinterpret_cast<const Bfloat16*>(packed), high, width, x, rows, bias, more, y);
         with_format(int(format), [&](auto kind) {
             product<decltype(kind)>(packed, high, width, x, rows, bias, more, y, room);
             return int64_t(0);

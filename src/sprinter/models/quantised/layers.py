@@ -58,7 +58,10 @@ def without_gradient(x: Tensor) -> Tensor:
         RuntimeError: a gradient is wanted, which the kernels do not make.
     """
     if torch.is_grad_enabled() and x.requires_grad:
-        raise RuntimeError("quantised layers have no gradients: train on the model that they were made from")
+        raise RuntimeError(
+            "quantised and compiled layers have no gradients: train on the model that they were made from, or load it "
+            "with compile=False"
+        )
     return x.float()
 
 

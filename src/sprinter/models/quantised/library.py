@@ -33,7 +33,17 @@ from sprinter.models.capture.compiled import cpu_flags
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
-__all__ = ["NUMBER", "Kernel", "MatrixFacts", "check_products", "floats", "kernel", "library_name", "room"]
+__all__ = [
+    "FLOATS",
+    "NUMBER",
+    "Kernel",
+    "MatrixFacts",
+    "check_products",
+    "floats",
+    "kernel",
+    "library_name",
+    "room",
+]
 
 _log = logging.getLogger("sprinter")
 _SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -44,6 +54,8 @@ _OPTIONS = (
 )  # fmt: skip
 NUMBER = {name: i for i, name in enumerate(FORMATS)}
 """Kind of weights -> its number in ``with_format``."""
+FLOATS = {torch.float32: len(FORMATS), torch.bfloat16: len(FORMATS) + 1}
+"""Kinds of weights that are read as they are -> their numbers in floats.h."""
 
 
 class MatrixFacts(ctypes.Structure):
@@ -152,6 +164,16 @@ class Kernel:
         made = floats(rows, high)
         self._product(
             NUMBER[form.name], packed.data_ptr(), high, width, x.data_ptr(), rows,
+            None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return made
+
+    def product_in_place(self, weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+        """As ``product``, with a matrix ``[high, in]`` of ``FLOATS``, contiguous; ``in`` is a multiple of 16."""
+        (rows, width), high = x.shape, len(weight)
+        made = floats(rows, high)
+        self._product(
+            FLOATS[weight.dtype], weight.data_ptr(), high, width, x.data_ptr(), rows,
             None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return made
@@ -303,6 +325,12 @@ def check_products(made: Kernel) -> None:
             raise UserError(
                 f"the products of {form.name} weights are wrong on this processor: use dtype=bfloat16 or float32"
             )
+    for dtype in FLOATS:
+        weight = torch.from_numpy(chance.standard_normal((21, 96)).astype(np.float32)).to(dtype)
+        x = torch.from_numpy(chance.standard_normal((11, 96)).astype(np.float32))
+        wanted = x.double() @ weight.double().T
+        if not torch.allclose(made.product_in_place(weight, x, None).double(), wanted, atol=1e-4):
+            raise UserError(f"the products of {dtype} weights are wrong on this processor: use compile=False")
 
 
 def _example(form: Format, chance: np.random.Generator) -> Codes:

@@ -55,6 +55,10 @@ struct Format {
     static int64_t block(int64_t width) { return scales(width) + groups(width) * CODES; }
 };
 
+struct Bfloat16 {
+    uint16_t bits;
+};
+
 // --- vectors: 16 channels, or half of them ---------------------------------------------------------------------------
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
@@ -87,6 +91,12 @@ struct Vec {
     static Int dot(Int sum, Int codes, Int numbers) { return _mm512_dpbusd_epi32(sum, codes, numbers); }
     static Int dot_eight(Int sum, Int codes, Int numbers) { return dot(sum, codes, numbers); }
     static void store(float* at, Float x) { _mm512_storeu_ps(at, x); }
+    static Float numbers(const float* at) { return _mm512_loadu_ps(at); }
+    static Float numbers(const Bfloat16* at) {
+        const Int wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    }
+    static float total(Float x) { return _mm512_reduce_add_ps(x); }
 };
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -130,6 +140,16 @@ struct Vec {
         return dot(sum, _mm256_abs_epi8(offset), _mm256_sign_epi8(numbers, offset));
     }
     static void store(float* at, Float x) { _mm256_storeu_ps(at, x); }
+    static Float numbers(const float* at) { return _mm256_loadu_ps(at); }
+    static Float numbers(const Bfloat16* at) {
+        const Int wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    }
+    static float total(Float x) {
+        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
 };
 
 #else
@@ -195,6 +215,16 @@ struct Vec {  // any processor
     }
     static Int dot_eight(Int sum, Int codes, Int numbers) { return dot(sum, codes, numbers); }
     static void store(float* at, Float x) { std::memcpy(at, &x, 16); }
+    static Float numbers(const float* at) {
+        Float made;
+        std::memcpy(&made, at, sizeof made);
+        return made;
+    }
+    static Float numbers(const Bfloat16* at) {
+        const Int wide = {at[0].bits, at[1].bits, at[2].bits, at[3].bits};
+        return (Float)(wide << 16);
+    }
+    static float total(Float x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 };
 
 #endif

@@ -34,6 +34,7 @@ __all__ = [
     "quantise",
     "quantise_linears",
     "replaceable",
+    "try_joined",
 ]
 
 BITS: Mapping[str, int] = {"int8": 8, "int4": 4}
@@ -132,12 +133,24 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
             layer.weight = None  # type: ignore[assignment]
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
+    try_joined(model, lambda: join_layers(model), "quantised", "bfloat16")
+
+
+def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, instead: str) -> None:
+    """Join a model's layers by ``join``, which returns their number, and compare passes with those before.
+
+    Args:
+        kind: of the layers. instead: what to use where they fail; both for messages.
+
+    Raises:
+        UserError: the model does not run, or computes something else.
+    """
     ids = torch.arange(_TRIED)[None] % model.config.get_text_config(decoder=True).vocab_size
     name = model.name_or_path or type(model).__name__
     try:
         with torch.inference_mode():
-            one_by_one = model(ids).logits
-            known = join_layers(model)
+            one_by_one = model(ids).logits.float()
+            known = join()
             whole = model(ids, use_cache=known > 0)
             parts = [whole.logits]
             if known:
@@ -147,14 +160,14 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
                 over_rows = _over_rows(model, ids)
     except Exception as error:  # models' own code may read the weights that are gone
         raise UserError(
-            f"{name} does not run with quantised layers ({type(error).__name__}: {error}): use bfloat16"
+            f"{name} does not run with {kind} layers ({type(error).__name__}: {error}): use {instead}"
         ) from error
     if not known or not torch.isfinite(one_by_one).all():
         return
     if not bool((whole.logits - one_by_one).norm() <= _FAR * one_by_one.norm()):
-        raise UserError(f"the joined layers of {name} differ from its own: use bfloat16")
+        raise UserError(f"the joined layers of {name} differ from its own: use {instead}")
     if not all(torch.equal(one, whole.logits) for one in (torch.cat(parts, 1), over_rows)):
-        raise UserError(f"tokens of {name} differ between forward passes: use bfloat16")
+        raise UserError(f"tokens of {name} differ between forward passes: use {instead}")
 
 
 def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Decoder layers of Llama, Qwen and Gemma in one call for all of them, or in two for each, around its cache.
 
+Their weights are quantised, or in float32 or bfloat16 where they are (``in_place``).
+
 The step of a small model spends as much time in Python and in small operators as in its products. The layers stay what
 they are, modules of transformers; only their ``forward`` is another, which does not call those of their children:
 hooks on a layer run, hooks on its parts do not. Over the cache of the row runner, the first layer runs those behind it
@@ -26,11 +28,11 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
-from sprinter.models.quantised.library import MatrixFacts, floats, kernel
+from sprinter.models.quantised.library import FLOATS, MatrixFacts, floats, kernel
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
-__all__ = ["is_joined", "join_layers"]
+__all__ = ["is_joined", "join_layers", "joinable", "reads_in_place"]
 
 _GEMMA = (Gemma2DecoderLayer, Gemma3DecoderLayer)
 _LAYERS = (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, *_GEMMA)
@@ -39,6 +41,8 @@ _MATRICES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
 )  # fmt: skip
+_OWNERS = [(int(path.startswith("mlp")), path.rpartition(".")[2]) for path in _MATRICES]
+_COLUMNS = 16  # of which rows in place are multiples
 _LIST = "layers"  # where a model of transformers has its decoder layers
 _DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
 _NORMS = ("norm", "query_norm", "key_norm", "second_norm", "after_attention", "after_mlp")
@@ -55,36 +59,51 @@ class _Facts(ctypes.Structure):
     )
 
 
-def join_layers(model: PreTrainedModel) -> int:
-    """Give the decoder layers that this module knows the fast ``forward``, and return their number."""
+def join_layers(model: PreTrainedModel, in_place: bool = False) -> int:
+    """Give the decoder layers that this module knows the fast ``forward``, and return their number.
+
+    Args:
+        in_place: those of plain linear layers; else those of quantised ones.
+    """
+    known = joinable(model, in_place)
+    stacks: dict[nn.Module, _Stack] = {}
+    for parent, place, layer in known:
+        stack = stacks.setdefault(parent, _Stack(parent))
+        layer.forward = _Forward(layer, stack, place, in_place)
+    return len(known)
+
+
+def joinable(model: PreTrainedModel, in_place: bool) -> list[tuple[nn.Module, int, nn.Module]]:
+    """The layers that ``join_layers`` knows: where they stand, their numbers there, and they."""
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "pretraining_tp", 1) != 1 or getattr(config, "use_bidirectional_attention", False):
-        return 0
-    known = 0
+        return []
+    found: list[tuple[nn.Module, int, nn.Module]] = []
     for parent in list(model.modules()):
         layers = parent._modules.get(_LIST)
-        if not isinstance(layers, nn.ModuleList) or len(set(layers)) < len(
+        if isinstance(layers, nn.ModuleList) and len(set(layers)) == len(
             layers
-        ):  # one of them stands there twice
-            continue
-        stack = _Stack(parent)
-        for place, layer in enumerate(layers):
-            if type(layer) in _LAYERS and _fits(layer):
-                layer.forward = _Forward(layer, stack, place)
-                known += 1
-    return known
+        ):  # none of them stands there twice
+            found += [
+                (parent, place, layer)
+                for place, layer in enumerate(layers)
+                if type(layer) in _LAYERS and _fits(layer, in_place)
+            ]
+    return found
 
 
-def is_joined(model: nn.Module) -> bool:
+def is_joined(model: object) -> bool:
     """Whether all decoder layers have it. Then a token is the same, to the bit, in every forward pass over a chain."""
+    if not isinstance(model, nn.Module):
+        return False
     depth = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
     return 0 < depth == sum(isinstance(vars(part).get("forward"), _Forward) for part in model.modules())
 
 
-def _fits(layer: nn.Module) -> bool:
-    """Whether all matrices are quantised and have whole groups."""
+def _fits(layer: nn.Module, in_place: bool) -> bool:
+    """Whether the kernels can read all matrices: plain ones, or quantised ones of whole groups."""
     parts: list[Any] = [layer.get_submodule(path) for path in _MATRICES]
-    if not all(isinstance(one, QuantisedLinear) and one._matrix.padded == one._matrix.width for one in parts):
+    if not all(reads_in_place(one) if in_place else _has_whole_groups(one) for one in parts):
         return False
     query, key, value, out, gate, up, down = parts
     return bool(
@@ -93,6 +112,19 @@ def _fits(layer: nn.Module) -> bool:
         and query.out_features == out.in_features
         and key.out_features == value.out_features
     )
+
+
+def _has_whole_groups(part: Any) -> bool:
+    return isinstance(part, QuantisedLinear) and part._matrix.padded == part._matrix.width
+
+
+def reads_in_place(part: nn.Module) -> bool:
+    """Whether the kernels can read the weights of a layer where they are."""
+    if type(part) is not nn.Linear:
+        return False
+    weight = part.weight
+    fits = type(weight.data) is Tensor and weight.dtype in FLOATS and weight.device.type == "cpu"
+    return fits and weight.is_contiguous() and weight.shape[1] % _COLUMNS == 0
 
 
 def _activation(layer: Any) -> str | None:
@@ -106,16 +138,17 @@ class _Forward:
 
     Args:
         layer: the layer. stack: of all such layers of its model. place: its number in the model.
+        in_place: its matrices are plain linear layers.
 
     Attributes:
         shape: what layers that run in one call have in common; set with the facts.
     """
 
-    def __init__(self, layer: nn.Module, stack: _Stack, place: int) -> None:
-        self.layer, self._stack, self._place = ref(layer), stack, place
+    def __init__(self, layer: nn.Module, stack: _Stack, place: int, in_place: bool) -> None:
+        self.layer, self._stack, self._place, self._in_place = ref(layer), stack, place, in_place
         self._facts: _Facts | None = None
-        self._places: list[int] = []  # of the norms' weights
-        self._held: list[Tensor] = []
+        self._places: list[Any] = []  # of the norms' weights, and of others that are read in place
+        self._held: list[Tensor | None] = []
         self.shape: tuple[Any, ...] = ()
         stack.members[place] = self
 
@@ -123,11 +156,12 @@ class _Forward:
         stack = memo.get(id(self._stack))
         if stack is None:
             stack = memo[id(self._stack)] = _Stack(memo.get(id(self._stack.parent())))
-        return _Forward(memo[id(self.layer())], stack, self._place)
+        return _Forward(memo[id(self.layer())], stack, self._place, self._in_place)
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a model with joined quantised layers cannot be pickled: save the one that it was made from"
+            "a model with joined layers cannot be pickled: save the one that it was made from, or load it with "
+            "compile=False"
         )
 
     def __call__(
@@ -180,30 +214,49 @@ class _Forward:
         return made
 
     def facts(self) -> _Facts:
-        """The facts, made again where a norm's weights are others than before."""
-        weights = _norms(self.layer())
-        places = [weight.data_ptr() for weight in weights if weight is not None]
+        """The facts, made again where weights are others than before."""
+        layer = self.layer()
+        norms, linear = _norms(layer), _linears(layer) if self._in_place else []
+        places = [_place(weight) for weight in (*norms, *linear) if weight is not None]
         if self._facts is None or places != self._places:
-            self._facts, self._places = self._made(weights), places
+            self._facts, self._places = self._made(norms, linear), places
         return self._facts
 
-    def _made(self, weights: list[Tensor | None]) -> _Facts:
-        held = [weight.detach() for weight in weights if weight is not None]
-        if any(weight.dtype != torch.float32 or weight.device.type != "cpu" for weight in held):
-            raise RuntimeError("a model with quantised layers stays in float32, on the CPU")
+    def _made(self, norms: list[Tensor | None], linear: list[Tensor | None]) -> _Facts:
+        """Args: as ``_norms`` and ``_linears`` return them."""
+        held = [None if weight is None else weight.detach() for weight in (*norms, *linear[1::2])]
+        dtypes = [*FLOATS] if self._in_place else [torch.float32]
+        if any(one is not None and (one.dtype not in dtypes or one.device.type != "cpu") for one in held):
+            stays = (
+                "that is compiled stays as it is"
+                if self._in_place
+                else "with quantised layers stays in float32"
+            )
+            raise RuntimeError(f"a model {stays}, on the CPU")
+        self._held = [None if one is None else one.float() for one in held]
+        addresses = [None if one is None else one.data_ptr() for one in self._held]
         layer: Any = self.layer()
         facts, attention = _Facts(), layer.self_attn
-        for path in _MATRICES:
-            setattr(facts, path.rpartition(".")[2], layer.get_submodule(path).facts())
-        for name, weight in zip(_NORMS, weights, strict=True):
-            setattr(facts, name, None if weight is None else weight.data_ptr())
+        for i, path in enumerate(_MATRICES):
+            part = layer.get_submodule(path)
+            if not self._in_place:
+                matrix = part.facts()
+            elif reads_in_place(part):
+                number, weight, bias = FLOATS[part.weight.dtype], part.weight, addresses[len(_NORMS) + i]
+                matrix = MatrixFacts(number, weight.data_ptr(), *weight.shape, bias)
+            else:
+                raise RuntimeError(
+                    f"{path} of a compiled model is another than it was: load with compile=False"
+                )
+            setattr(facts, path.rpartition(".")[2], matrix)
+        for name, address in zip(_NORMS, addresses, strict=False):
+            setattr(facts, name, address)
         facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
         facts.heads = attention.q_proj.out_features // facts.d
         facts.kv = attention.k_proj.out_features // facts.d
         gemma, norm = isinstance(layer, _GEMMA), layer.input_layernorm
         facts.gelu, facts.offset = gemma, float(gemma)
         facts.eps = norm.eps if gemma else norm.variance_epsilon
-        self._held = held
         sizes = (facts.width, facts.heads, facts.kv, facts.d, facts.down_proj.width)
         self.shape = (*sizes, attention.scaling, _cap(attention), getattr(attention, "layer_type", None))
         return facts
@@ -336,3 +389,19 @@ def _norms(layer: Any) -> list[Tensor | None]:
     norms += [behind, None] if before_mlp is None else [before_mlp, behind]
     norms.append(parts.get("post_feedforward_layernorm"))
     return [None if norm is None else norm._parameters["weight"] for norm in norms]
+
+
+def _linears(layer: Any) -> list[Tensor | None]:
+    """Weight and bias of each of ``_MATRICES``, looked up likewise."""
+    parts = layer._modules
+    both = (parts["self_attn"]._modules, parts["mlp"]._modules)
+    made: list[Tensor | None] = []
+    for owner, name in _OWNERS:
+        own = both[owner][name]._parameters
+        made += [own.get("weight"), own.get("bias")]
+    return made
+
+
+def _place(weight: Tensor) -> tuple[int, int]:
+    """Where it is, and how often it was written, as far as PyTorch counts that: what is not in float32 is copied."""
+    return weight.data_ptr(), 0 if weight.dtype == torch.float32 or weight.is_inference() else weight._version

@@ -1,0 +1,89 @@
+// Products of float32 activations with weights in float32 or bfloat16, [high, width] as PyTorch has them.
+//
+// A sum runs over the columns in one order, whatever the number of tokens, so that the result of a token does not depend
+// on the others.
+
+#pragma once
+
+#include "products.h"
+
+namespace {
+
+constexpr int64_t FLOAT32 = 8, BFLOAT16 = 9;  // numbers of kinds, as library.py has them, after those of with_format
+
+// Tokens that are multiplied together, and their sums with several rows of weights, which the registers hold.
+constexpr int TOKENS = Vec::LANES == 16 ? 6 : 4, SUMS = Vec::LANES == 16 ? 24 : 8;
+
+// made [N, CHANNELS]
+template <class T, int R, int N>
+void multiply_floats(const T* weights, int64_t width, const float* x, float* made) {
+    // Measured: the next rows, but of float32 they would push this pass's out of the first cache.
+    const int64_t ahead = sizeof(T) == 2 ? R * width : 128;
+    Vec::Float sums[R][N];
+#pragma GCC unroll 24
+    for (int i = 0; i < R * N; ++i) sums[i / N][i % N] = Vec::zero();
+    for (int64_t k = 0; k < width; k += Vec::LANES) {
+        Vec::Float part[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const T* at = weights + r * width + k;
+            __builtin_prefetch(at + ahead);
+            part[r] = Vec::numbers(at);
+        }
+#pragma GCC unroll 6
+        for (int t = 0; t < N; ++t) {
+            const Vec::Float own = Vec::numbers(x + t * width + k);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) sums[r][t] = Vec::fma(part[r], own, sums[r][t]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < N; ++t)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) made[t * CHANNELS + r] = Vec::total(sums[r][t]);
+}
+
+// Products of up to N tokens with some rows.
+template <class T, int N = TOKENS>
+void multiply_floats(int64_t tokens, const T* weights, int64_t rows, int64_t width, const float* x, float* made) {
+    if constexpr (N > 1) {
+        if (tokens < N) return multiply_floats<T, N - 1>(tokens, weights, rows, width, x, made);
+    }
+    constexpr int R = SUMS >= 8 * N ? 8 : SUMS >= 4 * N ? 4 : 2;  // so that CHANNELS are whole runs
+    int64_t r = 0;
+    for (; r + R <= rows; r += R) multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
+    for (; r < rows; ++r) multiply_floats<T, 1, N>(weights + r * width, width, x, made + r);
+}
+
+// Inside a parallel region; as `product`. The width is a multiple of Vec::LANES.
+template <class T>
+void product_floats(
+    const T* weights, int64_t high, int64_t width, const float* x, int64_t tokens, const float* bias, const float* more,
+    float* y
+) {
+    constexpr int64_t CACHED = 1 << 18;  // activations that stay in the cache while a block of weights is read
+    const int64_t most = std::max<int64_t>(CACHED / width / TOKENS, 2) * TOKENS;
+    const int64_t blocks = (high + CHANNELS - 1) / CHANNELS;
+    for (int64_t top = 0; top < tokens; top += most) {
+        const int64_t many = std::min(tokens - top, most), tiles = (many + TOKENS - 1) / TOKENS;
+#pragma omp for nowait
+        for (int64_t block = 0; block < blocks; ++block) {
+            const int64_t first = block * CHANNELS, rows = std::min<int64_t>(CHANNELS, high - first);
+            for (int64_t tile = 0; tile < tiles; ++tile) {  // tiles of about one size
+                const int64_t from = top + many * tile / tiles, to = top + many * (tile + 1) / tiles;
+                float made[TOKENS * CHANNELS];
+                multiply_floats<T>(to - from, weights + first * width, rows, width, x + from * width, made);
+                for (int64_t t = from; t < to; ++t)
+                    for (int64_t n = first; n < first + rows; ++n) {
+                        float sum = made[(t - from) * CHANNELS + n - first];
+                        if (bias) sum += bias[n];
+                        if (more) sum += more[t * high + n];  // which may be y
+                        y[t * high + n] = sum;
+                    }
+            }
+        }
+    }
+#pragma omp barrier
+}
+
+}  // namespace

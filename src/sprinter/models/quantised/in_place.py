@@ -1,0 +1,97 @@
+"""Models in float32 and bfloat16 whose layers our kernels run, over the weights as they are.
+
+Nothing is compiled for a model or a shape, and no weight is copied but those of norms and biases in bfloat16.
+Activations are in float32, also where weights are in bfloat16, so that laws are nearer to those of the weights than
+PyTorch's; and a token has the same law in every forward pass, to the bit, as with quantised weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import ref
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sprinter.models.quantised.attention import attend_in_order
+from sprinter.models.quantised.layers import without_gradient
+from sprinter.models.quantised.library import FLOATS, kernel
+from sprinter.models.quantised.quantise import try_joined
+from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
+
+__all__ = ["LEAST_BYTES", "run_in_place"]
+
+LEAST_BYTES = 64 << 20
+"""Of a model's weights. In smaller models what surrounds the layers takes longest, which is compiled with them."""
+
+
+def run_in_place(model: PreTrainedModel) -> bool:
+    """Have the kernels run a model's decoder layers and output layer; False if they cannot, or if it is small.
+
+    Its modules and weights stay. Gradients, other dtypes and pickling are refused from then on.
+
+    Raises:
+        UserError: the kernels cannot be compiled, or the model computes something else with them.
+    """
+    if not _fits(model):
+        return False
+    kernel()
+    attend_in_order(model)
+    model.requires_grad_(False)
+    model.get_input_embeddings().register_forward_hook(_in_float32)
+    for part in model.modules():
+        if reads_in_place(part):
+            part.forward = _Product(part)
+    try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False")
+    return True
+
+
+def _fits(model: PreTrainedModel) -> bool:
+    weights = {id(one): one for one in model.parameters()}.values()
+    config, own = model.config.get_text_config(decoder=True), model.config._attn_implementation
+    return (
+        sum(one.numel() * one.element_size() for one in weights) >= LEAST_BYTES
+        and all(one.dtype in FLOATS and one.device.type == "cpu" for one in weights)
+        and len(joinable(model, True)) == getattr(config, "num_hidden_layers", -1)
+        and own in ("sdpa", "eager")
+        and not any("forward" in vars(part) for part in model.modules())  # another library's
+        and isinstance(model.get_input_embeddings(), nn.Embedding)
+        and len(_outputs(model)) == 1
+    )
+
+
+def _outputs(model: PreTrainedModel) -> list[nn.Module]:
+    """The linear layers of the output layer that the kernels can read; one, also where it is cut (``CutHead``)."""
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return [] if head is None else [part for part in head.modules() if reads_in_place(part)]
+
+
+def _in_float32(embedding: nn.Module, given: Any, embedded: Tensor) -> Tensor:
+    """Rotary embeddings and norms take their dtype from the embedding's."""
+    return embedded.float()
+
+
+class _Product:
+    """``forward`` of a linear layer. It holds the layer weakly, and nothing else when copied.
+
+    Args:
+        layer: the layer.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._layer = ref(layer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Product:
+        return _Product(memo[id(self._layer())])
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a compiled model cannot be pickled: load it with compile=False")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., in]`` -> ``[..., out]``."""
+        own: Any = self._layer()
+        if not reads_in_place(own):
+            raise RuntimeError("a model that is compiled stays as it is, on the CPU")
+        rows = without_gradient(x).reshape(-1, own.in_features).contiguous()
+        bias = None if own.bias is None else own.bias.detach().float()
+        return kernel().product_in_place(own.weight, rows, bias).view(*x.shape[:-1], own.out_features)

@@ -1,0 +1,192 @@
+"""Models in float32 and bfloat16 that our kernels run over the weights as they are."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.gguf_families import FAMILIES, made
+from tests.models.gguf_files import byte_tokenizer
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+import sprinter
+from sprinter.errors import UserError
+from sprinter.models.choose import capture_kind
+from sprinter.models.pair import builtin_paths, load_models
+from sprinter.models.quantised import in_place, library, whole
+from sprinter.models.quantised.whole import _Stack, is_joined
+from sprinter.models.runner import make_runner
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "LEAST_BYTES", 0)
+
+
+def saved(name: str, folder: Path, dtype: str = "float32") -> Path:
+    made(name).to(getattr(torch, dtype)).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def compiled(folder: Path, dtype: str = "float32") -> Any:
+    model = load_models(folder, dtype=dtype, compile=True).target.model
+    assert is_joined(model) and capture_kind(model) == ("kernels", "our kernels run its layers")
+    return model
+
+
+def text() -> Tensor:
+    return torch.randint(1, 250, (3, 20), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_laws_are_those_of_the_weights_in_float32(name: str, dtype: str, tmp_path: Path) -> None:
+    """In bfloat16 too: no activation is rounded."""
+    folder, ids = saved(name, tmp_path, dtype), text()
+    model = compiled(folder, dtype)
+    same = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        found, wanted = model(ids, output_hidden_states=True), same(ids, output_hidden_states=True)
+    assert found.logits.dtype == torch.float32 and model.dtype == getattr(torch, dtype)
+    far = (
+        1e-2 if name.startswith("gemma") and dtype == "bfloat16" else 1e-5
+    )  # its embedding is scaled in bfloat16
+    assert float((found.logits - wanted.logits).norm() / wanted.logits.norm()) < far
+    for mine, other in zip(found.hidden_states, wanted.hidden_states, strict=True):
+        assert float((mine - other).norm() / other.norm()) < far
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama-biases", "qwen2", "qwen3", "gemma2", "gemma3"])
+def test_a_token_is_the_same_in_every_pass(
+    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: alone, with others, in rows, along branches, and where layers run in one call."""
+    model, ids = compiled(saved(name, tmp_path), dtype), text()
+    calls: list[int] = []
+    together = _Stack.together
+    monkeypatch.setattr(
+        _Stack,
+        "together",
+        lambda *args: (calls.append(len(found := together(*args))), found)[1],
+    )
+    one = make_runner(model, batch=3, max_len=40, compile=True)
+    whole_text = one.extend(ids).logits
+    rows = make_runner(model, batch=3, max_len=40, compile=True)
+    parts = [rows.extend(ids[:, :9]).logits, rows.extend(ids[:, 9:10]).logits]
+    parts += [rows.extend(ids[:, 10:]).logits]
+    assert torch.equal(torch.cat(parts, 1), whole_text)
+    assert any(many > 1 for many in calls) is (name not in ("gemma2", "gemma3"))
+    rows.rewind([9, 9, 9])
+    branches = rows.extend(ids[:2, 9:12], rows=[2, 0], parents=[[8, 9, 8], None]).logits
+    chains = [torch.cat([ids[2, :9], ids[0, [9, 10]]]), torch.cat([ids[0, :9], ids[1, 9:12]])]
+    alone = [make_runner(model, max_len=40, compile=True).extend(chain[None]).logits[0] for chain in chains]
+    assert torch.equal(branches[0, :2], alone[0][9:]) and torch.equal(branches[1], alone[1][9:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_exact_methods_write_the_text_of_plain_decoding(dtype: str, tmp_path: Path) -> None:
+    saved("llama-biases", tmp_path / "target")
+    saved("llama-tied", tmp_path / "draft")
+    pair = sprinter.load_pair(
+        tmp_path / "target", tmp_path / "draft", dtype=dtype, compile=True, draft_vocabulary=200
+    )
+    assert pair.models.draft is not None
+    assert is_joined(pair.models.target.model) and is_joined(pair.models.draft.model)
+    for temperature in (0.0, 1.0):
+        texts = {
+            method: pair.generate(
+                "abc", method=method, max_new_tokens=30, temperature=temperature, seed=3
+            ).tokens
+            for method in ("autoregressive", "speculative(gamma=3)", "svip", "lookup")
+        }
+        plain = [token.id for token in texts["autoregressive"]]
+        if temperature == 0.0:
+            assert all([token.id for token in own] == plain for own in texts.values())
+        assert all(len(own) > 0 for own in texts.values())
+    batch = pair.generate_batch(["abc", "xyzw"], method="svip", max_new_tokens=20, temperature=0.0)
+    alone = [pair.generate(one, max_new_tokens=20, temperature=0.0, method="svip") for one in ("abc", "xyzw")]
+    assert [one.text for one in batch] == [one.text for one in alone]
+
+
+def test_weights_that_change_are_seen(tmp_path: Path) -> None:
+    folder, ids = saved("qwen2", tmp_path / "one"), text()
+    model = compiled(folder, "bfloat16")
+    before = model(ids).logits
+    twin = deepcopy(model)
+    assert torch.equal(twin(ids).logits, before)
+    state = {key: values * 1.5 for key, values in model.state_dict().items()}
+    twin.load_state_dict(state)
+    changed = twin(ids).logits
+    assert not torch.allclose(changed, before) and torch.equal(model(ids).logits, before)
+    twin.save_pretrained(tmp_path / "two")
+    byte_tokenizer().save_pretrained(tmp_path / "two")
+    assert torch.equal(compiled(tmp_path / "two", "bfloat16")(ids).logits, changed)
+    with torch.no_grad():
+        twin.model.layers[1].self_attn.q_proj.bias += 1.0
+        assert not torch.equal(twin(ids).logits, changed)
+        twin.model.layers[1].self_attn.q_proj.bias -= 1.0
+        twin.model.layers[1].mlp.up_proj.weight = nn.Parameter(
+            model.model.layers[0].mlp.up_proj.weight.clone()
+        )
+        assert not torch.allclose(twin(ids).logits, changed)
+
+
+def test_what_the_kernels_cannot_do_is_refused(tmp_path: Path) -> None:
+    model, ids = compiled(saved("llama", tmp_path)), text()
+    with pytest.raises(RuntimeError, match="have no gradients: train on"):
+        model(inputs_embeds=torch.randn(1, 4, 64, requires_grad=True))
+    with pytest.raises(TypeError, match=r"compile=False|cannot be pickled"):
+        pickle.dumps(model)
+    kept = model.model.layers[1].mlp.up_proj
+    model.model.layers[1].mlp.up_proj = nn.Sequential(kept)
+    with pytest.raises(RuntimeError, match=r"mlp.up_proj of a compiled model is another than it was"):
+        model(ids)
+    model.model.layers[1].mlp.up_proj = kept
+    assert torch.isfinite(model(ids).logits).all()
+    model.double()
+    with pytest.raises(RuntimeError, match="a model that is compiled stays as it is, on the CPU"):
+        model(ids)
+
+
+def test_layers_that_compute_something_else_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = whole._Forward._made
+
+    def without_norm(self: whole._Forward, *weights: Any) -> object:
+        facts = original(self, *weights)
+        facts.eps = 1e3
+        return facts
+
+    monkeypatch.setattr(whole._Forward, "_made", without_norm)
+    with pytest.raises(UserError, match=r"the joined layers of .* differ from its own: use compile=False"):
+        compiled(saved("llama", tmp_path))
+
+
+def test_other_models_are_captured_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved("llama", tmp_path)
+    mine = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    in_memory = load_models(mine, tokenizer=folder, compile=True).target.model
+    assert in_memory is mine and not is_joined(mine) and capture_kind(mine)[0] == "compiled"
+    assert not is_joined(load_models(folder, dtype="float32").target.model)
+    monkeypatch.undo()
+    small = load_models(builtin_paths()["target"], compile=True).target.model
+    assert not is_joined(small) and capture_kind(small)[0] == "compiled"
+
+
+def test_without_a_compiler_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(library, "_compiler", list)
+    library.kernel.cache_clear()
+    try:
+        with pytest.raises(UserError, match="need a C\\+\\+ compiler"):
+            compiled(saved("llama", tmp_path / "model"))
+    finally:
+        library.kernel.cache_clear()
