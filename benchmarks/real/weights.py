@@ -62,6 +62,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = sized(
     {
         "llama.cpp": {"runner": "llamacpp"},
         "bfloat16": {"runner": "torch", "dtype": "bfloat16", "compile": False},
+        "bfloat16, compiled": {"runner": "torch", "dtype": "bfloat16", "compile": True},
         "int8": {"dtype": "int8"},
         "gguf": {"dtype": "gguf"},
         f"llama.cpp, {EIGHT}": {"runner": "llamacpp"},
@@ -153,7 +154,8 @@ def law(models: list[Path | str | None], data: Path, positions: int) -> list[dic
             first = [(p.argmax(-1) == q.argmax(-1)).float() for p, q in zip(wanted, laws, strict=True)]
             rows.append(
                 {
-                    "model": which, "weights": pair.models.target.weights, "positions": len(kl),
+                    "model": which, "weights": f"{pair.models.target.weights}{', compiled' * bool(options.get('compile'))}",
+                    "positions": len(kl),
                     "kl_mean": float(kl.mean()), "kl_most": float(kl.max()), "tv_mean": float(tv.mean()),
                     "same_first_choice": float(torch.cat(first).mean()),
                     "one_token_pass": _one_token(pair, texts[0]),
