@@ -152,10 +152,10 @@ def law(models: list[Path | str | None], data: Path, positions: int) -> list[dic
             kl = torch.cat([kl_divergence(p, q) for p, q in zip(wanted, laws, strict=True)])
             tv = torch.cat([tv_distance(p, q) for p, q in zip(wanted, laws, strict=True)])
             first = [(p.argmax(-1) == q.argmax(-1)).float() for p, q in zip(wanted, laws, strict=True)]
+            name = f"{pair.models.target.weights}{', compiled' if options.get('compile') else ''}"
             rows.append(
                 {
-                    "model": which, "weights": f"{pair.models.target.weights}{', compiled' * bool(options.get('compile'))}",
-                    "positions": len(kl),
+                    "model": which, "weights": name, "positions": len(kl),
                     "kl_mean": float(kl.mean()), "kl_most": float(kl.max()), "tv_mean": float(tv.mean()),
                     "same_first_choice": float(torch.cat(first).mean()),
                     "one_token_pass": _one_token(pair, texts[0]),

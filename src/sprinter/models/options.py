@@ -20,7 +20,10 @@ __all__ = ["LoadOptions", "check_options", "load_options"]
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What loading a model needs of the arguments of ``load_models``."""
+    """What loading a model needs of the arguments of ``load_models``.
+
+    ``stored``: a checkpoint's own dtype is kept where the kernels read weights in place, which gives the same laws.
+    """
 
     device: torch.device
     dtype: torch.dtype | str
@@ -31,6 +34,7 @@ class LoadOptions:
     extra: Mapping[str, Any]
     dequantise: bool
     quantised: str | None = None
+    stored: bool = False
     vocabulary: int | str | Path | Sequence[int] | None = None
 
 
@@ -64,10 +68,11 @@ def load_options(
         what = "device_map" if quantization_config is None else "quantization_config"
         raise UserError(f"{what} needs the accelerate package: pip install accelerate, or leave {what} out")
     given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
+    stored = bool(compile) and name == "auto" and where.type == "cpu" and device_map is None
     return LoadOptions(
         where, torch.float32 if quantised else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
         {name: value for name, value in given.items() if value is not None}, dequantise or quantised is not None,
-        quantised, vocabulary,
+        quantised, stored, vocabulary,
     )  # fmt: skip
 
 

@@ -188,9 +188,10 @@ def load_models(
         tokenizer: a tokenizer other than the target's own: directory, hub id, GGUF file or tokenizer. The models' own
             tokenizers must agree with it, except for trailing tokens that some of them lack; those are never written.
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
-        dtype: "auto" (the checkpoint's dtype; on a CPU float32, which is faster there for one row), a torch.dtype, or
-            one of "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". On a CPU
-            also "int8" and "int4", bits of a weight, and "gguf", the weights of a GGUF file as they are stored (see
+        dtype: "auto" (the checkpoint's dtype; on a CPU float32, which is faster there for one row, unless ``compile``
+            lets our kernels read the checkpoint's, whose laws are those of float32), a torch.dtype, or one of
+            "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". On a CPU also "int8"
+            and "int4", bits of a weight, and "gguf", the weights of a GGUF file as they are stored (see
             ``models.quantised``); PyTorch then runs GGUF files too.
         device_map: passed to transformers instead of ``device``, to spread large models over devices.
         attn_implementation, quantization_config: passed to transformers for both models; refused for GGUF files and
@@ -199,7 +200,8 @@ def load_models(
         draft_revision: branch, tag or commit of the draft on the hub.
         trust_remote_code: run model code that comes with a checkpoint.
         compile: True: capture short forward passes, on a CPU compiled when first needed (about a minute per shape, kept
-            on disk); None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
+            on disk); large models of known families are run by our kernels instead (``models.quantised.in_place``).
+            None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
         dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
             bfloat16, or float32 for a file in float32).
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the
@@ -296,13 +298,22 @@ def _load(
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
-    if options.compile and (model is origin.at or not run_in_place(model)):
+    if options.compile and (model is origin.at or not _in_place(model, options)):
         check_capture(model)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
         eos_ids_of(model, speaker) if ends is None else ends, options.compile, stored, time.perf_counter() - begun,
         quantised,
     )  # fmt: skip
+
+
+def _in_place(model: PreTrainedModel, options: LoadOptions) -> bool:
+    """``run_in_place``, in float32 if it is not possible in the checkpoint's dtype."""
+    if run_in_place(model):
+        return True
+    if not options.stored or model.dtype == torch.float32:
+        return False
+    return run_in_place(model.float())  # type: ignore[no-untyped-call]
 
 
 def _load_gguf(
@@ -324,7 +335,7 @@ def _weights(directory: Path, name: str, which: str, options: LoadOptions) -> Pr
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             directory,
-            dtype=options.dtype,
+            dtype="auto" if options.stored else options.dtype,
             use_safetensors=True,
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,

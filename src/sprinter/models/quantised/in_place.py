@@ -7,7 +7,7 @@ PyTorch's; and a token has the same law in every forward pass, to the bit, as wi
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 from weakref import ref
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.layers import without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
-from sprinter.models.quantised.quantise import try_joined
+from sprinter.models.quantised.quantise import SCALE, is_plain, try_joined
 from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
 
 __all__ = ["LEAST_BYTES", "run_in_place"]
@@ -38,7 +38,8 @@ def run_in_place(model: PreTrainedModel) -> bool:
     kernel()
     attend_in_order(model)
     model.requires_grad_(False)
-    model.get_input_embeddings().register_forward_hook(_in_float32)
+    embedding: Any = model.get_input_embeddings()
+    embedding.forward = _Rows(embedding)
     for part in model.modules():
         if reads_in_place(part):
             part.forward = _Product(part)
@@ -55,7 +56,7 @@ def _fits(model: PreTrainedModel) -> bool:
         and len(joinable(model, True)) == getattr(config, "num_hidden_layers", -1)
         and own in ("sdpa", "eager")
         and not any("forward" in vars(part) for part in model.modules())  # another library's
-        and isinstance(model.get_input_embeddings(), nn.Embedding)
+        and is_plain(model.get_input_embeddings())
         and len(_outputs(model)) == 1
     )
 
@@ -66,13 +67,8 @@ def _outputs(model: PreTrainedModel) -> list[nn.Module]:
     return [] if head is None else [part for part in head.modules() if reads_in_place(part)]
 
 
-def _in_float32(embedding: nn.Module, given: Any, embedded: Tensor) -> Tensor:
-    """Rotary embeddings and norms take their dtype from the embedding's."""
-    return embedded.float()
-
-
-class _Product:
-    """``forward`` of a linear layer. It holds the layer weakly, and nothing else when copied.
+class _Instead:
+    """``forward`` of a layer. It holds the layer weakly, and nothing else when copied.
 
     Args:
         layer: the layer.
@@ -81,11 +77,26 @@ class _Product:
     def __init__(self, layer: nn.Module) -> None:
         self._layer = ref(layer)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Product:
-        return _Product(memo[id(self._layer())])
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return type(self)(memo[id(self._layer())])
 
     def __reduce__(self) -> Any:
         raise TypeError("a compiled model cannot be pickled: load it with compile=False")
+
+
+class _Rows(_Instead):
+    """Of an embedding: in float32, as rotary embeddings and norms take their dtype from it, and so scaled."""
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """``[...]`` -> ``[..., d]``."""
+        own: Any = self._layer()
+        rows = nn.functional.embedding(ids, own.weight).float()
+        scale: float = getattr(own, SCALE, 1.0)
+        return rows if scale == 1.0 else rows * scale
+
+
+class _Product(_Instead):
+    """Of a linear layer."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """``[..., in]`` -> ``[..., out]``."""

@@ -28,7 +28,9 @@ __all__ = [
     "BITS",
     "GGUF",
     "ROUND",
+    "SCALE",
     "ends_of",
+    "is_plain",
     "padded",
     "put_matrices",
     "quantise",
@@ -44,7 +46,8 @@ GGUF = "gguf"
 ROUND: Mapping[int, Callable[..., Codes]] = {8: eight_bits, 4: four_bits}
 """Bits of a weight -> what rounds a matrix to them."""
 _LEAST_SHARE = 0.5  # of the parameters in linear layers and the input embedding
-_SCALE = "scalar_embed_scale"
+SCALE = "scalar_embed_scale"
+"""Attribute of an embedding whose rows are all multiplied by a number, as in Gemma 3."""
 _TRIED = 12  # tokens of a trial pass
 _FAR = 0.1
 """Largest distance of logits that come from the order of sums alone, which moves rounded activations."""
@@ -127,7 +130,7 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
         layer = model.get_submodule(path)
         if layer not in made:
             if isinstance(layer, nn.Embedding):
-                made[layer] = QuantisedEmbedding(matrix, getattr(layer, _SCALE, 1.0))
+                made[layer] = QuantisedEmbedding(matrix, getattr(layer, SCALE, 1.0))
             else:
                 made[layer] = QuantisedLinear(matrix, layer.bias)  # type: ignore[arg-type]
             layer.weight = None  # type: ignore[assignment]
@@ -186,7 +189,7 @@ def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:
     return {
         path: part  # type: ignore[misc]
         for path, part in found
-        if type(part) is nn.Linear or (part is embedding and _is_plain(part))
+        if type(part) is nn.Linear or (part is embedding and is_plain(part))
     }
 
 
@@ -196,10 +199,10 @@ def ends_of(model: PreTrainedModel) -> set[int]:
     return {id(part) for end in ends if end is not None for part in end.modules()}
 
 
-def _is_plain(embedding: nn.Module) -> bool:
+def is_plain(embedding: nn.Module) -> bool:
     """Whether it is a table of rows, which may all be multiplied by a number, as in Gemma."""
     own = type(embedding)
-    return own is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, _SCALE))
+    return own is nn.Embedding or (isinstance(embedding, nn.Embedding) and hasattr(embedding, SCALE))
 
 
 def padded(width: int) -> int:
