@@ -14,6 +14,10 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -73,12 +77,19 @@ FAMILIES: dict[str, tuple[str, Callable[[], PreTrainedModel]]] = {
 }
 """Name → architecture in GGUF, and what makes the model."""
 
+UNWRITTEN: dict[str, Callable[[], PreTrainedModel]] = {
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**_SIZES, head_dim=32, sliding_window=WINDOW)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**_SIZES, sliding_window=None)),
+    "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**_SIZES, partial_rotary_factor=0.75)),
+}
+"""Name → what makes a model that is not written as a GGUF file here."""
+
 
 def made(name: str) -> PreTrainedModel:
     """A random model, norms and biases too."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = FAMILIES[name][1]().eval()
+        model = (UNWRITTEN[name] if name in UNWRITTEN else FAMILIES[name][1])().eval()
         for values in model.parameters():
             if values.dim() == 1:
                 values.data = values.data + 0.3 * torch.randn_like(values)

@@ -56,8 +56,9 @@ struct Layer {
     // second_norm: before the feed-forward part. query_norm and key_norm: null for none; after_attention and after_mlp,
     // of what is added to the layer's input, likewise.
     const float *norm, *query_norm, *key_norm, *second_norm, *after_attention, *after_mlp;
-    int64_t width, heads, kv, d, gelu;  // gelu: the gate's activation is GELU by tanh, not SiLU
-    double eps, offset;                 // offset: what is added to the norms' weights
+    // turned: numbers of a head that its position rotates. gelu: the gate's activation is GELU by tanh, not SiLU.
+    int64_t width, heads, kv, d, turned, gelu;
+    double eps, offset;  // offset: what is added to the norms' weights
 
     void norm_one(const float* x, const float* weight, int64_t size, float* made) const {
         const float scale = 1.0f / std::sqrt(dot(x, x, size) / float(size) + float(eps)), more = float(offset);
@@ -84,7 +85,7 @@ struct Layer {
     }
 };
 
-// Rotate the halves of a head, in place.
+// Rotate the halves of d numbers, in place.
 void rotate(float* x, const float* cosine, const float* sine, int64_t d) {
     for (int64_t i = 0; i < d / 2; ++i) {
         const float a = x[i], b = x[i + d / 2];
@@ -133,7 +134,7 @@ void before(
         if (!value) {
             const float* weight = query ? layer.query_norm : layer.key_norm;
             if (weight) layer.norm_one(head, weight, d, head);
-            rotate(head, cosine + row * d, sine + row * d, d);
+            rotate(head, cosine + row * layer.turned, sine + row * layer.turned, layer.turned);
         }
         if (places && !query) {
             const int64_t to = ((places->row[row] * layer.kv + own) * places->slots + places->slot[row]) * d;
@@ -236,7 +237,7 @@ int64_t sprinter_attention(const Attention* attention, float* made, int threads)
     return 0;
 }
 
-// A layer up to its cache: x [rows, width] -> q [rows, heads, d], k and v [rows, kv, d]. cosine and sine [rows, d].
+// A layer up to its cache: x [rows, width] -> q [rows, heads, d], k and v [rows, kv, d]. cosine and sine [rows, turned].
 int64_t sprinter_before(
     const Layer* layer, const float* x, int64_t rows, const float* cosine, const float* sine, float* q, float* k,
     float* v, int threads

@@ -111,11 +111,17 @@ class QuantisedLinear(_Quantised):
         bias = None if self.bias is None else self.bias[ids]
         return QuantisedLinear(Matrix.of_codes(joined(parts), own.width), bias)
 
-    def facts(self) -> MatrixFacts:
-        """Where its numbers are, for the kernels; valid as long as it lives."""
-        own = self._matrix
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return MatrixFacts(NUMBER[own.form.name], own.packed.data_ptr(), own.high, own.padded, bias)
+    def facts(self, first: int, rows: int) -> MatrixFacts:
+        """Where the numbers of some rows are, for the kernels; valid as long as it lives.
+
+        Args:
+            first: the first of them, which begins a block (``CHANNELS``). rows: their number.
+        """
+        own, bias = self._matrix, None
+        if self.bias is not None:
+            bias = self.bias.data_ptr() + first * self.bias.element_size()
+        at = own.packed.data_ptr() + kernel().size(own.form, first, own.padded)
+        return MatrixFacts(NUMBER[own.form.name], at, rows, own.padded, bias)
 
 
 class QuantisedEmbedding(_Quantised):

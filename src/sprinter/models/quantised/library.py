@@ -54,6 +54,8 @@ _OPTIONS = (
 )  # fmt: skip
 NUMBER = {name: i for i, name in enumerate(FORMATS)}
 """Kind of weights -> its number in ``with_format``."""
+CHANNELS = 16
+"""Rows of a block of a packed matrix."""
 FLOATS = {torch.float32: len(FORMATS), torch.bfloat16: len(FORMATS) + 1}
 """Kinds of weights that are read as they are -> their numbers in floats.h."""
 

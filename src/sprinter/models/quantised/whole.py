@@ -1,4 +1,4 @@
-"""Decoder layers of Llama, Qwen and Gemma in one call for all of them, or in two for each, around its cache.
+"""Decoder layers of Llama, Mistral, Phi-3, Qwen and Gemma in one call for all, or in two for each, around its cache.
 
 Their weights are quantised, or in float32 or bfloat16 where they are (``in_place``).
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -23,25 +23,28 @@ from transformers import PreTrainedModel
 from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2DecoderLayer
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
+from transformers.models.phi3.modeling_phi3 import Phi3Attention, Phi3DecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
-from sprinter.models.quantised.library import FLOATS, MatrixFacts, floats, kernel
+from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["is_joined", "join_layers", "joinable", "reads_in_place"]
 
 _GEMMA = (Gemma2DecoderLayer, Gemma3DecoderLayer)
-_LAYERS = (LlamaDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, *_GEMMA)
-_GELU = "gelu_pytorch_tanh"
-_MATRICES = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+_LAYERS = (
+    LlamaDecoderLayer, MistralDecoderLayer, Phi3DecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, *_GEMMA,
 )  # fmt: skip
-_OWNERS = [(int(path.startswith("mlp")), path.rpartition(".")[2]) for path in _MATRICES]
+_GELU = "gelu_pytorch_tanh"
+_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ATTENTION, _MLP = "self_attn", "mlp"
+_USUAL = [*((_ATTENTION, name) for name in _NAMES[:4]), *((_MLP, name) for name in _NAMES[4:])]
+_FUSED = [(_ATTENTION, "qkv_proj"), (_ATTENTION, "o_proj"), (_MLP, "gate_up_proj"), (_MLP, "down_proj")]
 _COLUMNS = 16  # of which rows in place are multiples
 _LIST = "layers"  # where a model of transformers has its decoder layers
 _DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
@@ -52,9 +55,9 @@ class _Facts(ctypes.Structure):
     """``Layer`` in kernels.cpp."""
 
     _fields_ = (
-        *((path.rpartition(".")[2], MatrixFacts) for path in _MATRICES),
+        *((name, MatrixFacts) for name in _NAMES),
         *((name, ctypes.c_void_p) for name in _NORMS),
-        *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d", "gelu")),
+        *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d", "turned", "gelu")),
         *((name, ctypes.c_double) for name in ("eps", "offset")),
     )
 
@@ -100,22 +103,68 @@ def is_joined(model: object) -> bool:
     return 0 < depth == sum(isinstance(vars(part).get("forward"), _Forward) for part in model.modules())
 
 
+class _Part(NamedTuple):
+    """Rows of a linear layer that are one of ``_NAMES``.
+
+    Attributes:
+        linear: the layer. first: its first row that belongs to the matrix. rows: how many do.
+        number: of the linear layer in its decoder layer.
+    """
+
+    linear: Any
+    first: int
+    rows: int
+    number: int
+
+    def facts(self, bias: Tensor | None) -> MatrixFacts:
+        """For the kernels, with the bias of the whole layer in float32; quantised layers have their own."""
+        if isinstance(self.linear, QuantisedLinear):
+            return self.linear.facts(self.first, self.rows)
+        weight = self.linear.weight
+        at = weight.data_ptr() + self.first * weight.shape[1] * weight.element_size()
+        more = None if bias is None else bias.data_ptr() + self.first * bias.element_size()
+        return MatrixFacts(FLOATS[weight.dtype], at, self.rows, weight.shape[1], more)
+
+
+def _parts(layer: Any) -> list[_Part]:
+    """Those of ``_NAMES``; several may be in one linear layer, one below the other."""
+    made: list[_Part] = []
+    for number, (owner, name) in enumerate(_owned(layer)):
+        linear = layer._modules[owner]._modules[name]
+        high = getattr(linear, "out_features", 0)
+        rows = [high]
+        if name == "qkv_proj":
+            kv = layer.self_attn.num_key_value_heads * layer.self_attn.head_dim
+            rows = [high - 2 * kv, kv, kv]
+        elif name == "gate_up_proj":
+            rows = [high // 2, high // 2]
+        made += [_Part(linear, sum(rows[:i]), many, number) for i, many in enumerate(rows)]
+    return made
+
+
+def _owned(layer: nn.Module) -> list[tuple[str, str]]:
+    """The linear layers with the matrices, in their order: which part of the layer has it, and its name there."""
+    return _FUSED if isinstance(layer, Phi3DecoderLayer) else _USUAL
+
+
 def _fits(layer: nn.Module, in_place: bool) -> bool:
     """Whether the kernels can read all matrices: plain ones, or quantised ones of whole groups."""
-    parts: list[Any] = [layer.get_submodule(path) for path in _MATRICES]
-    if not all(reads_in_place(one) if in_place else _has_whole_groups(one) for one in parts):
+    parts = _parts(layer)
+    if not all(reads_in_place(one.linear) if in_place else _has_whole_groups(one) for one in parts):
         return False
     query, key, value, out, gate, up, down = parts
     return bool(
         _activation(layer) == (_GELU if isinstance(layer, _GEMMA) else "silu")
-        and gate.out_features == up.out_features == down.in_features
-        and query.out_features == out.in_features
-        and key.out_features == value.out_features
+        and gate.rows == up.rows == down.linear.in_features
+        and query.rows == out.linear.in_features
+        and key.rows == value.rows
     )
 
 
-def _has_whole_groups(part: Any) -> bool:
-    return isinstance(part, QuantisedLinear) and part._matrix.padded == part._matrix.width
+def _has_whole_groups(part: _Part) -> bool:
+    linear = part.linear
+    whole = isinstance(linear, QuantisedLinear) and linear._matrix.padded == linear._matrix.width
+    return whole and part.first % CHANNELS == 0
 
 
 def reads_in_place(part: nn.Module) -> bool:
@@ -181,8 +230,8 @@ class _Forward:
         assert position_embeddings is not None
         batch, n, _ = hidden_states.shape
         x = without_gradient(hidden_states).contiguous()
-        d = own.self_attn.head_dim
-        cosine, sine = (part.float().expand(batch, n, d).contiguous() for part in position_embeddings)
+        turned = _turned(own.self_attn)
+        cosine, sine = (part.float().expand(batch, n, turned).contiguous() for part in position_embeddings)
         cache = past_key_values
         if isinstance(cache, RowCache) and len(together := self._stack.together(self._place, cache)) > 1:
             return self._stack.run(self._place, together, x, cosine, sine, attention_mask, cache)
@@ -234,26 +283,19 @@ class _Forward:
             )
             raise RuntimeError(f"a model {stays}, on the CPU")
         self._held = [None if one is None else one.float() for one in held]
-        addresses = [None if one is None else one.data_ptr() for one in self._held]
         layer: Any = self.layer()
-        facts, attention = _Facts(), layer.self_attn
-        for i, path in enumerate(_MATRICES):
-            part = layer.get_submodule(path)
-            if not self._in_place:
-                matrix = part.facts()
-            elif reads_in_place(part):
-                number, weight, bias = FLOATS[part.weight.dtype], part.weight, addresses[len(_NORMS) + i]
-                matrix = MatrixFacts(number, weight.data_ptr(), *weight.shape, bias)
-            else:
+        facts, attention, biases = _Facts(), layer.self_attn, self._held[len(_NORMS) :]
+        for name, part in zip(_NAMES, parts := _parts(layer), strict=True):
+            if self._in_place and not reads_in_place(part.linear):
                 raise RuntimeError(
-                    f"{path} of a compiled model is another than it was: load with compile=False"
+                    f"{name} of a compiled model is another than it was: load with compile=False"
                 )
-            setattr(facts, path.rpartition(".")[2], matrix)
-        for name, address in zip(_NORMS, addresses, strict=False):
-            setattr(facts, name, address)
-        facts.width, facts.d = attention.q_proj.in_features, attention.head_dim
-        facts.heads = attention.q_proj.out_features // facts.d
-        facts.kv = attention.k_proj.out_features // facts.d
+            setattr(facts, name, part.facts(biases[part.number] if self._in_place else None))
+        for name, weight in zip(_NORMS, self._held, strict=False):
+            setattr(facts, name, None if weight is None else weight.data_ptr())
+        facts.width, facts.d = parts[0].linear.in_features, attention.head_dim
+        facts.heads, facts.kv = parts[0].rows // facts.d, parts[1].rows // facts.d
+        facts.turned = _turned(attention)
         gemma, norm = isinstance(layer, _GEMMA), layer.input_layernorm
         facts.gelu, facts.offset = gemma, float(gemma)
         facts.eps = norm.eps if gemma else norm.variance_epsilon
@@ -375,6 +417,13 @@ def _attention(
     return Attention.of(query.transpose(1, 2), keys, values, mask, module.scaling, _cap(module), rows)
 
 
+def _turned(attention: Any) -> int:
+    """Numbers of a head that a position rotates; the others stay."""
+    rope = getattr(attention.config, "rope_parameters", None) or {}
+    part = rope.get("partial_rotary_factor") or 1.0 if isinstance(attention, Phi3Attention) else 1.0
+    return int(attention.head_dim * part)
+
+
 def _cap(attention: Any) -> float:
     """Bound of the scores; 0 for none. Gemma 3 has the attribute too, and does not use it."""
     return (isinstance(attention, Gemma2Attention) and attention.attn_logit_softcapping) or 0.0
@@ -392,12 +441,10 @@ def _norms(layer: Any) -> list[Tensor | None]:
 
 
 def _linears(layer: Any) -> list[Tensor | None]:
-    """Weight and bias of each of ``_MATRICES``, looked up likewise."""
-    parts = layer._modules
-    both = (parts["self_attn"]._modules, parts["mlp"]._modules)
+    """Weight and bias of each linear layer with matrices, looked up likewise."""
     made: list[Tensor | None] = []
-    for owner, name in _OWNERS:
-        own = both[owner][name]._parameters
+    for owner, name in _owned(layer):
+        own = layer._modules[owner]._modules[name]._parameters
         made += [own.get("weight"), own.get("bias")]
     return made
 
