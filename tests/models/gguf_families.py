@@ -12,6 +12,10 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -48,6 +52,10 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
+_GPT2 = {
+    "vocab_size": _SIZES["vocab_size"], "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128,
+    "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 GEMMA = {**_SIZES, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
 _LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
 
@@ -79,6 +87,12 @@ FAMILIES: dict[str, tuple[str, Callable[[], PreTrainedModel]]] = {
 
 UNWRITTEN: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**_SIZES, head_dim=32, sliding_window=WINDOW)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2)),
+    "gpt2-by-layer": lambda: GPT2LMHeadModel(GPT2Config(**_GPT2, scale_attn_by_inverse_layer_idx=True)),
+    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_SIZES, rotary_pct=0.25)),
+    "neox-in-turn": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(**_SIZES, use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new")
+    ),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**_SIZES, sliding_window=None)),
     "phi3-partial": lambda: Phi3ForCausalLM(Phi3Config(**_SIZES, partial_rotary_factor=0.75)),
 }

@@ -36,6 +36,15 @@ float dot(const float* a, const float* b, int64_t d) {
     return made;
 }
 
+float sum(const float* x, int64_t d) {
+    Floats sums = {};
+    int64_t i = 0;
+    for (; i + WIDE <= d; i += WIDE) sums += load(x + i);
+    float rest = 0.0f;
+    for (; i < d; ++i) rest += x[i];
+    return total(sums) + rest;
+}
+
 // Scores in place -> weights; the sum of the weights' inverse. `scores` has room for whole vectors.
 float soften(float* scores, int64_t many, float scale, float cap) {
     const int64_t whole = (many + WIDE - 1) / WIDE * WIDE;

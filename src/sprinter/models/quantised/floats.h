@@ -58,8 +58,8 @@ void multiply_floats(int64_t tokens, const T* weights, int64_t rows, int64_t wid
 // Inside a parallel region; as `product`. The width is a multiple of Vec::LANES.
 template <class T>
 void product_floats(
-    const T* weights, int64_t high, int64_t width, const float* x, int64_t tokens, const float* bias, const float* more,
-    float* y
+    const T* weights, const Runs& runs, int64_t high, int64_t width, const float* x, int64_t tokens, const float* bias,
+    const float* more, float* y
 ) {
     constexpr int64_t CACHED = 1 << 18;  // activations that stay in the cache while a block of weights is read
     const int64_t most = std::max<int64_t>(CACHED / width / TOKENS, 2) * TOKENS;
@@ -68,15 +68,16 @@ void product_floats(
         const int64_t many = std::min(tokens - top, most), tiles = (many + TOKENS - 1) / TOKENS;
 #pragma omp for nowait
         for (int64_t block = 0; block < blocks; ++block) {
-            const int64_t first = block * CHANNELS, rows = std::min<int64_t>(CHANNELS, high - first);
+            const int64_t first = block * CHANNELS, place = runs.at(first);
+            const int64_t rows = std::min<int64_t>(CHANNELS, high - first);
             for (int64_t tile = 0; tile < tiles; ++tile) {  // tiles of about one size
                 const int64_t from = top + many * tile / tiles, to = top + many * (tile + 1) / tiles;
                 float made[TOKENS * CHANNELS];
-                multiply_floats<T>(to - from, weights + first * width, rows, width, x + from * width, made);
+                multiply_floats<T>(to - from, weights + place * width, rows, width, x + from * width, made);
                 for (int64_t t = from; t < to; ++t)
                     for (int64_t n = first; n < first + rows; ++n) {
                         float sum = made[(t - from) * CHANNELS + n - first];
-                        if (bias) sum += bias[n];
+                        if (bias) sum += bias[place + n - first];
                         if (more) sum += more[t * high + n];  // which may be y
                         y[t * high + n] = sum;
                     }

@@ -12,9 +12,10 @@ from weakref import ref
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from sprinter.models.quantised.attention import attend_in_order
-from sprinter.models.quantised.layers import without_gradient
+from sprinter.models.quantised.layers import plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
 from sprinter.models.quantised.quantise import SCALE, is_plain, try_joined
 from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
@@ -33,6 +34,13 @@ def run_in_place(model: PreTrainedModel) -> bool:
     Raises:
         UserError: the kernels cannot be compiled, or the model computes something else with them.
     """
+    weights = {id(one): one for one in model.parameters()}.values()
+    large = sum(one.numel() * one.element_size() for one in weights) >= LEAST_BYTES
+    if not large or any(one.dtype not in FLOATS or one.device.type != "cpu" for one in weights):
+        return False
+    for part in model.modules():
+        if type(part) is Conv1D:  # the same weights in the order of a linear layer's
+            part.weight.data = part.weight.data.t().contiguous().t()
     if not _fits(model):
         return False
     kernel()
@@ -40,21 +48,20 @@ def run_in_place(model: PreTrainedModel) -> bool:
     model.requires_grad_(False)
     embedding: Any = model.get_input_embeddings()
     embedding.forward = _Rows(embedding)
-    for part in model.modules():
-        if reads_in_place(part):
-            part.forward = _Product(part)
+    own: Any
+    for own in model.modules():
+        instead = _Product if reads_in_place(own) else _Norm if type(own) is nn.LayerNorm else None
+        if instead is not None:
+            own.forward = instead(own)
     try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False")
     return True
 
 
 def _fits(model: PreTrainedModel) -> bool:
-    weights = {id(one): one for one in model.parameters()}.values()
-    config, own = model.config.get_text_config(decoder=True), model.config._attn_implementation
+    config = model.config.get_text_config(decoder=True)
     return (
-        sum(one.numel() * one.element_size() for one in weights) >= LEAST_BYTES
-        and all(one.dtype in FLOATS and one.device.type == "cpu" for one in weights)
-        and len(joinable(model, True)) == getattr(config, "num_hidden_layers", -1)
-        and own in ("sdpa", "eager")
+        len(joinable(model, True)) == getattr(config, "num_hidden_layers", -1)
+        and model.config._attn_implementation in ("sdpa", "eager")
         and not any("forward" in vars(part) for part in model.modules())  # another library's
         and is_plain(model.get_input_embeddings())
         and len(_outputs(model)) == 1
@@ -95,6 +102,16 @@ class _Rows(_Instead):
         return rows if scale == 1.0 else rows * scale
 
 
+class _Norm(_Instead):
+    """Of a layer norm: in float32."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., d]`` -> ``[..., d]``."""
+        own: Any = self._layer()
+        weight, bias = (None if one is None else one.float() for one in (own.weight, own.bias))
+        return nn.functional.layer_norm(x.float(), own.normalized_shape, weight, bias, own.eps)
+
+
 class _Product(_Instead):
     """Of a linear layer."""
 
@@ -103,6 +120,7 @@ class _Product(_Instead):
         own: Any = self._layer()
         if not reads_in_place(own):
             raise RuntimeError("a model that is compiled stays as it is, on the CPU")
-        rows = without_gradient(x).reshape(-1, own.in_features).contiguous()
+        matrix: Any = plain_matrix(own)
+        rows = without_gradient(x).reshape(-1, matrix.shape[1]).contiguous()
         bias = None if own.bias is None else own.bias.detach().float()
-        return kernel().product_in_place(own.weight, rows, bias).view(*x.shape[:-1], own.out_features)
+        return kernel().product_in_place(matrix, rows, bias).view(*x.shape[:-1], len(matrix))

@@ -36,15 +36,17 @@ struct Matrix {
     const uint8_t* packed;
     int64_t high, width;
     const float* bias;
+    int64_t run, step;  // its rows, and numbers of bias, come in runs of so many, which begin so many apart
 
     // Inside a parallel region.
     void times(const float* x, int64_t rows, const float* more, float* y, Room& room) const {
+        const Runs runs = {run, step};
         if (format == FLOAT32)
-            return product_floats(reinterpret_cast<const float*>(packed), high, width, x, rows, bias, more, y);
+            return product_floats(reinterpret_cast<const float*>(packed), runs, high, width, x, rows, bias, more, y);
         if (format == BFLOAT16)
-            return product_floats(reinterpret_cast<const Bfloat16*>(packed), high, width, x, rows, bias, more, y);
+            return product_floats(reinterpret_cast<const Bfloat16*>(packed), runs, high, width, x, rows, bias, more, y);
         with_format(int(format), [&](auto kind) {
-            product<decltype(kind)>(packed, high, width, x, rows, bias, more, y, room);
+            product<decltype(kind)>(packed, runs, high, width, x, rows, bias, more, y, room);
             return int64_t(0);
         });
     }
@@ -52,23 +54,27 @@ struct Matrix {
 
 // As whole.py fills it, eight bytes a field.
 struct Layer {
-    Matrix q, k, v, o, gate, up, down;
-    // second_norm: before the feed-forward part. query_norm and key_norm: null for none; after_attention and after_mlp,
-    // of what is added to the layer's input, likewise.
-    const float *norm, *query_norm, *key_norm, *second_norm, *after_attention, *after_mlp;
-    // turned: numbers of a head that its position rotates. gelu: the gate's activation is GELU by tanh, not SiLU.
-    int64_t width, heads, kv, d, turned, gelu;
+    Matrix q, k, v, o, gate, up, down;  // gate: packed is null where there is none
+    // second_norm: before the feed-forward part. query_norm and key_norm: null for none; biases, and after_attention and
+    // after_mlp, of what is added to the layer's input, likewise.
+    const float *norm, *norm_bias, *query_norm, *key_norm, *second_norm, *second_bias, *after_attention, *after_mlp;
+    // turned: numbers of a head that its position rotates. activation: of the feed-forward part. centred: norms take the
+    // mean off. parallel: the feed-forward part reads the layer's input.
+    int64_t width, heads, kv, d, turned, activation, centred, parallel;
     double eps, offset;  // offset: what is added to the norms' weights
 
-    void norm_one(const float* x, const float* weight, int64_t size, float* made) const {
-        const float scale = 1.0f / std::sqrt(dot(x, x, size) / float(size) + float(eps)), more = float(offset);
-        for (int64_t i = 0; i < size; ++i) made[i] = (more + weight[i]) * (x[i] * scale);
+    void norm_one(const float* x, const float* weight, const float* bias, int64_t size, float* made) const {
+        const float mean = centred ? sum(x, size) / float(size) : 0.0f, more = float(offset);
+        for (int64_t i = 0; i < size; ++i) made[i] = x[i] - mean;
+        const float scale = 1.0f / std::sqrt(dot(made, made, size) / float(size) + float(eps));
+        for (int64_t i = 0; i < size; ++i) made[i] = (more + weight[i]) * (made[i] * scale);
+        for (int64_t i = 0; bias && i < size; ++i) made[i] += bias[i];
     }
 
     // Inside a parallel region.
-    void norm_rows(const float* x, const float* weight, int64_t rows, float* made) const {
+    void norm_rows(const float* x, const float* weight, const float* bias, int64_t rows, float* made) const {
 #pragma omp for
-        for (int64_t row = 0; row < rows; ++row) norm_one(x + row * width, weight, width, made + row * width);
+        for (int64_t row = 0; row < rows; ++row) norm_one(x + row * width, weight, bias, width, made + row * width);
     }
 
     // Inside a parallel region. made = x + matrix times y, normalised before if there is a weight; more [rows, width] is
@@ -79,7 +85,7 @@ struct Layer {
     ) const {
         if (!weight) return matrix.times(y, rows, x, made, room);
         matrix.times(y, rows, nullptr, more, room);
-        norm_rows(more, weight, rows, more);
+        norm_rows(more, weight, nullptr, rows, more);
 #pragma omp for
         for (int64_t i = 0; i < rows * width; ++i) made[i] = x[i] + more[i];
     }
@@ -94,18 +100,27 @@ void rotate(float* x, const float* cosine, const float* sine, int64_t d) {
     }
 }
 
-// gate = activation(gate) * up, of rows that are whole groups wide. GELU by tanh is x times the sigmoid of another number.
-void gated(float* gate, const float* up, int64_t count, bool gelu) {
+enum Activation { SILU, GELU_TANH, GELU };
+
+// x = activation(x), times up if there is one, of rows that are whole groups wide. SiLU, and GELU by tanh, are x times the
+// sigmoid of a number.
+void activate(float* x, const float* up, int64_t count, int64_t activation) {
 #pragma omp for
     for (int64_t i = 0; i < count; i += WIDE) {
-        const Floats x = load(gate + i), z = gelu ? x * (x * x * 0.0713548162726f + 1.59576912161f) : x;
-        const Floats e = exponential(-absolute(z));
-        store(gate + i, x * (z < Floats{} ? e : Floats{} + 1.0f) / (e + 1.0f) * load(up + i));
+        Floats made = load(x + i);
+        if (activation == GELU) {
+            for (int k = 0; k < WIDE; ++k) made[k] = 0.5f * made[k] * (1.0f + std::erf(made[k] * 0.70710678118655f));
+        } else {
+            const Floats z = activation == SILU ? made : made * (made * made * 0.0713548162726f + 1.59576912161f);
+            const Floats e = exponential(-absolute(z));
+            made = made * (z < Floats{} ? e : Floats{} + 1.0f) / (e + 1.0f);
+        }
+        store(x + i, up ? made * load(up + i) : made);
     }
 }
 
 int64_t widest(const Layer& layer) {
-    return std::max({layer.q.width, layer.o.width, layer.gate.width, layer.down.width});
+    return std::max({layer.q.width, layer.o.width, layer.up.width, layer.down.width});
 }
 
 // Where the tokens of a forward pass go in a layer's cache: keys and values are [batch, kv, slots, d].
@@ -121,7 +136,7 @@ void before(
     float* k, float* v, const Places* places, Room& room
 ) {
     const int64_t heads = layer.heads + layer.kv, d = layer.d, all = places ? heads + layer.kv : heads;
-    layer.norm_rows(x, layer.norm, rows, hidden);
+    layer.norm_rows(x, layer.norm, layer.norm_bias, rows, hidden);
     layer.q.times(hidden, rows, nullptr, q, room);
     layer.k.times(hidden, rows, nullptr, k, room);
     layer.v.times(hidden, rows, nullptr, v, room);
@@ -133,7 +148,7 @@ void before(
         float* head = query ? q + (row * layer.heads + own) * d : (value ? v : k) + (row * layer.kv + own) * d;
         if (!value) {
             const float* weight = query ? layer.query_norm : layer.key_norm;
-            if (weight) layer.norm_one(head, weight, d, head);
+            if (weight) layer.norm_one(head, weight, nullptr, d, head);
             rotate(head, cosine + row * layer.turned, sine + row * layer.turned, layer.turned);
         }
         if (places && !query) {
@@ -156,10 +171,10 @@ void after(
     float *gate = hidden + rows * layer.width, *up = gate + rows * inner;
     attend_all(attention, context);
     layer.add(layer.o, context, layer.after_attention, x, rows, hidden, middle, room);
-    layer.norm_rows(middle, layer.second_norm, rows, hidden);
-    layer.gate.times(hidden, rows, nullptr, gate, room);
-    layer.up.times(hidden, rows, nullptr, up, room);
-    gated(gate, up, rows * inner, layer.gelu);
+    layer.norm_rows(layer.parallel ? x : middle, layer.second_norm, layer.second_bias, rows, hidden);
+    if (layer.gate.packed) layer.gate.times(hidden, rows, nullptr, gate, room);
+    layer.up.times(hidden, rows, nullptr, layer.gate.packed ? up : gate, room);
+    activate(gate, layer.gate.packed ? up : nullptr, rows * inner, layer.activation);
     layer.add(layer.down, gate, layer.after_mlp, middle, rows, hidden, made, room);
 }
 
@@ -214,7 +229,7 @@ int64_t sprinter_product(
     float* y, int threads
 ) {
     return guarded([=] {
-        const Matrix matrix = {format, packed, high, width, bias};
+        const Matrix matrix = {format, packed, high, width, bias, high, high};
         Room& own = room(rows, width);
 #pragma omp parallel num_threads(threads)
         matrix.times(x, rows, nullptr, y, own);

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from sprinter.models.quantised.layout import Codes, Format, eight_bits, joined
 from sprinter.models.quantised.library import NUMBER, MatrixFacts, kernel
@@ -18,6 +19,7 @@ __all__ = [
     "QuantisedLinear",
     "is_quantised",
     "parameter_count",
+    "plain_matrix",
     "without_gradient",
 ]
 
@@ -63,6 +65,13 @@ def without_gradient(x: Tensor) -> Tensor:
             "with compile=False"
         )
     return x.float()
+
+
+def plain_matrix(part: nn.Module) -> Tensor | None:
+    """The weights ``[out, in]`` of a linear layer, or of transformers' ``Conv1D``; None: it is neither."""
+    if type(part) is nn.Linear:
+        return part.weight
+    return part.weight.t() if type(part) is Conv1D else None
 
 
 class _Quantised(nn.Module):
@@ -111,17 +120,18 @@ class QuantisedLinear(_Quantised):
         bias = None if self.bias is None else self.bias[ids]
         return QuantisedLinear(Matrix.of_codes(joined(parts), own.width), bias)
 
-    def facts(self, first: int, rows: int) -> MatrixFacts:
+    def facts(self, first: int, rows: int, run: int, step: int) -> MatrixFacts:
         """Where the numbers of some rows are, for the kernels; valid as long as it lives.
 
         Args:
-            first: the first of them, which begins a block (``CHANNELS``). rows: their number.
+            first: the first of them. rows: their number. run, step: they come in runs of so many, which begin so many
+                apart; each begins a block (``CHANNELS``).
         """
         own, bias = self._matrix, None
         if self.bias is not None:
             bias = self.bias.data_ptr() + first * self.bias.element_size()
         at = own.packed.data_ptr() + kernel().size(own.form, first, own.padded)
-        return MatrixFacts(NUMBER[own.form.name], at, rows, own.padded, bias)
+        return MatrixFacts(NUMBER[own.form.name], at, rows, own.padded, bias, run, step)
 
 
 class QuantisedEmbedding(_Quantised):

@@ -69,6 +69,8 @@ class MatrixFacts(ctypes.Structure):
         ("high", ctypes.c_int64),
         ("width", ctypes.c_int64),
         ("bias", ctypes.c_void_p),
+        ("run", ctypes.c_int64),
+        ("step", ctypes.c_int64),
     )
 
 

@@ -391,11 +391,19 @@ void multiply_rows(
     multiply<F, N>(scales, codes, x, row, from, made);
 }
 
-// Inside a parallel region. y [rows, high] = x [rows, width] times the weights, plus bias [high] and more [rows, high],
-// each of which may be null.
+// Rows of a matrix that are not one after the other: `run` of them are, a multiple of CHANNELS if there are several runs,
+// which begin `step` apart.
+struct Runs {
+    int64_t run, step;
+
+    int64_t at(int64_t row) const { return row < run ? row : row / run * step + row % run; }
+};
+
+// Inside a parallel region. y [rows, high] = x [rows, width] times the weights, plus bias and more [rows, high], each of
+// which may be null; the bias has a number for each row of weights, at its place.
 template <class F>
 void product(
-    const uint8_t* packed, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
+    const uint8_t* packed, const Runs& runs, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
     const float* more, float* y, Room& room
 ) {
     static_assert(CHUNK % Vec::MOST == 0, "rows that are multiplied together lie in one chunk");
@@ -408,9 +416,10 @@ void product(
     for (int64_t top = 0; top < rows; top += TILE) {
 #pragma omp for nowait
         for (int64_t block = 0; block < blocks; ++block) {
-            const uint8_t* scales = packed + block * bytes;
+            const int64_t first = block * CHANNELS, place = runs.at(first);
+            const uint8_t* scales = packed + place / CHANNELS * bytes;
             const uint8_t* codes = scales + F::scales(width);
-            const int64_t first = block * CHANNELS, many = std::min<int64_t>(CHANNELS, high - first);
+            const int64_t many = std::min<int64_t>(CHANNELS, high - first);
             const int64_t end = std::min(rows, top + TILE);
             for (int64_t row = top; row < end; row += Vec::MOST) {
                 const int now = int(std::min<int64_t>(Vec::MOST, end - row));
@@ -420,7 +429,7 @@ void product(
                 for (int r = 0; r < now; ++r)
                     for (int64_t n = 0; n < many; ++n) {
                         float sum = made[r * CHANNELS + n];
-                        if (bias) sum += bias[first + n];
+                        if (bias) sum += bias[place + n];
                         if (more) sum += more[(row + r) * high + first + n];
                         y[(row + r) * high + first + n] = sum;
                     }

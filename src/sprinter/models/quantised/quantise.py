@@ -18,6 +18,7 @@ from sprinter.models.quantised.layers import (
     QuantisedEmbedding,
     QuantisedLinear,
     parameter_count,
+    plain_matrix,
 )
 from sprinter.models.quantised.layout import GROUP, Codes, eight_bits, four_bits, joined
 from sprinter.models.quantised.library import kernel
@@ -82,7 +83,8 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         sharing.setdefault(id(layer.weight), []).append(path)
     matrices = {}
     for paths in sharing.values():
-        weight = layers[paths[0]].weight
+        weight = plain_matrix(layers[paths[0]])
+        weight = layers[paths[0]].weight if weight is None else weight
         bits = 8 if any(id(layers[path]) in ends for path in paths) else BITS[dtype]
         try:
             matrix = _matrix(weight, ROUND[bits])
@@ -105,14 +107,14 @@ def quantise_linears(module: nn.Module) -> None:
     made: list[tuple[nn.Module, str, QuantisedLinear]] = []
     for parent in module.modules():
         for name, layer in parent.named_children():
-            if type(layer) is nn.Linear:
+            if (weight := plain_matrix(layer)) is not None:
                 try:
-                    matrix = _matrix(layer.weight, ROUND[8])
+                    matrix = _matrix(weight, ROUND[8])
                 except ValueError as error:
                     raise UserError(
                         f"layer {name} of {type(module).__name__} cannot be quantised: {error}"
                     ) from error
-                made.append((parent, name, QuantisedLinear(matrix, layer.bias)))
+                made.append((parent, name, QuantisedLinear(matrix, layer.bias)))  # type: ignore[arg-type]
     for parent, name, quantised in made:  # all or none
         setattr(parent, name, quantised)
 
@@ -182,14 +184,14 @@ def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:
     return torch.cat(made, 1)
 
 
-def replaceable(model: PreTrainedModel) -> dict[str, nn.Linear | nn.Embedding]:
-    """The linear layers and the input embedding, by path; a layer in two places twice."""
+def replaceable(model: PreTrainedModel) -> dict[str, Any]:
+    """The linear layers (``Conv1D`` too) and the input embedding, by path; a layer in two places twice."""
     embedding = model.get_input_embeddings()
     found = model.named_modules(remove_duplicate=False)
     return {
-        path: part  # type: ignore[misc]
+        path: part
         for path, part in found
-        if type(part) is nn.Linear or (part is embedding and is_plain(part))
+        if plain_matrix(part) is not None or (part is embedding and is_plain(part))
     }
 
 

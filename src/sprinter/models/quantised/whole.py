@@ -1,4 +1,4 @@
-"""Decoder layers of Llama, Mistral, Phi-3, Qwen and Gemma in one call for all, or in two for each, around its cache.
+"""Decoder layers of known families in one call for all, or in two for each, around its cache.
 
 Their weights are quantised, or in float32 or bfloat16 where they are (``in_place``).
 
@@ -13,57 +13,43 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import PreTrainedModel
-from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2DecoderLayer
-from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.phi3.modeling_phi3 import Phi3Attention, Phi3DecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from sprinter.models.quantised.attention import Attention
-from sprinter.models.quantised.layers import QuantisedLinear, without_gradient
+from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, Part, Shape
+from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
 __all__ = ["is_joined", "join_layers", "joinable", "reads_in_place"]
 
-_GEMMA = (Gemma2DecoderLayer, Gemma3DecoderLayer)
-_LAYERS = (
-    LlamaDecoderLayer, MistralDecoderLayer, Phi3DecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer, *_GEMMA,
-)  # fmt: skip
-_GELU = "gelu_pytorch_tanh"
-_NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_ATTENTION, _MLP = "self_attn", "mlp"
-_USUAL = [*((_ATTENTION, name) for name in _NAMES[:4]), *((_MLP, name) for name in _NAMES[4:])]
-_FUSED = [(_ATTENTION, "qkv_proj"), (_ATTENTION, "o_proj"), (_MLP, "gate_up_proj"), (_MLP, "down_proj")]
 _COLUMNS = 16  # of which rows in place are multiples
-_LIST = "layers"  # where a model of transformers has its decoder layers
 _DONE = "_sprinter_layers_done"  # of states: by which stack, up to which layer
-_NORMS = ("norm", "query_norm", "key_norm", "second_norm", "after_attention", "after_mlp")
 
 
 class _Facts(ctypes.Structure):
     """``Layer`` in kernels.cpp."""
 
     _fields_ = (
-        *((name, MatrixFacts) for name in _NAMES),
-        *((name, ctypes.c_void_p) for name in _NORMS),
-        *((name, ctypes.c_int64) for name in ("width", "heads", "kv", "d", "turned", "gelu")),
+        *((name, MatrixFacts) for name in MATRICES),
+        *((name, ctypes.c_void_p) for name in NORMS),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("width", "heads", "kv", "d", "turned", "activation", "centred", "parallel")
+        ),
         *((name, ctypes.c_double) for name in ("eps", "offset")),
     )
 
 
 def join_layers(model: PreTrainedModel, in_place: bool = False) -> int:
-    """Give the decoder layers that this module knows the fast ``forward``, and return their number.
+    """Give the decoder layers of ``FAMILIES`` the fast ``forward``, and return their number.
 
     Args:
         in_place: those of plain linear layers; else those of quantised ones.
@@ -71,8 +57,9 @@ def join_layers(model: PreTrainedModel, in_place: bool = False) -> int:
     known = joinable(model, in_place)
     stacks: dict[nn.Module, _Stack] = {}
     for parent, place, layer in known:
-        stack = stacks.setdefault(parent, _Stack(parent))
-        layer.forward = _Forward(layer, stack, place, in_place)
+        if parent not in stacks:
+            stacks[parent] = _Stack(parent, FAMILIES[type(layer)].layers)
+        layer.forward = _Forward(layer, stacks[parent], place, in_place)
     return len(known)
 
 
@@ -83,15 +70,13 @@ def joinable(model: PreTrainedModel, in_place: bool) -> list[tuple[nn.Module, in
         return []
     found: list[tuple[nn.Module, int, nn.Module]] = []
     for parent in list(model.modules()):
-        layers = parent._modules.get(_LIST)
-        if isinstance(layers, nn.ModuleList) and len(set(layers)) == len(
-            layers
-        ):  # none of them stands there twice
-            found += [
-                (parent, place, layer)
-                for place, layer in enumerate(layers)
-                if type(layer) in _LAYERS and _fits(layer, in_place)
-            ]
+        for name in {family.layers for family in FAMILIES.values()}:
+            layers = parent._modules.get(name)
+            if not isinstance(layers, nn.ModuleList) or len(set(layers)) < len(
+                layers
+            ):  # one stands there twice
+                continue
+            found += [(parent, i, layer) for i, layer in enumerate(layers) if _fits(layer, name, in_place)]
     return found
 
 
@@ -103,82 +88,56 @@ def is_joined(model: object) -> bool:
     return 0 < depth == sum(isinstance(vars(part).get("forward"), _Forward) for part in model.modules())
 
 
-class _Part(NamedTuple):
-    """Rows of a linear layer that are one of ``_NAMES``.
-
-    Attributes:
-        linear: the layer. first: its first row that belongs to the matrix. rows: how many do.
-        number: of the linear layer in its decoder layer.
-    """
-
-    linear: Any
-    first: int
-    rows: int
-    number: int
-
-    def facts(self, bias: Tensor | None) -> MatrixFacts:
-        """For the kernels, with the bias of the whole layer in float32; quantised layers have their own."""
-        if isinstance(self.linear, QuantisedLinear):
-            return self.linear.facts(self.first, self.rows)
-        weight = self.linear.weight
-        at = weight.data_ptr() + self.first * weight.shape[1] * weight.element_size()
-        more = None if bias is None else bias.data_ptr() + self.first * bias.element_size()
-        return MatrixFacts(FLOATS[weight.dtype], at, self.rows, weight.shape[1], more)
-
-
-def _parts(layer: Any) -> list[_Part]:
-    """Those of ``_NAMES``; several may be in one linear layer, one below the other."""
-    made: list[_Part] = []
-    for number, (owner, name) in enumerate(_owned(layer)):
-        linear = layer._modules[owner]._modules[name]
-        high = getattr(linear, "out_features", 0)
-        rows = [high]
-        if name == "qkv_proj":
-            kv = layer.self_attn.num_key_value_heads * layer.self_attn.head_dim
-            rows = [high - 2 * kv, kv, kv]
-        elif name == "gate_up_proj":
-            rows = [high // 2, high // 2]
-        made += [_Part(linear, sum(rows[:i]), many, number) for i, many in enumerate(rows)]
-    return made
-
-
-def _owned(layer: nn.Module) -> list[tuple[str, str]]:
-    """The linear layers with the matrices, in their order: which part of the layer has it, and its name there."""
-    return _FUSED if isinstance(layer, Phi3DecoderLayer) else _USUAL
-
-
-def _fits(layer: nn.Module, in_place: bool) -> bool:
-    """Whether the kernels can read all matrices: plain ones, or quantised ones of whole groups."""
-    parts = _parts(layer)
-    if not all(reads_in_place(one.linear) if in_place else _has_whole_groups(one) for one in parts):
+def _fits(layer: nn.Module, list_name: str, in_place: bool) -> bool:
+    """Whether the kernels know the layer and can read its matrices: plain ones, or quantised ones of whole groups."""
+    family = FAMILIES.get(type(layer))
+    if family is None or family.layers != list_name:
         return False
-    query, key, value, out, gate, up, down = parts
-    return bool(
-        _activation(layer) == (_GELU if isinstance(layer, _GEMMA) else "silu")
-        and gate.rows == up.rows == down.linear.in_features
-        and query.rows == out.linear.in_features
-        and key.rows == value.rows
+    parts, readable = family.parts(layer), reads_in_place if in_place else _has_whole_groups
+    if not all(map(readable, family.holders(layer))):
+        return False
+    # Rows of blocks are read together, in place too where they are not all in one run.
+    if any(
+        (not in_place and one.first % CHANNELS) or one.run % CHANNELS or one.step % CHANNELS
+        for one in parts.values()
+    ):
+        return False
+    return (
+        family.shape(layer).activation is not None
+        and parts["up"].rows == _columns(parts["down"])
+        and parts.get("gate", parts["up"]).rows == parts["up"].rows
+        and parts["q"].rows == _columns(parts["o"])
+        and parts["k"].rows == parts["v"].rows
     )
 
 
-def _has_whole_groups(part: _Part) -> bool:
-    linear = part.linear
-    whole = isinstance(linear, QuantisedLinear) and linear._matrix.padded == linear._matrix.width
-    return whole and part.first % CHANNELS == 0
+def _has_whole_groups(part: nn.Module) -> bool:
+    return isinstance(part, QuantisedLinear) and part._matrix.padded == part._matrix.width
+
+
+def _columns(part: Part) -> int:
+    matrix = plain_matrix(part.linear)
+    return part.linear.in_features if matrix is None else matrix.shape[1]
 
 
 def reads_in_place(part: nn.Module) -> bool:
     """Whether the kernels can read the weights of a layer where they are."""
-    if type(part) is not nn.Linear:
+    weight = plain_matrix(part)
+    if weight is None or type(part.weight.data) is not Tensor:
         return False
-    weight = part.weight
-    fits = type(weight.data) is Tensor and weight.dtype in FLOATS and weight.device.type == "cpu"
-    return fits and weight.is_contiguous() and weight.shape[1] % _COLUMNS == 0
+    fits = weight.dtype in FLOATS and weight.device.type == "cpu" and weight.is_contiguous()
+    return fits and weight.shape[1] % _COLUMNS == 0
 
 
-def _activation(layer: Any) -> str | None:
-    config = layer.self_attn.config
-    return getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+def _facts_of(part: Part, bias: Tensor | None) -> MatrixFacts:
+    """Of a matrix, with the bias of the whole linear layer in float32; quantised layers have their own."""
+    run, step = part.run or part.rows, part.step or part.rows
+    if isinstance(part.linear, QuantisedLinear):
+        return part.linear.facts(part.first, part.rows, run, step)
+    weight: Any = plain_matrix(part.linear)
+    at = weight.data_ptr() + part.first * weight.shape[1] * weight.element_size()
+    more = None if bias is None else bias.data_ptr() + part.first * bias.element_size()
+    return MatrixFacts(FLOATS[weight.dtype], at, part.rows, weight.shape[1], more, run, step)
 
 
 class _Forward:
@@ -190,11 +149,13 @@ class _Forward:
         in_place: its matrices are plain linear layers.
 
     Attributes:
+        family: how the layer is built.
         shape: what layers that run in one call have in common; set with the facts.
     """
 
     def __init__(self, layer: nn.Module, stack: _Stack, place: int, in_place: bool) -> None:
         self.layer, self._stack, self._place, self._in_place = ref(layer), stack, place, in_place
+        self.family = FAMILIES[type(layer)]
         self._facts: _Facts | None = None
         self._places: list[Any] = []  # of the norms' weights, and of others that are read in place
         self._held: list[Tensor | None] = []
@@ -204,7 +165,8 @@ class _Forward:
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
         stack = memo.get(id(self._stack))
         if stack is None:
-            stack = memo[id(self._stack)] = _Stack(memo.get(id(self._stack.parent())))
+            own = self._stack
+            stack = memo[id(own)] = _Stack(memo.get(id(own.parent())), own.name)
         return _Forward(memo[id(self.layer())], stack, self._place, self._in_place)
 
     def __reduce__(self) -> Any:
@@ -213,32 +175,31 @@ class _Forward:
             "compile=False"
         )
 
-    def __call__(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **others: Any,
-    ) -> Tensor:
+    def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Tensor:
         """``[batch, n, d]`` -> ``[batch, n, d]``, as transformers' decoder layers have it."""
-        own: Any = self.layer()
+        layer, family = self.layer(), self.family
         if (last := self._stack.done(hidden_states)) is not None and self._place <= last:
             return hidden_states if self._place < last else self._stack.taken(hidden_states)
-        assert position_embeddings is not None
+        named.update(zip(family.given, given, strict=False))
         batch, n, _ = hidden_states.shape
         x = without_gradient(hidden_states).contiguous()
-        turned = _turned(own.self_attn)
-        cosine, sine = (part.float().expand(batch, n, turned).contiguous() for part in position_embeddings)
-        cache = past_key_values
+        shape, cache, mask = family.shape(layer), named.get(family.cache), named.get("attention_mask")
+        positions = named.get("position_embeddings") if shape.turned else (floats(1, 1, 0), floats(1, 1, 0))
+        assert positions is not None
+        cosine, sine = (part.float().expand(batch, n, shape.turned).contiguous() for part in positions)
         if isinstance(cache, RowCache) and len(together := self._stack.together(self._place, cache)) > 1:
-            return self._stack.run(self._place, together, x, cosine, sine, attention_mask, cache)
-        return self._alone(own, x, cosine, sine, attention_mask, cache)
+            return self._stack.run(self._place, together, x, cosine, sine, mask, cache)
+        return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
     def _alone(
-        self, own: Any, x: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None, cache: Any
+        self,
+        layer: Any,
+        shape: Shape,
+        x: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        mask: Tensor | None,
+        cache: Any,
     ) -> Tensor:
         """This layer, over any cache."""
         facts, threads = self.facts(), torch.get_num_threads()
@@ -250,12 +211,13 @@ class _Forward:
             key.data_ptr(), value.data_ptr(), threads,
         )  # fmt: skip
         keys, values, rows = key.transpose(1, 2), value.transpose(1, 2), None
+        number = self.family.attends(layer).layer_idx
         if isinstance(cache, RowCache):  # gathering some rows' keys would cost more than attention does
-            keys, values, rows = cache.update_in_place(keys, values, own.self_attn.layer_idx)
+            keys, values, rows = cache.update_in_place(keys, values, number)
         elif cache is not None:
-            keys, values = cache.update(keys, values, own.self_attn.layer_idx)
+            keys, values = cache.update(keys, values, number)
         flat = isinstance(cache, RowCache) and cache.span.flat
-        attention = _attention(query, keys.float(), values.float(), mask, own.self_attn, rows, flat)
+        attention = _attention(query, keys.float(), values.float(), mask, shape, rows, flat)
         made = floats(batch, n, width)
         kernel().after(
             ctypes.byref(facts), ctypes.byref(attention), x.data_ptr(), batch * n, made.data_ptr(), threads
@@ -264,43 +226,42 @@ class _Forward:
 
     def facts(self) -> _Facts:
         """The facts, made again where weights are others than before."""
-        layer = self.layer()
-        norms, linear = _norms(layer), _linears(layer) if self._in_place else []
-        places = [_place(weight) for weight in (*norms, *linear) if weight is not None]
+        layer, family = self.layer(), self.family
+        read = [*family.norms(layer)]
+        if self._in_place:
+            for linear in family.holders(layer):
+                read += [linear._parameters.get("weight"), linear._parameters.get("bias")]
+        places = [_place(weight) for weight in read if weight is not None]
         if self._facts is None or places != self._places:
-            self._facts, self._places = self._made(norms, linear), places
+            self._facts, self._places = self._made(read), places
         return self._facts
 
-    def _made(self, norms: list[Tensor | None], linear: list[Tensor | None]) -> _Facts:
-        """Args: as ``_norms`` and ``_linears`` return them."""
-        held = [None if weight is None else weight.detach() for weight in (*norms, *linear[1::2])]
+    def _made(self, read: list[Tensor | None]) -> _Facts:
+        """Args: read: the norms' weights, then weight and bias of each linear layer that is read in place."""
+        held = [
+            None if weight is None else weight.detach()
+            for weight in (*read[: len(NORMS)], *read[len(NORMS) + 1 :: 2])
+        ]
         dtypes = [*FLOATS] if self._in_place else [torch.float32]
         if any(one is not None and (one.dtype not in dtypes or one.device.type != "cpu") for one in held):
-            stays = (
-                "that is compiled stays as it is"
-                if self._in_place
-                else "with quantised layers stays in float32"
-            )
-            raise RuntimeError(f"a model {stays}, on the CPU")
+            kind = "is compiled stays as it is" if self._in_place else "has quantised layers stays in float32"
+            raise RuntimeError(f"a model that {kind}, on the CPU")
         self._held = [None if one is None else one.float() for one in held]
-        layer: Any = self.layer()
-        facts, attention, biases = _Facts(), layer.self_attn, self._held[len(_NORMS) :]
-        for name, part in zip(_NAMES, parts := _parts(layer), strict=True):
+        facts, layer, biases = _Facts(), self.layer(), self._held[len(NORMS) :]
+        parts, shape = self.family.parts(layer), self.family.shape(layer)
+        for name, part in parts.items():
             if self._in_place and not reads_in_place(part.linear):
                 raise RuntimeError(
                     f"{name} of a compiled model is another than it was: load with compile=False"
                 )
-            setattr(facts, name, part.facts(biases[part.number] if self._in_place else None))
-        for name, weight in zip(_NORMS, self._held, strict=False):
+            setattr(facts, name, _facts_of(part, biases[part.number] if self._in_place else None))
+        for name, weight in zip(NORMS, self._held, strict=False):
             setattr(facts, name, None if weight is None else weight.data_ptr())
-        facts.width, facts.d = parts[0].linear.in_features, attention.head_dim
-        facts.heads, facts.kv = parts[0].rows // facts.d, parts[1].rows // facts.d
-        facts.turned = _turned(attention)
-        gemma, norm = isinstance(layer, _GEMMA), layer.input_layernorm
-        facts.gelu, facts.offset = gemma, float(gemma)
-        facts.eps = norm.eps if gemma else norm.variance_epsilon
-        sizes = (facts.width, facts.heads, facts.kv, facts.d, facts.down_proj.width)
-        self.shape = (*sizes, attention.scaling, _cap(attention), getattr(attention, "layer_type", None))
+        facts.width, facts.d, facts.turned = _columns(parts["q"]), shape.d, shape.turned
+        facts.heads, facts.kv = parts["q"].rows // shape.d, parts["k"].rows // shape.d
+        facts.activation, facts.centred, facts.parallel = shape.activation, shape.centred, shape.parallel
+        facts.eps, facts.offset = shape.eps, shape.offset
+        self.shape = (facts.width, facts.heads, facts.kv, facts.down.width, shape)
         return facts
 
 
@@ -309,12 +270,14 @@ class _Stack:
 
     Args:
         parent: the module that holds them; None if a layer was copied without it, which then runs alone.
+        name: of their list there.
 
     Attributes:
         members: their ``forward``, by number.
     """
 
-    def __init__(self, parent: nn.Module | None) -> None:
+    def __init__(self, parent: nn.Module | None, name: str) -> None:
+        self.name = name
         self.parent: Callable[[], nn.Module | None] = ref(parent) if parent is not None else lambda: None
         self.members: dict[int, _Forward] = {}
         self._facts: dict[tuple[int, int], tuple[list[_Facts], Any]] = {}  # of the layers of a call
@@ -339,7 +302,7 @@ class _Stack:
             member = layer.__dict__.get("forward")
             if not isinstance(member, _Forward) or self.members.get(place) is not member:
                 break
-            if not cache.holds(layer.self_attn.layer_idx):
+            if not cache.holds(member.family.attends(layer).layer_idx):
                 break
             facts = member.facts()
             if found and (member.shape != shape or _reads_input(layer)):
@@ -353,7 +316,7 @@ class _Stack:
     def _layers(self, first: int) -> list[tuple[int, Any]]:
         """The model's layers from number ``first`` on, as far as it runs them, with their numbers."""
         parent: Any = self.parent()
-        layers = None if parent is None else parent._modules.get(_LIST)
+        layers = None if parent is None else parent._modules.get(self.name)
         if layers is None or _global_forward_hooks or _global_forward_pre_hooks:
             return []
         depth = getattr(getattr(parent, "config", None), "num_hidden_layers", len(layers))
@@ -371,14 +334,16 @@ class _Stack:
     ) -> Tensor:
         """These layers, from number ``first`` on, in one call; shapes as in ``_Forward``, x float32."""
         each = [facts for facts, _ in together]
-        numbers = [layer.self_attn.layer_idx for _, layer in together]
+        family = FAMILIES[type(together[0][1])]
+        numbers = [family.attends(layer).layer_idx for _, layer in together]
         held = self._facts.get((first, len(each)))
         if held is None or any(one is not other for one, other in zip(held[0], each, strict=True)):
             held = self._facts[first, len(each)] = each, (_Facts * len(each))(*each)
         batch, n, _ = x.shape
         query = floats(batch, n, each[0].heads, each[0].d)
         keys, values, rows = cache.visible(numbers[0])
-        attention = _attention(query, keys, values, mask, together[0][1].self_attn, rows, cache.span.flat)
+        shape = family.shape(together[0][1])
+        attention = _attention(query, keys, values, mask, shape, rows, cache.span.flat)
         row, slot = cache.places(batch, n)
         buffers = cache.addresses(numbers)
         made = x.clone()
@@ -403,50 +368,18 @@ def _attention(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    module: Any,
+    shape: Shape,
     rows: Tensor | None,
     flat: bool,
 ) -> Attention:
-    """Attention of ``query [batch, n, heads, d]`` as a layer's ``module`` has it.
+    """Attention of ``query [batch, n, heads, d]`` in a layer.
 
     ``flat``: each token attends in a row of its own.
     """
     if flat:
         query = query.transpose(0, 1)
         mask = None if mask is None else mask.transpose(0, 2)
-    return Attention.of(query.transpose(1, 2), keys, values, mask, module.scaling, _cap(module), rows)
-
-
-def _turned(attention: Any) -> int:
-    """Numbers of a head that a position rotates; the others stay."""
-    rope = getattr(attention.config, "rope_parameters", None) or {}
-    part = rope.get("partial_rotary_factor") or 1.0 if isinstance(attention, Phi3Attention) else 1.0
-    return int(attention.head_dim * part)
-
-
-def _cap(attention: Any) -> float:
-    """Bound of the scores; 0 for none. Gemma 3 has the attribute too, and does not use it."""
-    return (isinstance(attention, Gemma2Attention) and attention.attn_logit_softcapping) or 0.0
-
-
-def _norms(layer: Any) -> list[Tensor | None]:
-    """The weights of a layer's norms, as ``_NORMS``; looked up where modules keep them, for each layer in each pass."""
-    parts = layer._modules
-    attention, behind = parts["self_attn"]._modules, parts["post_attention_layernorm"]
-    before_mlp = parts.get("pre_feedforward_layernorm")
-    norms = [parts["input_layernorm"], *map(attention.get, ("q_norm", "k_norm"))]
-    norms += [behind, None] if before_mlp is None else [before_mlp, behind]
-    norms.append(parts.get("post_feedforward_layernorm"))
-    return [None if norm is None else norm._parameters["weight"] for norm in norms]
-
-
-def _linears(layer: Any) -> list[Tensor | None]:
-    """Weight and bias of each linear layer with matrices, looked up likewise."""
-    made: list[Tensor | None] = []
-    for owner, name in _owned(layer):
-        own = layer._modules[owner]._modules[name]._parameters
-        made += [own.get("weight"), own.get("bias")]
-    return made
+    return Attention.of(query.transpose(1, 2), keys, values, mask, shape.scaling, shape.cap, rows)
 
 
 def _place(weight: Tensor) -> tuple[int, int]:

@@ -1,0 +1,252 @@
+"""What the decoder layers of each family are built of, for the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
+from transformers.models.gemma2.modeling_gemma2 import Gemma2Attention, Gemma2DecoderLayer
+from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
+from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
+__all__ = ["ACTIVATIONS", "FAMILIES", "MATRICES", "NORMS", "Family", "Norms", "Part", "Shape"]
+
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+"""Matrices of a layer, as kernels.cpp has them."""
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2}
+"""Name in a config -> number in kernels.cpp."""
+
+
+class Part(NamedTuple):
+    """Rows of a linear layer that are one of ``MATRICES``.
+
+    Attributes:
+        linear: the layer. number: its place in ``Family.linears``.
+        first: its first row that belongs to the matrix. rows: how many do.
+        run, step: they come in runs of so many, which begin so many apart; 0: all together.
+    """
+
+    linear: Any
+    number: int
+    first: int
+    rows: int
+    run: int = 0
+    step: int = 0
+
+
+class Norms(NamedTuple):
+    """Weights and biases of a layer's norms, as kernels.cpp has them; None: there is none."""
+
+    norm: Tensor | None
+    norm_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    second_norm: Tensor | None
+    second_bias: Tensor | None
+    after_attention: Tensor | None
+    after_mlp: Tensor | None
+
+
+NORMS = Norms._fields
+"""Names of the norms."""
+
+
+class Shape(NamedTuple):
+    """Numbers of a layer.
+
+    Attributes:
+        d: of a head. turned: those of a head that a position rotates. activation: in ``ACTIVATIONS``.
+        centred: whether norms take the mean off. parallel: whether the feed-forward part reads the layer's input.
+        eps: of the norms. offset: what is added to their weights.
+        scaling: of attention's scores. cap: their bound, 0 for none. kind: which mask it sees.
+    """
+
+    d: int
+    turned: int
+    activation: int | None
+    centred: bool
+    parallel: bool
+    eps: float
+    offset: float
+    scaling: float
+    cap: float
+    kind: str | None
+
+
+class Family:
+    """Llama's layers, and those that are built alike.
+
+    Attributes:
+        layers: name of the list of layers in a model. attention: of attention in a layer.
+        linears: the linear layers with the matrices, in their order: the part of the layer that has it, its name there.
+        given: names of what layers are given by position, behind the hidden states. cache: of the cache.
+    """
+
+    layers: ClassVar[str] = "layers"
+    attention: ClassVar[str] = "self_attn"
+    linears: ClassVar[Sequence[tuple[str, str]]] = (
+        *(("self_attn", f"{name}_proj") for name in MATRICES[:4]),
+        *(("mlp", f"{name}_proj") for name in MATRICES[4:]),
+    )
+    given: ClassVar[Sequence[str]] = ()
+    cache: ClassVar[str] = "past_key_values"
+
+    def attends(self, layer: Any) -> Any:
+        """The module of attention."""
+        return layer._modules[self.attention]
+
+    def holders(self, layer: Any) -> list[Any]:
+        """The linear layers, as ``linears``."""
+        return [layer._modules[owner]._modules[name] for owner, name in self.linears]
+
+    def parts(self, layer: Any) -> dict[str, Part]:
+        """The matrices; without a gate where there is none."""
+        made = zip(MATRICES, self.holders(layer), strict=True)
+        return {name: Part(one, i, 0, _high(one)) for i, (name, one) in enumerate(made)}
+
+    def norms(self, layer: Any) -> Norms:
+        """Looked up where modules keep them, for each layer in each pass."""
+        parts, attention = layer._modules, self.attends(layer)._modules
+        query, key = (_weight(attention.get(name)) for name in ("q_norm", "k_norm"))
+        first, second = _weight(parts["input_layernorm"]), _weight(parts["post_attention_layernorm"])
+        return Norms(first, None, query, key, second, None, None, None)
+
+    def shape(self, layer: Any) -> Shape:
+        """Its numbers."""
+        own = self.attends(layer)
+        return Shape(
+            own.head_dim, own.head_dim, _activation(own.config, "hidden_act"), False, False,
+            layer.input_layernorm.variance_epsilon, 0.0, own.scaling, 0.0, getattr(own, "layer_type", None),
+        )  # fmt: skip
+
+
+class _Gemma(Family):
+    def norms(self, layer: Any) -> Norms:
+        parts = layer._modules
+        second, after = parts["pre_feedforward_layernorm"], parts["post_feedforward_layernorm"]
+        usual = super().norms(layer)
+        return usual._replace(
+            second_norm=_weight(second), after_attention=usual.second_norm, after_mlp=_weight(after)
+        )
+
+    def shape(self, layer: Any) -> Shape:
+        own = self.attends(layer)
+        # Gemma 3 has the attribute too, and does not use it.
+        cap = (isinstance(own, Gemma2Attention) and own.attn_logit_softcapping) or 0.0
+        return Shape(
+            own.head_dim, own.head_dim, _activation(own.config, "hidden_activation"), False, False,
+            layer.input_layernorm.eps, 1.0, own.scaling, cap, getattr(own, "layer_type", None),
+        )  # fmt: skip
+
+
+class _Phi3(Family):
+    linears = (
+        ("self_attn", "qkv_proj"),
+        ("self_attn", "o_proj"),
+        ("mlp", "gate_up_proj"),
+        ("mlp", "down_proj"),
+    )
+
+    def parts(self, layer: Any) -> dict[str, Part]:
+        own = self.attends(layer)
+        qkv, out, gate_up, down = self.holders(layer)
+        kv, inner = own.num_key_value_heads * own.head_dim, _high(gate_up) // 2
+        heads = _high(qkv) - 2 * kv
+        return {
+            "q": Part(qkv, 0, 0, heads), "k": Part(qkv, 0, heads, kv), "v": Part(qkv, 0, heads + kv, kv),
+            "o": Part(out, 1, 0, _high(out)),
+            "gate": Part(gate_up, 2, 0, inner), "up": Part(gate_up, 2, inner, inner),
+            "down": Part(down, 3, 0, _high(down)),
+        }  # fmt: skip
+
+    def shape(self, layer: Any) -> Shape:
+        usual, rope = super().shape(layer), self.attends(layer).config.rope_parameters
+        return usual._replace(turned=int(usual.d * rope.get("partial_rotary_factor", 1.0)))
+
+
+class _Gpt2(Family):
+    layers = "h"
+    attention = "attn"
+    linears = (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj"))
+    given = ("past_key_values", "attention_mask", "encoder_hidden_states")
+
+    def parts(self, layer: Any) -> dict[str, Part]:
+        qkv, out, up, down = self.holders(layer)
+        own = _high(qkv) // 3
+        return {
+            **{name: Part(qkv, 0, i * own, own) for i, name in enumerate("qkv")},
+            "o": Part(out, 1, 0, _high(out)), "up": Part(up, 2, 0, _high(up)), "down": Part(down, 3, 0, _high(down)),
+        }  # fmt: skip
+
+    def norms(self, layer: Any) -> Norms:
+        return _centred(layer._modules["ln_1"], layer._modules["ln_2"])
+
+    def shape(self, layer: Any) -> Shape:
+        own = self.attends(layer)
+        # With cross-attention the layer has more parts than these.
+        activation = (
+            _activation(own.config, "activation_function") if "crossattention" not in layer._modules else None
+        )
+        eps = layer.ln_1.eps
+        return Shape(own.head_dim, 0, activation, True, False, eps, 0.0, own.scaling, 0.0, None)
+
+
+class _NeoX(Family):
+    attention = "attention"
+    linears = (
+        ("attention", "query_key_value"), ("attention", "dense"), ("mlp", "dense_h_to_4h"), ("mlp", "dense_4h_to_h")
+    )  # fmt: skip
+    cache = "layer_past"
+
+    def parts(self, layer: Any) -> dict[str, Part]:
+        qkv, out, up, down = self.holders(layer)
+        d, own = self.attends(layer).head_size, _high(qkv) // 3
+        return {
+            **{name: Part(qkv, 0, i * d, own, d, 3 * d) for i, name in enumerate("qkv")},  # head by head
+            "o": Part(out, 1, 0, _high(out)), "up": Part(up, 2, 0, _high(up)), "down": Part(down, 3, 0, _high(down)),
+        }  # fmt: skip
+
+    def norms(self, layer: Any) -> Norms:
+        return _centred(layer._modules["input_layernorm"], layer._modules["post_attention_layernorm"])
+
+    def shape(self, layer: Any) -> Shape:
+        own = self.attends(layer)
+        return Shape(
+            own.head_size, own.rotary_ndims, _activation(own.config, "hidden_act"), True,
+            layer.use_parallel_residual, layer.input_layernorm.eps, 0.0, own.scaling, 0.0, None,
+        )  # fmt: skip
+
+
+def _high(linear: Any) -> int:
+    """Number of outputs; 0 of something else than a linear layer."""
+    return int(getattr(linear, "out_features", 0) or getattr(linear, "nf", 0))
+
+
+def _weight(norm: Any) -> Tensor | None:
+    return None if norm is None else norm._parameters["weight"]
+
+
+def _centred(first: Any, second: Any) -> Norms:
+    biases = first._parameters.get("bias"), second._parameters.get("bias")
+    return Norms(_weight(first), biases[0], None, None, _weight(second), biases[1], None, None)
+
+
+def _activation(config: Any, name: str) -> int | None:
+    return ACTIVATIONS.get(getattr(config, name, None) or getattr(config, "hidden_act", None) or "")
+
+
+FAMILIES: dict[type[nn.Module], Family] = {
+    **dict.fromkeys((LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer), Family()),
+    **dict.fromkeys((Gemma2DecoderLayer, Gemma3DecoderLayer), _Gemma()),
+    Phi3DecoderLayer: _Phi3(),
+    GPT2Block: _Gpt2(),
+    GPTNeoXLayer: _NeoX(),
+}
+"""Classes of decoder layers, themselves and none that are made from them -> how they are built."""
