@@ -91,7 +91,7 @@ def quantise(model: PreTrainedModel, dtype: str) -> None:
         except ValueError as error:
             raise UserError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
         for path in paths:
-            layers[path].weight = None  # type: ignore[assignment]
+            layers[path].weight = None
             matrices[path] = matrix
         del weight  # its memory is free for the next
     put_matrices(model, matrices)
