@@ -72,7 +72,7 @@ def load_pair(
         prefix_cache_bytes: maximum memory of idle KV caches, from which later texts reuse the beginning that they share
             with earlier ones (system prompt, turns of a chat); 0, or less than one text's cache: nothing is reused.
         prefix_reuse: "exact": whole blocks of 128 prompt tokens, with which texts are the same to the bit (with our
-            kernels, ``dtype`` "gguf", "int8" or "int4" of Llama, Qwen and Gemma, all tokens but those of trees);
+            kernels, ``dtype`` "gguf", "int8" or "int4" of families whose layers join, all tokens but those of trees);
             "all": generated tokens always, which changes last bits and so, rarely, a token.
         options: device, dtype, draft_dtype, device_map, attn_implementation, quantization_config, tokenizer, revision,
             draft_revision, draft_vocabulary (without a draft: of heads that draft with the target's output layer),
