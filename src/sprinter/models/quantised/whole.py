@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -187,8 +187,8 @@ class _Forward:
         positions = named.get("position_embeddings") if shape.turned else (floats(1, 1, 0), floats(1, 1, 0))
         assert positions is not None
         cosine, sine = (part.float().expand(batch, n, shape.turned).contiguous() for part in positions)
-        if isinstance(cache, RowCache) and len(together := self._stack.together(self._place, cache)) > 1:
-            return self._stack.run(self._place, together, x, cosine, sine, mask, cache)
+        if isinstance(cache, RowCache) and (call := self._stack.together(self._place, cache)) is not None:
+            return self._stack.run(self._place, call, x, cosine, sine, mask, cache)
         return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
     def _alone(
@@ -223,6 +223,10 @@ class _Forward:
             ctypes.byref(facts), ctypes.byref(attention), x.data_ptr(), batch * n, made.data_ptr(), threads
         )
         return made
+
+    def stands(self, stack: _Stack, place: int) -> bool:
+        """Whether it is of this stack, with this number."""
+        return self._stack is stack and self._place == place
 
     def facts(self) -> _Facts:
         """The facts, made again where weights are others than before."""
@@ -265,6 +269,46 @@ class _Forward:
         return facts
 
 
+class _Call:
+    """Layers that run in one call, and what that rests on.
+
+    Args:
+        layers: they. facts: theirs. shape: of each.
+
+    Attributes:
+        facts: an array, as the kernels take them. numbers: of the layers in the cache. shape: of each.
+        ids: of the layers.
+    """
+
+    def __init__(self, layers: list[Any], facts: list[_Facts], shape: Shape) -> None:
+        self.facts, self.shape = (_Facts * len(facts))(*facts), shape
+        self.numbers = [FAMILIES[type(layer)].attends(layer).layer_idx for layer in layers]
+        self.ids = [id(layer) for layer in layers]
+        # The layers' children and theirs, and the weights of these; not the layers, which hold this.
+        owners = [owner for layer in layers for owner in (layer, *layer._modules.values())]
+        self._children = [
+            (own._modules, name, child) for own in owners for name, child in own._modules.items()
+        ]
+        self._weights = [
+            (child._parameters, name, _place(weight))
+            for *_, child in self._children
+            for name, weight in child._parameters.items()
+            if weight is not None
+        ]
+
+    def holds(self, layers: list[Any]) -> bool:
+        """Whether it is still a call of these layers: the same modules and weights, and no hook."""
+        return (
+            [id(layer) for layer in layers] == self.ids
+            and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+            and all(children.get(name) is child for children, name, child in self._children)
+            and all(
+                (weight := weights.get(name)) is not None and _place(weight) == place
+                for weights, name, place in self._weights
+            )
+        )
+
+
 class _Stack:
     """The joined layers of a model.
 
@@ -273,14 +317,14 @@ class _Stack:
         name: of their list there.
 
     Attributes:
-        members: their ``forward``, by number.
+        members: their ``forward``, by number; layers hold them.
     """
 
     def __init__(self, parent: nn.Module | None, name: str) -> None:
         self.name = name
         self.parent: Callable[[], nn.Module | None] = ref(parent) if parent is not None else lambda: None
-        self.members: dict[int, _Forward] = {}
-        self._facts: dict[tuple[int, int], tuple[list[_Facts], Any]] = {}  # of the layers of a call
+        self.members: WeakValueDictionary[int, _Forward] = WeakValueDictionary()
+        self._calls: dict[int, _Call] = {}  # of all layers from this number on
 
     def done(self, states: Tensor) -> int | None:
         """The last of the layers that one call has run, if these states are its result; None: they are of no call."""
@@ -293,39 +337,62 @@ class _Stack:
         delattr(states, _DONE)
         return states
 
-    def together(self, first: int, cache: RowCache) -> list[tuple[_Facts, Any]]:
-        """The layers, and their facts, that can run in one call, from the first on: as the model holds them now, of one
-        shape and mask, with a place in the cache, and without a hook between; empty if the first has no place yet."""
-        found: list[tuple[_Facts, Any]] = []
+    def together(self, first: int, cache: RowCache) -> _Call | None:
+        """The layers that can run in one call, from the first on: as the model holds them now, of one shape and mask,
+        with a place in the cache, and without a hook between; None if that is not more than one."""
+        layers = self._layers(first)
+        call = self._calls.get(first)
+        if (
+            call is not None
+            and all(map(cache.holds, call.numbers))
+            and self._own(first, layers)
+            and call.holds(layers)
+        ):
+            return call
+        found: list[Any] = []
+        facts: list[_Facts] = []
         shape: tuple[Any, ...] = ()
-        for place, layer in self._layers(first):
-            member = layer.__dict__.get("forward")
-            if not isinstance(member, _Forward) or self.members.get(place) is not member:
+        for place, layer in enumerate(layers, first):
+            if not self._own(place, [layer]):
                 break
+            member = layer.__dict__["forward"]
             if not cache.holds(member.family.attends(layer).layer_idx):
                 break
-            facts = member.facts()
+            made = member.facts()
             if found and (member.shape != shape or _reads_input(layer)):
                 break
             shape = member.shape
-            found.append((facts, layer))
+            found.append(layer)
+            facts.append(made)
             if layer._forward_hooks:
                 break
-        return found
+        if len(found) < 2:
+            return None
+        call = _Call(found, facts, shape[-1])
+        if len(found) == len(layers):  # no hook ended it
+            self._calls[first] = call
+        return call
 
-    def _layers(self, first: int) -> list[tuple[int, Any]]:
-        """The model's layers from number ``first`` on, as far as it runs them, with their numbers."""
+    def _own(self, first: int, layers: list[Any]) -> bool:
+        """Whether the fast ``forward`` of these layers is that of this stack, from number ``first`` on."""
+        return all(
+            type(member := layer.__dict__.get("forward")) is _Forward and member.stands(self, place)
+            for place, layer in enumerate(layers, first)
+        )
+
+    def _layers(self, first: int) -> list[Any]:
+        """The model's layers from number ``first`` on, as far as it runs them."""
         parent: Any = self.parent()
         layers = None if parent is None else parent._modules.get(self.name)
         if layers is None or _global_forward_hooks or _global_forward_pre_hooks:
             return []
         depth = getattr(getattr(parent, "config", None), "num_hidden_layers", len(layers))
-        return list(enumerate(layers))[first:depth]
+        return list(layers._modules.values())[first:depth]
 
     def run(
         self,
         first: int,
-        together: list[tuple[_Facts, Any]],
+        call: _Call,
         x: Tensor,
         cosine: Tensor,
         sine: Tensor,
@@ -333,26 +400,19 @@ class _Stack:
         cache: RowCache,
     ) -> Tensor:
         """These layers, from number ``first`` on, in one call; shapes as in ``_Forward``, x float32."""
-        each = [facts for facts, _ in together]
-        family = FAMILIES[type(together[0][1])]
-        numbers = [family.attends(layer).layer_idx for _, layer in together]
-        held = self._facts.get((first, len(each)))
-        if held is None or any(one is not other for one, other in zip(held[0], each, strict=True)):
-            held = self._facts[first, len(each)] = each, (_Facts * len(each))(*each)
         batch, n, _ = x.shape
-        query = floats(batch, n, each[0].heads, each[0].d)
-        keys, values, rows = cache.visible(numbers[0])
-        shape = family.shape(together[0][1])
-        attention = _attention(query, keys, values, mask, shape, rows, cache.span.flat)
+        query = floats(batch, n, call.facts[0].heads, call.facts[0].d)
+        keys, values, rows = cache.visible(call.numbers[0])
+        attention = _attention(query, keys, values, mask, call.shape, rows, cache.span.flat)
         row, slot = cache.places(batch, n)
-        buffers = cache.addresses(numbers)
+        buffers = cache.addresses(call.numbers)
         made = x.clone()
         kernel().layers(
-            held[1], len(each), ctypes.byref(attention), (ctypes.c_void_p * len(buffers))(*buffers), row.data_ptr(),
-            slot.data_ptr(), keys.stride(1) // keys.stride(2), made.data_ptr(), batch * n, cosine.data_ptr(),
-            sine.data_ptr(), torch.get_num_threads(),
+            call.facts, len(call.facts), ctypes.byref(attention), (ctypes.c_void_p * len(buffers))(*buffers),
+            row.data_ptr(), slot.data_ptr(), keys.stride(1) // keys.stride(2), made.data_ptr(), batch * n,
+            cosine.data_ptr(), sine.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
-        setattr(made, _DONE, (self, first + len(each) - 1))
+        setattr(made, _DONE, (self, first + len(call.facts) - 1))
         return made
 
 
