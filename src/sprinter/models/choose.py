@@ -23,6 +23,7 @@ from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.interface import Runner
 from sprinter.models.quantised.layers import is_quantised
+from sprinter.models.quantised.straight import Straight
 from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.crop import CropRunner
 from sprinter.models.runners.forward import ModelRunner
@@ -242,7 +243,9 @@ def _rows(
     model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units | None
 ) -> RowRunner:
     if units is None:
-        return RowRunner(model, batch, max_len, windows, is_joined(model))
+        made = RowRunner(model, batch, max_len, windows, is_joined(model))
+        made.straight = Straight.of(model)
+        return made
     return CapturedRunner(model, batch, max_len, windows, units)
 
 

@@ -191,6 +191,25 @@ class _Forward:
             return self._stack.run(self._place, call, x, cosine, sine, mask, cache)
         return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
+    def whole(
+        self, cache: RowCache
+    ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None], Tensor] | None:
+        """What runs all layers of the model, of which this is the first, over ``x [batch, n, d]``, with the positions'
+        cosines and sines, and a mask; None: they do not run in one call."""
+        call = self._stack.together(0, cache) if self._place == 0 else None
+        if call is None or not self._stack.ends_with(call):
+            return None
+
+        def run(x: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+            batch, n, _ = x.shape
+            cosine, sine = (
+                part.float().expand(batch, n, call.shape.turned).contiguous() for part in positions
+            )
+            made = self._stack.run(0, call, without_gradient(x).contiguous(), cosine, sine, mask, cache)
+            return self._stack.taken(made)
+
+        return run
+
     def _alone(
         self,
         layer: Any,
@@ -369,9 +388,13 @@ class _Stack:
         if len(found) < 2:
             return None
         call = _Call(found, facts, shape[-1])
-        if len(found) == len(layers):  # no hook ended it
+        if len(found) == len(layers) and not any(layer._forward_hooks for layer in layers):
             self._calls[first] = call
         return call
+
+    def ends_with(self, call: _Call) -> bool:
+        """Whether a call from the first layer on is of all layers, and no hook notes what one returns."""
+        return self._calls.get(0) is call
 
     def _own(self, first: int, layers: list[Any]) -> bool:
         """Whether the fast ``forward`` of these layers is that of this stack, from number ``first`` on."""

@@ -379,6 +379,9 @@ class ModelRunner(BaseRunner):
     """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for its methods.
 
     The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
+
+    Attributes:
+        straight: a quicker way for some passes (``quantised.straight``), or None.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
@@ -388,8 +391,14 @@ class ModelRunner(BaseRunner):
         self.vocab_size, self.hidden_size = head_sizes(model)
         self.device = torch.device(model.device)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.straight: StraightPass | None = None
 
     def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
+        if self.straight is not None and not layers:
+            with _turn(head_of(self.model)):
+                made = self.straight(tokens, logits, **kwargs)
+            if made is not None:
+                return ModelOutput(*made)
         said, hidden, *states = call_model(self.model, tokens, None if logits else _last, layers, **kwargs)
         return ModelOutput(said if logits else None, hidden, tuple(states))
 
@@ -402,6 +411,8 @@ class ModelRunner(BaseRunner):
         return tuple(layer % count for layer in layers)
 
 
+StraightPass = Callable[..., tuple[Tensor | None, Tensor] | None]
+"""Tokens, whether logits are wanted, what the model is given → logits or None, and states; None: not in this way."""
 StateFilter = Callable[[Tensor], Tensor]
 """States ``[batch, n, d]`` → the states to compute logits for, ``[batch, k, d]``."""
 
