@@ -7,25 +7,36 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.models.gguf_families import FAMILIES, UNWRITTEN, made
+from tests.models.gguf_families import FAMILIES, GEMMA, UNWRITTEN, made
 from tests.models.gguf_files import byte_tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import sprinter
 from sprinter.errors import UserError
+from sprinter.models.capture.marks import _sample
 from sprinter.models.choose import capture_kind
 from sprinter.models.pair import builtin_paths, load_models
 from sprinter.models.quantised import in_place, library, whole
+from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.whole import _Stack, is_joined
 from sprinter.models.runner import make_runner
 
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_place, "LEAST_BYTES", 0)
+    monkeypatch.setattr(in_place, "LEAST", 0)
 
 
 def saved(name: str, folder: Path, dtype: str = "float32") -> Path:
@@ -96,20 +107,26 @@ def test_exact_methods_write_the_text_of_plain_decoding(dtype: str, tmp_path: Pa
     )
     assert pair.models.draft is not None
     assert is_joined(pair.models.target.model) and is_joined(pair.models.draft.model)
+    texts = {
+        method: pair.generate("abc", method=method, max_new_tokens=30, temperature=0.0).tokens
+        for method in ("autoregressive", "speculative(gamma=3)", "svip", "lookup")
+    }
+    plain = [token.id for token in texts["autoregressive"]]
+    assert len(plain) > 10 and all([token.id for token in own] == plain for own in texts.values())
     for temperature in (0.0, 1.0):
-        texts = {
-            method: pair.generate(
-                "abc", method=method, max_new_tokens=30, temperature=temperature, seed=3
-            ).tokens
-            for method in ("autoregressive", "speculative(gamma=3)", "svip", "lookup")
-        }
-        plain = [token.id for token in texts["autoregressive"]]
-        if temperature == 0.0:
-            assert all([token.id for token in own] == plain for own in texts.values())
-        assert all(len(own) > 0 for own in texts.values())
-    batch = pair.generate_batch(["abc", "xyzw"], method="svip", max_new_tokens=20, temperature=0.0)
-    alone = [pair.generate(one, max_new_tokens=20, temperature=0.0, method="svip") for one in ("abc", "xyzw")]
-    assert [one.text for one in batch] == [one.text for one in alone]
+        options = {"method": "svip", "max_new_tokens": 20, "temperature": temperature}
+        batch = pair.generate_batch(["abc", "xyzw"], seed=[1, 2], **options)
+        alone = [pair.generate(one, seed=i, **options) for i, one in enumerate(("abc", "xyzw"), 1)]
+        assert [one.text for one in batch] == [one.text for one in alone]
+
+
+def through_runner(model: Any, ids: Tensor) -> Tensor:
+    """Logits of all but the first token, in a pass that runs all layers in one call."""
+    rows = make_runner(model, batch=len(ids), max_len=40, compile=True)
+    rows.extend(ids[:, :1])
+    made = rows.extend(ids[:, 1:]).logits
+    assert made is not None
+    return made
 
 
 def test_weights_that_change_are_seen(tmp_path: Path) -> None:
@@ -133,6 +150,93 @@ def test_weights_that_change_are_seen(tmp_path: Path) -> None:
             model.model.layers[0].mlp.up_proj.weight.clone()
         )
         assert not torch.allclose(twin(ids).logits, changed)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "neox"])
+def test_one_call_of_all_layers_sees_weights_that_change(name: str, tmp_path: Path) -> None:
+    model, ids = compiled(saved(name, tmp_path), "bfloat16"), text()
+    first = through_runner(model, ids)
+    assert torch.equal(first, model(ids).logits[:, 1:])
+
+    def differs() -> bool:
+        found = through_runner(model, ids)
+        assert torch.equal(found, model(ids).logits[:, 1:])
+        return not torch.equal(found, first)
+
+    layer: Any = (model.gpt_neox if name == "neox" else model.model).layers[1]
+    norm = layer.post_attention_layernorm
+    kept = norm.weight
+    with torch.no_grad():
+        norm.weight.mul_(2.0)
+        assert differs()
+        norm.weight.div_(2.0)
+        assert not differs()
+    norm.weight = nn.Parameter(kept * 3.0, requires_grad=False)  # swapped, used elsewhere, and put back
+    model(ids)
+    norm.weight = kept
+    torch.randn(1000, 64)  # takes the memory of what was freed
+    assert not differs()
+    down = layer.mlp.dense_4h_to_h if name == "neox" else layer.mlp.down_proj
+    kept, down.bias = (
+        down.bias,
+        nn.Parameter(torch.full((64,), 0.5, dtype=torch.bfloat16), requires_grad=False),
+    )
+    assert differs()
+    down.bias = kept
+    assert not differs()
+    other = nn.Linear(down.in_features, 64, bias=kept is not None).to(torch.bfloat16).requires_grad_(False)
+    setattr(layer.mlp, "dense_4h_to_h" if name == "neox" else "down_proj", other)
+    assert not torch.equal(through_runner(model, ids), first)
+
+
+def test_gpt2_is_laid_out_anew_and_saved_as_before(tmp_path: Path) -> None:
+    folder, ids = saved("gpt2", tmp_path / "one"), text()
+    model = compiled(folder)
+    weight = model.transformer.h[0].attn.c_attn.weight
+    assert weight.shape == (64, 192) and weight.t().is_contiguous()
+    assert np.shares_memory(_sample(weight), weight.detach().t().numpy())
+    model.save_pretrained(tmp_path / "two")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "two").eval()
+    assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-4)
+    strange = made("gpt2")
+    strange.config.activation_function = "relu"
+    strange.save_pretrained(tmp_path / "three")
+    byte_tokenizer().save_pretrained(tmp_path / "three")
+    kept = load_models(tmp_path / "three", compile=True).target.model
+    assert not is_joined(kept) and all(one.is_contiguous() for one in kept.parameters())
+
+
+def test_sizes_that_are_no_multiples() -> None:
+    """A matrix of 24 rows is read; heads of 8, of which several are in a block of rows, are not."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24}
+    odd = LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2)).eval()
+    ids = torch.arange(1, 31).view(2, 15)
+    wanted = odd(ids).logits
+    assert in_place.run_in_place(odd) and is_joined(odd)
+    assert torch.allclose(odd(ids).logits, wanted, atol=1e-4)
+    small = GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, num_attention_heads=8)).eval()
+    assert not in_place.run_in_place(small) and not is_joined(small)
+    quantise(small, "int8")
+    assert not is_joined(small) and torch.isfinite(small(ids).logits).all()
+
+
+def test_the_language_model_of_a_larger_one_is_known_as_joined() -> None:
+    sizes = {**GEMMA, "vocab_size": 300, "layer_types": ["sliding_attention"] * 3}
+    seen = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config=sizes, vision_config={**seen, "image_size": 28, "patch_size": 14}, mm_tokens_per_image=4,
+    )  # fmt: skip
+    model = Gemma3ForConditionalGeneration(config).eval()
+    ids = torch.arange(1, 31).view(2, 15)
+    with torch.no_grad():
+        wanted = model(ids).logits
+    assert not is_joined(model)
+    if in_place.run_in_place(model):
+        assert is_joined(model) and torch.allclose(model(ids).logits, wanted, atol=1e-3)
+    else:
+        assert not any("forward" in vars(part) for part in model.modules())
 
 
 def test_what_the_kernels_cannot_do_is_refused(tmp_path: Path) -> None:
@@ -193,7 +297,7 @@ def test_without_a_compiler_a_line_says_so(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(library, "_compiler", list)
     library.kernel.cache_clear()
     try:
-        with pytest.raises(UserError, match="need a C\\+\\+ compiler"):
+        with pytest.raises(UserError, match=r"need a C\+\+ compiler.*compile=False"):
             compiled(saved("llama", tmp_path / "model"))
     finally:
         library.kernel.cache_clear()

@@ -311,7 +311,8 @@ class OutputLayer:
     def __call__(self, x: Tensor) -> Tensor:
         """Logits ``[..., V]`` of states ``[..., d]`` in the dtype of heads; −inf for tokens that it does not know."""
         weight = getattr(self.layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.is_floating_point():
+        # One that our kernels run over weights in place takes float32.
+        if isinstance(weight, Tensor) and weight.is_floating_point() and "forward" not in vars(self.layer):
             x = x.to(weight.dtype)
         logits: Tensor = self.layer(x)
         if self.scale != 1.0:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from sprinter.errors import UserError
 from sprinter.models.bars import bars_on_terminals
 from sprinter.models.checks import check_finite
 from sprinter.models.choose import check_capture, longest_text, runner_kind
-from sprinter.models.cut import CutHead, check_cut, check_map, cut_output, keeping, known_words
+from sprinter.models.cut import CUT_TYPE, CutHead, check_cut, check_map, cut_output, keeping, known_words
 from sprinter.models.devices import dtype_name
 from sprinter.models.ends import eos_ids_of
 from sprinter.models.gguf.dequantise import dequantised
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.output_head import forget_heads
 from sprinter.models.options import LoadOptions, check_options, load_options
+from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.in_place import run_in_place
 from sprinter.models.quantised.layers import parameter_count
 from sprinter.models.quantised.quantise import quantise
+from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
 from sprinter.models.tokenizers import find_tokenizer, own_vocabulary
@@ -275,12 +277,15 @@ def _load(
         raise UserError(
             f"draft_vocabulary is for drafts that are loaded with PyTorch, and {origin.name} is {where}"
         )
+
+    def cut_model(model: PreTrainedModel) -> None:
+        assert cut is not None
+        cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
+
     if isinstance(origin.at, PreTrainedModel):
         model = origin.at
     elif origin.gguf is None:
-        model = _weights(origin.at, origin.name, which, options)
-        if cut is not None:
-            cut_output(model, cut(head_sizes(model)[0], eos_ids_of(model, speaker)))
+        model = _checkpoint(origin.at, origin.name, which, options, None if cut is None else cut_model)
     elif options.dequantise:
         read = dequantised(origin.gguf, options.dtype, options.quantised, cut, **options.extra)
         model, stored, ends = read.model, read.stored, read.eos_ids
@@ -298,7 +303,9 @@ def _load(
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)
     context = _served(model, which, origin.name, _context(model.config.get_text_config(decoder=True)))
-    if options.compile and (model is origin.at or not _in_place(model, options)):
+    if options.compile:
+        if model is not origin.at and not is_joined(model):
+            run_in_place(model)
         check_capture(model)
     return LoadedModel(
         model, origin.name, origin.revision, context, vocab_size, hidden_size,
@@ -307,13 +314,29 @@ def _load(
     )  # fmt: skip
 
 
-def _in_place(model: PreTrainedModel, options: LoadOptions) -> bool:
-    """``run_in_place``, in float32 if it is not possible in the checkpoint's dtype."""
-    if run_in_place(model):
-        return True
-    if not options.stored or model.dtype == torch.float32:
-        return False
-    return run_in_place(model.float())  # type: ignore[no-untyped-call]
+def _checkpoint(
+    directory: Path, name: str, which: str, options: LoadOptions, cut: Callable[[PreTrainedModel], Any] | None
+) -> PreTrainedModel:
+    """A checkpoint of transformers, after ``cut``; in its own dtype where ``options.stored`` allows it."""
+
+    def read(dtype: torch.dtype | str) -> PreTrainedModel:
+        model = _weights(directory, name, which, options, dtype)
+        if cut is not None:
+            cut(model)
+        return model
+
+    if options.stored and _joins(directory):
+        model = read("auto")
+        if model.dtype == torch.float32 or run_in_place(model.train(False)):
+            return model
+    return read(options.dtype)
+
+
+def _joins(directory: Path) -> bool:
+    """Whether a checkpoint's layers may join, from its config alone."""
+    config, _ = PreTrainedConfig.get_config_dict(directory)
+    known = TYPES | {CUT_TYPE}
+    return config.get("model_type") in known and "quantization_config" not in config
 
 
 def _load_gguf(
@@ -329,13 +352,15 @@ def _load_gguf(
     )  # fmt: skip
 
 
-def _weights(directory: Path, name: str, which: str, options: LoadOptions) -> PreTrainedModel:
+def _weights(
+    directory: Path, name: str, which: str, options: LoadOptions, dtype: torch.dtype | str
+) -> PreTrainedModel:
     place = {} if options.device_map is None else {"device_map": options.device_map}
     loaded: Any
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
             directory,
-            dtype="auto" if options.stored else options.dtype,
+            dtype=dtype,
             use_safetensors=True,
             trust_remote_code=options.trust_remote_code,
             output_loading_info=True,

@@ -115,7 +115,10 @@ def _foreign(hooks: dict[int, Any]) -> list[Hashable]:
 
 def _sample(x: Tensor) -> np.ndarray:
     """The elements that are checked, as bits; a view of the tensor's memory."""
-    flat = x.detach().view(_BITS[x.element_size()]).numpy().reshape(-1)
+    bits = x.detach().view(_BITS[x.element_size()])
+    if bits.dim() == 2 and not bits.is_contiguous():
+        bits = bits.t()  # as ``in_place`` lays weights out; otherwise this would be a copy
+    flat = bits.numpy().reshape(-1)
     return flat[:: 1 if flat.size <= _WHOLE else _EVERY]
 
 

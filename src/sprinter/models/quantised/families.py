@@ -16,7 +16,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-__all__ = ["ACTIVATIONS", "FAMILIES", "MATRICES", "NORMS", "Family", "Norms", "Part", "Shape"]
+__all__ = ["ACTIVATIONS", "FAMILIES", "MATRICES", "NORMS", "TYPES", "Family", "Norms", "Part", "Shape"]
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 """Matrices of a layer, as kernels.cpp has them."""
@@ -242,6 +242,8 @@ def _activation(config: Any, name: str) -> int | None:
     return ACTIVATIONS.get(getattr(config, name, None) or getattr(config, "hidden_act", None) or "")
 
 
+TYPES = frozenset({"llama", "mistral", "phi3", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_neox"})
+"""Types of models, as configs name them, that are made of these layers."""
 FAMILIES: dict[type[nn.Module], Family] = {
     **dict.fromkeys((LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer), Family()),
     **dict.fromkeys((Gemma2DecoderLayer, Gemma3DecoderLayer), _Gemma()),

@@ -20,10 +20,12 @@ from sprinter.models.quantised.library import FLOATS, kernel
 from sprinter.models.quantised.quantise import SCALE, is_plain, try_joined
 from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
 
-__all__ = ["LEAST_BYTES", "run_in_place"]
+__all__ = ["LEAST", "run_in_place"]
 
-LEAST_BYTES = 64 << 20
-"""Of a model's weights. In smaller models what surrounds the layers takes longest, which is compiled with them."""
+LEAST = 32 << 20
+"""Parameters of a model. In smaller ones what surrounds the layers takes longest, which is compiled with them."""
+_FAR = 1e-3
+"""Largest distance of logits that come from the order of sums alone; nothing is rounded."""
 
 
 def run_in_place(model: PreTrainedModel) -> bool:
@@ -35,13 +37,15 @@ def run_in_place(model: PreTrainedModel) -> bool:
         UserError: the kernels cannot be compiled, or the model computes something else with them.
     """
     weights = {id(one): one for one in model.parameters()}.values()
-    large = sum(one.numel() * one.element_size() for one in weights) >= LEAST_BYTES
+    large = sum(one.numel() for one in weights) >= LEAST and getattr(model, "hf_quantizer", None) is None
     if not large or any(one.dtype not in FLOATS or one.device.type != "cpu" for one in weights):
         return False
-    for part in model.modules():
-        if type(part) is Conv1D:  # the same weights in the order of a linear layer's
-            part.weight.data = part.weight.data.t().contiguous().t()
+    convolutions = [part for part in model.modules() if type(part) is Conv1D]
+    for part in convolutions:  # the same weights in the order of a linear layer's
+        part.weight.data = part.weight.data.t().contiguous().t()
     if not _fits(model):
+        for part in convolutions:
+            part.weight.data = part.weight.data.contiguous()
         return False
     kernel()
     attend_in_order(model)
@@ -53,7 +57,7 @@ def run_in_place(model: PreTrainedModel) -> bool:
         instead = _Product if reads_in_place(own) else _Norm if type(own) is nn.LayerNorm else None
         if instead is not None:
             own.forward = instead(own)
-    try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False")
+    try_joined(model, lambda: join_layers(model, in_place=True), "compiled", "compile=False", _FAR)
     return True
 
 

@@ -272,9 +272,10 @@ def _compiler() -> list[str]:
 def _compile(stem: str, compiler: Sequence[str], machine: Sequence[str]) -> Path:
     if not compiler:
         raise UserError(
-            "weights of 4 and 8 bits need a C++ compiler: install g++ (or set CXX), or use dtype=bfloat16 or float32"
+            "weights of 4 and 8 bits, and compile=True, need a C++ compiler: install g++ (or set CXX), or use "
+            "dtype=bfloat16 or float32 with compile=False"
         )
-    _log.warning("compiling the products of quantised weights, once; some ten seconds")
+    _log.warning("compiling the kernels for this computer, once; some ten seconds")
     with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
         part = Path(folder) / "kernel.so"
         command = [*compiler, *_OPTIONS, *machine, str(_SOURCE), *_threads(), "-o", str(part)]
@@ -284,8 +285,8 @@ def _compile(stem: str, compiler: Sequence[str], machine: Sequence[str]) -> Path
         if made.returncode:
             lines = [line for line in made.stderr.splitlines() if "error" in line] or ["it does not say why"]
             raise UserError(
-                f"{compiler[0]} cannot compile the products of quantised weights ({lines[0][:200]}): set CXX to "
-                "another compiler, or use dtype=bfloat16 or float32"
+                f"{compiler[0]} cannot compile the kernels ({lines[0][:200]}): set CXX to another compiler, or use "
+                "dtype=bfloat16 or float32 with compile=False"
             )
         part.chmod(0o600)
         path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.so"

@@ -138,14 +138,15 @@ def put_matrices(model: PreTrainedModel, matrices: Mapping[str, Matrix]) -> None
             layer.weight = None  # type: ignore[assignment]
         parent, _, child = path.rpartition(".")
         setattr(model.get_submodule(parent), child, made[layer])
-    try_joined(model, lambda: join_layers(model), "quantised", "bfloat16")
+    try_joined(model, lambda: join_layers(model), "quantised", "bfloat16", _FAR)
 
 
-def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, instead: str) -> None:
+def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, instead: str, far: float) -> None:
     """Join a model's layers by ``join``, which returns their number, and compare passes with those before.
 
     Args:
         kind: of the layers. instead: what to use where they fail; both for messages.
+        far: largest distance of the logits from those before, relative to these.
 
     Raises:
         UserError: the model does not run, or computes something else.
@@ -169,7 +170,7 @@ def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, inste
         ) from error
     if not known or not torch.isfinite(one_by_one).all():
         return
-    if not bool((whole.logits - one_by_one).norm() <= _FAR * one_by_one.norm()):
+    if not bool((whole.logits - one_by_one).norm() <= far * one_by_one.norm()):
         raise UserError(f"the joined layers of {name} differ from its own: use {instead}")
     if not all(torch.equal(one, whole.logits) for one in (torch.cat(parts, 1), over_rows)):
         raise UserError(f"tokens of {name} differ between forward passes: use {instead}")

@@ -77,6 +77,8 @@ class Straight:
         """
         model: Any = self._model()
         inner = model.model
+        if _KNOWN.get(type(model).forward) is not type(inner).forward:
+            return None
         if isinstance(attention_mask, Mapping):
             if len(attention_mask) != 1:
                 return None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,10 @@ def is_joined(model: object) -> bool:
     """Whether all decoder layers have it. Then a token is the same, to the bit, in every forward pass over a chain."""
     if not isinstance(model, nn.Module):
         return False
-    depth = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    depth = getattr(config, "num_hidden_layers", 0)
     return 0 < depth == sum(isinstance(vars(part).get("forward"), _Forward) for part in model.modules())
 
 
@@ -149,7 +152,7 @@ class _Forward:
         in_place: its matrices are plain linear layers.
 
     Attributes:
-        family: how the layer is built.
+        family: how the layer is built. held: what the facts point to and the layer does not hold.
         shape: what layers that run in one call have in common; set with the facts.
     """
 
@@ -158,9 +161,8 @@ class _Forward:
         self.family = FAMILIES[type(layer)]
         self._facts: _Facts | None = None
         self._places: list[Any] = []  # of the norms' weights, and of others that are read in place
-        self._held: list[Tensor | None] = []
+        self.held: list[Tensor | None] = []
         self.shape: tuple[Any, ...] = ()
-        stack.members[place] = self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Forward:
         stack = memo.get(id(self._stack))
@@ -180,7 +182,13 @@ class _Forward:
         layer, family = self.layer(), self.family
         if (last := self._stack.done(hidden_states)) is not None and self._place <= last:
             return hidden_states if self._place < last else self._stack.taken(hidden_states)
+        if len(given) > len(family.given):
+            raise TypeError(
+                f"a joined layer is given its arguments by name, and here are {len(given)} without"
+            )
         named.update(zip(family.given, given, strict=False))
+        if named.get("encoder_hidden_states") is not None:
+            raise ValueError("joined layers have no cross-attention")
         batch, n, _ = hidden_states.shape
         x = without_gradient(hidden_states).contiguous()
         shape, cache, mask = family.shape(layer), named.get(family.cache), named.get("attention_mask")
@@ -251,10 +259,14 @@ class _Forward:
         """The facts, made again where weights are others than before."""
         layer, family = self.layer(), self.family
         read = [*family.norms(layer)]
-        if self._in_place:
-            for linear in family.holders(layer):
+        places: list[Any] = []
+        for linear in family.holders(layer):
+            if self._in_place:
                 read += [linear._parameters.get("weight"), linear._parameters.get("bias")]
-        places = [_place(weight) for weight in read if weight is not None]
+            else:  # valid as long as the linear layers are the same
+                bias = linear._buffers.get("bias")
+                places += [linear, None if bias is None else _place(bias)]
+        places += [None if weight is None else _place(weight) for weight in read]
         if self._facts is None or places != self._places:
             self._facts, self._places = self._made(read), places
         return self._facts
@@ -269,16 +281,18 @@ class _Forward:
         if any(one is not None and (one.dtype not in dtypes or one.device.type != "cpu") for one in held):
             kind = "is compiled stays as it is" if self._in_place else "has quantised layers stays in float32"
             raise RuntimeError(f"a model that {kind}, on the CPU")
-        self._held = [None if one is None else one.float() for one in held]
-        facts, layer, biases = _Facts(), self.layer(), self._held[len(NORMS) :]
+        self.held = [None if one is None else one.float() for one in held]
+        facts, layer, biases = _Facts(), self.layer(), self.held[len(NORMS) :]
         parts, shape = self.family.parts(layer), self.family.shape(layer)
         for name, part in parts.items():
             if self._in_place and not reads_in_place(part.linear):
                 raise RuntimeError(
                     f"{name} of a compiled model is another than it was: load with compile=False"
                 )
+            if not self._in_place and not _has_whole_groups(part.linear):
+                raise RuntimeError(f"{name} of a quantised model is another than it was: load it anew")
             setattr(facts, name, _facts_of(part, biases[part.number] if self._in_place else None))
-        for name, weight in zip(NORMS, self._held, strict=False):
+        for name, weight in zip(NORMS, self.held, strict=False):
             setattr(facts, name, None if weight is None else weight.data_ptr())
         facts.width, facts.d, facts.turned = _columns(parts["q"]), shape.d, shape.turned
         facts.heads, facts.kv = parts["q"].rows // shape.d, parts["k"].rows // shape.d
@@ -292,15 +306,17 @@ class _Call:
     """Layers that run in one call, and what that rests on.
 
     Args:
-        layers: they. facts: theirs. shape: of each.
+        layers: they. members: their ``forward``. shape: of each.
 
     Attributes:
         facts: an array, as the kernels take them. numbers: of the layers in the cache. shape: of each.
         ids: of the layers.
     """
 
-    def __init__(self, layers: list[Any], facts: list[_Facts], shape: Shape) -> None:
-        self.facts, self.shape = (_Facts * len(facts))(*facts), shape
+    def __init__(self, layers: list[Any], members: list[_Forward], shape: Shape) -> None:
+        each = [member.facts() for member in members]
+        self.facts, self.shape = (_Facts * len(each))(*each), shape
+        self._held = [member.held for member in members]  # what the facts point to
         self.numbers = [FAMILIES[type(layer)].attends(layer).layer_idx for layer in layers]
         self.ids = [id(layer) for layer in layers]
         # The layers' children and theirs, and the weights of these; not the layers, which hold this.
@@ -309,10 +325,15 @@ class _Call:
             (own._modules, name, child) for own in owners for name, child in own._modules.items()
         ]
         self._weights = [
-            (child._parameters, name, _place(weight))
+            (child._parameters, name, None if weight is None else _place(weight))
             for *_, child in self._children
             for name, weight in child._parameters.items()
-            if weight is not None
+        ]
+        self._weights += [
+            (child._buffers, name, _place(bias))
+            for *_, child in self._children
+            for name, bias in child._buffers.items()
+            if bias is not None
         ]
 
     def holds(self, layers: list[Any]) -> bool:
@@ -322,7 +343,7 @@ class _Call:
             and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
             and all(children.get(name) is child for children, name, child in self._children)
             and all(
-                (weight := weights.get(name)) is not None and _place(weight) == place
+                (None if (weight := weights.get(name)) is None else _place(weight)) == place
                 for weights, name, place in self._weights
             )
         )
@@ -335,14 +356,11 @@ class _Stack:
         parent: the module that holds them; None if a layer was copied without it, which then runs alone.
         name: of their list there.
 
-    Attributes:
-        members: their ``forward``, by number; layers hold them.
     """
 
     def __init__(self, parent: nn.Module | None, name: str) -> None:
         self.name = name
         self.parent: Callable[[], nn.Module | None] = ref(parent) if parent is not None else lambda: None
-        self.members: WeakValueDictionary[int, _Forward] = WeakValueDictionary()
         self._calls: dict[int, _Call] = {}  # of all layers from this number on
 
     def done(self, states: Tensor) -> int | None:
@@ -369,7 +387,7 @@ class _Stack:
         ):
             return call
         found: list[Any] = []
-        facts: list[_Facts] = []
+        members: list[_Forward] = []
         shape: tuple[Any, ...] = ()
         for place, layer in enumerate(layers, first):
             if not self._own(place, [layer]):
@@ -377,17 +395,17 @@ class _Stack:
             member = layer.__dict__["forward"]
             if not cache.holds(member.family.attends(layer).layer_idx):
                 break
-            made = member.facts()
+            member.facts()  # sets its shape
             if found and (member.shape != shape or _reads_input(layer)):
                 break
             shape = member.shape
             found.append(layer)
-            facts.append(made)
+            members.append(member)
             if layer._forward_hooks:
                 break
         if len(found) < 2:
             return None
-        call = _Call(found, facts, shape[-1])
+        call = _Call(found, members, shape[-1])
         if len(found) == len(layers) and not any(layer._forward_hooks for layer in layers):
             self._calls[first] = call
         return call
@@ -465,6 +483,7 @@ def _attention(
     return Attention.of(query.transpose(1, 2), keys, values, mask, shape.scaling, shape.cap, rows)
 
 
-def _place(weight: Tensor) -> tuple[int, int]:
+def _place(weight: Tensor) -> tuple[int, torch.dtype, int]:
     """Where it is, and how often it was written, as far as PyTorch counts that: what is not in float32 is copied."""
-    return weight.data_ptr(), 0 if weight.dtype == torch.float32 or weight.is_inference() else weight._version
+    kind = weight.dtype
+    return weight.data_ptr(), kind, 0 if kind == torch.float32 or weight.is_inference() else weight._version

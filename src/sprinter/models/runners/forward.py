@@ -378,10 +378,8 @@ class BaseRunner(ABC):
 class ModelRunner(BaseRunner):
     """A runner over a transformers causal language model; subclasses hold the cache. See ``Runner`` for its methods.
 
-    The model is put into evaluation mode. Results are inference tensors: clone them to train on them.
-
-    Attributes:
-        straight: a quicker way for some passes (``quantised.straight``), or None.
+    The model is put into evaluation mode. Results are inference tensors: clone them to train on them. ``straight``: a
+    quicker way for some passes (``quantised.straight``), or None.
     """
 
     def __init__(self, model: PreTrainedModel, batch: int, max_len: int) -> None:
@@ -396,9 +394,8 @@ class ModelRunner(BaseRunner):
     def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
         if self.straight is not None and not layers:
             with _turn(head_of(self.model)):
-                made = self.straight(tokens, logits, **kwargs)
-            if made is not None:
-                return ModelOutput(*made)
+                if (made := self.straight(tokens, logits, **kwargs)) is not None:
+                    return ModelOutput(*made)
         said, hidden, *states = call_model(self.model, tokens, None if logits else _last, layers, **kwargs)
         return ModelOutput(said if logits else None, hidden, tuple(states))
 
