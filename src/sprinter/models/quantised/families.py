@@ -16,7 +16,17 @@ from transformers.models.phi3.modeling_phi3 import Phi3DecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-__all__ = ["ACTIVATIONS", "FAMILIES", "MATRICES", "NORMS", "TYPES", "Family", "Norms", "Part", "Shape"]
+__all__ = [
+    "ACTIVATIONS",
+    "FAMILIES",
+    "MATRICES",
+    "NORMS",
+    "TYPES",
+    "LayerFamily",
+    "LayerShape",
+    "MatrixPart",
+    "Norms",
+]
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 """Matrices of a layer, as kernels.cpp has them."""
@@ -24,11 +34,11 @@ ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "ge
 """Name in a config -> number in kernels.cpp."""
 
 
-class Part(NamedTuple):
+class MatrixPart(NamedTuple):
     """Rows of a linear layer that are one of ``MATRICES``.
 
     Attributes:
-        linear: the layer. number: its place in ``Family.linears``.
+        linear: the layer. number: its place in ``LayerFamily.linears``.
         first: its first row that belongs to the matrix. rows: how many do.
         run, step: they come in runs of so many, which begin so many apart; 0: all together.
     """
@@ -58,7 +68,7 @@ NORMS = Norms._fields
 """Names of the norms."""
 
 
-class Shape(NamedTuple):
+class LayerShape(NamedTuple):
     """Numbers of a layer.
 
     Attributes:
@@ -80,7 +90,7 @@ class Shape(NamedTuple):
     kind: str | None
 
 
-class Family:
+class LayerFamily:
     """Llama's layers, and those that are built alike.
 
     Attributes:
@@ -106,10 +116,10 @@ class Family:
         """The linear layers, as ``linears``."""
         return [layer._modules[owner]._modules[name] for owner, name in self.linears]
 
-    def parts(self, layer: Any) -> dict[str, Part]:
+    def parts(self, layer: Any) -> dict[str, MatrixPart]:
         """The matrices; without a gate where there is none."""
         made = zip(MATRICES, self.holders(layer), strict=True)
-        return {name: Part(one, i, 0, _high(one)) for i, (name, one) in enumerate(made)}
+        return {name: _whole(one, i) for i, (name, one) in enumerate(made)}
 
     def norms(self, layer: Any) -> Norms:
         """Looked up where modules keep them, for each layer in each pass."""
@@ -118,16 +128,16 @@ class Family:
         first, second = _weight(parts["input_layernorm"]), _weight(parts["post_attention_layernorm"])
         return Norms(first, None, query, key, second, None, None, None)
 
-    def shape(self, layer: Any) -> Shape:
+    def shape(self, layer: Any) -> LayerShape:
         """Its numbers."""
         own = self.attends(layer)
-        return Shape(
+        return LayerShape(
             own.head_dim, own.head_dim, _activation(own.config, "hidden_act"), False, False,
             layer.input_layernorm.variance_epsilon, 0.0, own.scaling, 0.0, getattr(own, "layer_type", None),
         )  # fmt: skip
 
 
-class _Gemma(Family):
+class _Gemma(LayerFamily):
     def norms(self, layer: Any) -> Norms:
         parts = layer._modules
         second, after = parts["pre_feedforward_layernorm"], parts["post_feedforward_layernorm"]
@@ -136,17 +146,17 @@ class _Gemma(Family):
             second_norm=_weight(second), after_attention=usual.second_norm, after_mlp=_weight(after)
         )
 
-    def shape(self, layer: Any) -> Shape:
+    def shape(self, layer: Any) -> LayerShape:
         own = self.attends(layer)
         # Gemma 3 has the attribute too, and does not use it.
         cap = (isinstance(own, Gemma2Attention) and own.attn_logit_softcapping) or 0.0
-        return Shape(
+        return LayerShape(
             own.head_dim, own.head_dim, _activation(own.config, "hidden_activation"), False, False,
             layer.input_layernorm.eps, 1.0, own.scaling, cap, getattr(own, "layer_type", None),
         )  # fmt: skip
 
 
-class _Phi3(Family):
+class _Phi3(LayerFamily):
     linears = (
         ("self_attn", "qkv_proj"),
         ("self_attn", "o_proj"),
@@ -154,71 +164,71 @@ class _Phi3(Family):
         ("mlp", "down_proj"),
     )
 
-    def parts(self, layer: Any) -> dict[str, Part]:
+    def parts(self, layer: Any) -> dict[str, MatrixPart]:
         own = self.attends(layer)
         qkv, out, gate_up, down = self.holders(layer)
         kv, inner = own.num_key_value_heads * own.head_dim, _high(gate_up) // 2
         heads = _high(qkv) - 2 * kv
         return {
-            "q": Part(qkv, 0, 0, heads), "k": Part(qkv, 0, heads, kv), "v": Part(qkv, 0, heads + kv, kv),
-            "o": Part(out, 1, 0, _high(out)),
-            "gate": Part(gate_up, 2, 0, inner), "up": Part(gate_up, 2, inner, inner),
-            "down": Part(down, 3, 0, _high(down)),
+            "q": MatrixPart(qkv, 0, 0, heads), "k": MatrixPart(qkv, 0, heads, kv),
+            "v": MatrixPart(qkv, 0, heads + kv, kv), "o": _whole(out, 1),
+            "gate": MatrixPart(gate_up, 2, 0, inner), "up": MatrixPart(gate_up, 2, inner, inner),
+            "down": _whole(down, 3),
         }  # fmt: skip
 
-    def shape(self, layer: Any) -> Shape:
+    def shape(self, layer: Any) -> LayerShape:
         usual, rope = super().shape(layer), self.attends(layer).config.rope_parameters
         return usual._replace(turned=int(usual.d * rope.get("partial_rotary_factor", 1.0)))
 
 
-class _Gpt2(Family):
+class _Gpt2(LayerFamily):
     layers = "h"
     attention = "attn"
     linears = (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj"))
     given = ("past_key_values", "attention_mask", "encoder_hidden_states")
 
-    def parts(self, layer: Any) -> dict[str, Part]:
+    def parts(self, layer: Any) -> dict[str, MatrixPart]:
         qkv, out, up, down = self.holders(layer)
         own = _high(qkv) // 3
         return {
-            **{name: Part(qkv, 0, i * own, own) for i, name in enumerate("qkv")},
-            "o": Part(out, 1, 0, _high(out)), "up": Part(up, 2, 0, _high(up)), "down": Part(down, 3, 0, _high(down)),
+            **{name: MatrixPart(qkv, 0, i * own, own) for i, name in enumerate("qkv")},
+            "o": _whole(out, 1), "up": _whole(up, 2), "down": _whole(down, 3),
         }  # fmt: skip
 
     def norms(self, layer: Any) -> Norms:
         return _centred(layer._modules["ln_1"], layer._modules["ln_2"])
 
-    def shape(self, layer: Any) -> Shape:
+    def shape(self, layer: Any) -> LayerShape:
         own = self.attends(layer)
         # With cross-attention the layer has more parts than these.
         activation = (
             _activation(own.config, "activation_function") if "crossattention" not in layer._modules else None
         )
         eps = layer.ln_1.eps
-        return Shape(own.head_dim, 0, activation, True, False, eps, 0.0, own.scaling, 0.0, None)
+        return LayerShape(own.head_dim, 0, activation, True, False, eps, 0.0, own.scaling, 0.0, None)
 
 
-class _NeoX(Family):
+class _NeoX(LayerFamily):
     attention = "attention"
     linears = (
         ("attention", "query_key_value"), ("attention", "dense"), ("mlp", "dense_h_to_4h"), ("mlp", "dense_4h_to_h")
     )  # fmt: skip
     cache = "layer_past"
 
-    def parts(self, layer: Any) -> dict[str, Part]:
+    def parts(self, layer: Any) -> dict[str, MatrixPart]:
         qkv, out, up, down = self.holders(layer)
         d, own = self.attends(layer).head_size, _high(qkv) // 3
         return {
-            **{name: Part(qkv, 0, i * d, own, d, 3 * d) for i, name in enumerate("qkv")},  # head by head
-            "o": Part(out, 1, 0, _high(out)), "up": Part(up, 2, 0, _high(up)), "down": Part(down, 3, 0, _high(down)),
+            **{name: MatrixPart(qkv, 0, i * d, own, d, 3 * d) for i, name in enumerate("qkv")},  # head by head
+            "o": _whole(out, 1), "up": _whole(up, 2), "down": _whole(down, 3),
         }  # fmt: skip
 
     def norms(self, layer: Any) -> Norms:
         return _centred(layer._modules["input_layernorm"], layer._modules["post_attention_layernorm"])
 
-    def shape(self, layer: Any) -> Shape:
+    def shape(self, layer: Any) -> LayerShape:
         own = self.attends(layer)
-        return Shape(
+        return LayerShape(
             own.head_size, own.rotary_ndims, _activation(own.config, "hidden_act"), True,
             layer.use_parallel_residual, layer.input_layernorm.eps, 0.0, own.scaling, 0.0, None,
         )  # fmt: skip
@@ -227,6 +237,10 @@ class _NeoX(Family):
 def _high(linear: Any) -> int:
     """Number of outputs; 0 of something else than a linear layer."""
     return int(getattr(linear, "out_features", 0) or getattr(linear, "nf", 0))
+
+
+def _whole(linear: Any, number: int) -> MatrixPart:
+    return MatrixPart(linear, number, 0, _high(linear))
 
 
 def _weight(norm: Any) -> Tensor | None:
@@ -244,8 +258,10 @@ def _activation(config: Any, name: str) -> int | None:
 
 TYPES = frozenset({"llama", "mistral", "phi3", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt2", "gpt_neox"})
 """Types of models, as configs name them, that are made of these layers."""
-FAMILIES: dict[type[nn.Module], Family] = {
-    **dict.fromkeys((LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer), Family()),
+FAMILIES: dict[type[nn.Module], LayerFamily] = {
+    **dict.fromkeys(
+        (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer), LayerFamily()
+    ),
     **dict.fromkeys((Gemma2DecoderLayer, Gemma3DecoderLayer), _Gemma()),
     Phi3DecoderLayer: _Phi3(),
     GPT2Block: _Gpt2(),

@@ -22,7 +22,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from transformers import PreTrainedModel
 
 from sprinter.models.quantised.attention import Attention
-from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, Part, Shape
+from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, LayerShape, MatrixPart
 from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
 from sprinter.models.runners.forward import NOTING
@@ -118,7 +118,7 @@ def _has_whole_groups(part: nn.Module) -> bool:
     return isinstance(part, QuantisedLinear) and part._matrix.padded == part._matrix.width
 
 
-def _columns(part: Part) -> int:
+def _columns(part: MatrixPart) -> int:
     matrix = plain_matrix(part.linear)
     return part.linear.in_features if matrix is None else matrix.shape[1]
 
@@ -132,7 +132,7 @@ def reads_in_place(part: nn.Module) -> bool:
     return fits and weight.shape[1] % _COLUMNS == 0
 
 
-def _facts_of(part: Part, bias: Tensor | None) -> MatrixFacts:
+def _facts_of(part: MatrixPart, bias: Tensor | None) -> MatrixFacts:
     """Of a matrix, with the bias of the whole linear layer in float32; quantised layers have their own."""
     run, step = part.run or part.rows, part.step or part.rows
     if isinstance(part.linear, QuantisedLinear):
@@ -221,7 +221,7 @@ class _Forward:
     def _alone(
         self,
         layer: Any,
-        shape: Shape,
+        shape: LayerShape,
         x: Tensor,
         cosine: Tensor,
         sine: Tensor,
@@ -313,7 +313,7 @@ class _Call:
         ids: of the layers.
     """
 
-    def __init__(self, layers: list[Any], members: list[_Forward], shape: Shape) -> None:
+    def __init__(self, layers: list[Any], members: list[_Forward], shape: LayerShape) -> None:
         each = [member.facts() for member in members]
         self.facts, self.shape = (_Facts * len(each))(*each), shape
         self._held = [member.held for member in members]  # what the facts point to
@@ -469,7 +469,7 @@ def _attention(
     keys: Tensor,
     values: Tensor,
     mask: Tensor | None,
-    shape: Shape,
+    shape: LayerShape,
     rows: Tensor | None,
     flat: bool,
 ) -> Attention:
