@@ -34,6 +34,7 @@ from sprinter.models.capture.marks import hash_file
 from sprinter.models.quantised.layout import FORMATS, GROUP, Codes, Format
 
 __all__ = [
+    "CHANNELS",
     "FLOATS",
     "NUMBER",
     "Kernel",
@@ -164,21 +165,18 @@ class Kernel:
 
     def product(self, packed: Tensor, form: Format, high: int, x: Tensor, bias: Tensor | None) -> Tensor:
         """``[n, in]`` float32, contiguous -> ``[n, high]``, with the bias ``[high]`` added."""
-        rows, width = x.shape
-        made = floats(rows, high)
-        self._product(
-            NUMBER[form.name], packed.data_ptr(), high, width, x.data_ptr(), rows,
-            None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
-        return made
+        return self._times(NUMBER[form.name], packed, high, x, bias)
 
     def product_in_place(self, weight: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
         """As ``product``, with a matrix ``[high, in]`` of ``FLOATS``, contiguous; ``in`` is a multiple of 16."""
-        (rows, width), high = x.shape, len(weight)
+        return self._times(FLOATS[weight.dtype], weight, len(weight), x, bias)
+
+    def _times(self, kind: int, matrix: Tensor, high: int, x: Tensor, bias: Tensor | None) -> Tensor:
+        rows, width = x.shape
         made = floats(rows, high)
         self._product(
-            FLOATS[weight.dtype], weight.data_ptr(), high, width, x.data_ptr(), rows,
-            None if bias is None else bias.data_ptr(), made.data_ptr(), torch.get_num_threads(),
+            kind, matrix.data_ptr(), high, width, x.data_ptr(), rows, None if bias is None else bias.data_ptr(),
+            made.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return made
 
