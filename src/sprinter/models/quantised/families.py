@@ -181,19 +181,25 @@ class _Phi3(LayerFamily):
         return usual._replace(turned=int(usual.d * rope.get("partial_rotary_factor", 1.0)))
 
 
-class _Gpt2(LayerFamily):
+class _Ungated(LayerFamily):
+    """Layers of four linear layers: one of q, k and v, one behind attention, two of the feed-forward part."""
+
+    def parts(self, layer: Any) -> dict[str, MatrixPart]:
+        qkv, out, up, down = self.holders(layer)
+        heads = {name: self.heads(layer, qkv, i) for i, name in enumerate("qkv")}
+        return {**heads, "o": _whole(out, 1), "up": _whole(up, 2), "down": _whole(down, 3)}
+
+    def heads(self, layer: Any, qkv: Any, i: int) -> MatrixPart:
+        """q, k or v, by number: one below the other."""
+        own = _high(qkv) // 3
+        return MatrixPart(qkv, 0, i * own, own)
+
+
+class _Gpt2(_Ungated):
     layers = "h"
     attention = "attn"
     linears = (("attn", "c_attn"), ("attn", "c_proj"), ("mlp", "c_fc"), ("mlp", "c_proj"))
     given = ("past_key_values", "attention_mask", "encoder_hidden_states")
-
-    def parts(self, layer: Any) -> dict[str, MatrixPart]:
-        qkv, out, up, down = self.holders(layer)
-        own = _high(qkv) // 3
-        return {
-            **{name: MatrixPart(qkv, 0, i * own, own) for i, name in enumerate("qkv")},
-            "o": _whole(out, 1), "up": _whole(up, 2), "down": _whole(down, 3),
-        }  # fmt: skip
 
     def norms(self, layer: Any) -> Norms:
         return _centred(layer._modules["ln_1"], layer._modules["ln_2"])
@@ -208,20 +214,17 @@ class _Gpt2(LayerFamily):
         return LayerShape(own.head_dim, 0, activation, True, False, eps, 0.0, own.scaling, 0.0, None)
 
 
-class _NeoX(LayerFamily):
+class _NeoX(_Ungated):
     attention = "attention"
     linears = (
         ("attention", "query_key_value"), ("attention", "dense"), ("mlp", "dense_h_to_4h"), ("mlp", "dense_4h_to_h")
     )  # fmt: skip
     cache = "layer_past"
 
-    def parts(self, layer: Any) -> dict[str, MatrixPart]:
-        qkv, out, up, down = self.holders(layer)
-        d, own = self.attends(layer).head_size, _high(qkv) // 3
-        return {
-            **{name: MatrixPart(qkv, 0, i * d, own, d, 3 * d) for i, name in enumerate("qkv")},  # head by head
-            "o": _whole(out, 1), "up": _whole(up, 2), "down": _whole(down, 3),
-        }  # fmt: skip
+    def heads(self, layer: Any, qkv: Any, i: int) -> MatrixPart:
+        """Head by head."""
+        d = self.attends(layer).head_size
+        return MatrixPart(qkv, 0, i * d, _high(qkv) // 3, d, 3 * d)
 
     def norms(self, layer: Any) -> Norms:
         return _centred(layer._modules["input_layernorm"], layer._modules["post_attention_layernorm"])
