@@ -97,8 +97,8 @@ class Regression:
 
     def learn(self, signals: Mapping[str, Tensor], overlaps: Tensor, fit: Fit) -> Fit:
         """One Newton step a verdict on the log-loss, with forgetting; what is forgotten returns to the start."""
-        # In Python's floats: this runs in every round, and libraries take longer to be called than so few numbers to
-        # be added up.
+        # In Python's floats: this runs in every round, and tensors take longer to be made than so few numbers to be
+        # added up.
         weights, precision = fit[0].tolist(), fit[1].tolist()
         start, kept, forgotten = self._start, 1 - 1 / self.memory, _PRIOR / self.memory
         features = zip(*(feature.tolist() for feature in self._features(signals)), strict=True)
@@ -112,7 +112,7 @@ class Regression:
                 precision[i] = [kept * old + curved * other for old, other in zip(row, feature, strict=True)]
                 precision[i][i] += forgotten
                 slope.append(surprise * one - forgotten * (weights[i] - start[i]))
-            weights = [*map(add, weights, _solve(precision, slope))]
+            weights = [*map(add, weights, np.linalg.solve(precision, slope).tolist())]
         return _fit(weights, precision, int(fit[2]) + len(overlaps))
 
     @property
@@ -132,17 +132,3 @@ class Regression:
 def _fit(weights: list[float], precision: list[list[float]], seen: int) -> Fit:
     numbers = torch.float64
     return torch.tensor(weights, dtype=numbers), torch.tensor(precision, dtype=numbers), torch.tensor(seen)
-
-
-def _solve(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """x with ``matrix`` x = ``vector``, for a positive definite matrix: elimination without pivots."""
-    rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
-    for i, upper in enumerate(rows):
-        for j in range(i + 1, len(rows)):
-            factor = rows[j][i] / upper[i]
-            rows[j] = [a - factor * b for a, b in zip(rows[j], upper, strict=True)]
-    found: list[float] = []
-    for i in reversed(range(len(rows))):
-        known = sum(map(mul, rows[i][i + 1 :], found))
-        found.insert(0, (rows[i][-1] - known) / rows[i][i])
-    return found
