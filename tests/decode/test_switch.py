@@ -18,7 +18,7 @@ from sprinter.decode.draft import Origin, Record
 from sprinter.decode.enumerate import MarkovPair, joint_law, run_chain, target_joint_law
 from sprinter.decode.lookup import Lookup, look_up
 from sprinter.decode.loop import Limits
-from sprinter.decode.switch import DraftSwitch, Paced, Replayed, RoundCount, Tracker
+from sprinter.decode.switch import DraftSwitch, Paced, PassShare, Replayed, RoundCount, Tracker
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
@@ -135,19 +135,22 @@ def test_a_draft_that_gains_less_than_copies_is_not_taken_back() -> None:
 @pytest.mark.parametrize("rows", [1, 4, 16])
 @pytest.mark.parametrize("matches", [0.005, 0.3])
 def test_copies_that_rows_wait_for_in_vain_are_given_up(rows: int, matches: float) -> None:
-    """Passes read as many tokens of every row as the longest: a copy that is refused delays all rows."""
+    """Passes read as many tokens of every row as the longest: a refused copy delays all, and pays for it."""
     costs = PassCosts(((1, 1.0), (9, 1.4), (64, 5.0)), ((1, 1.0), (9, 1.0)))
     tracker, chance = Tracker(costs, lambda: rows, Tracker(costs, lambda: rows, apart=True)), Random(1)
     group = [Paced(tracker) for _ in range(rows)]
     spent, rounds = 0.0, 3000
     for number in range(1, rounds + 1):
-        longest = 1
-        for row in group:
-            drafts = row.drafts(number)
-            copies = not drafts and row.copies(number) and chance.random() < matches
-            longest = max(longest, 8 if copies else 1)
-            row.count(RoundCount(int(drafts), 1, 8 if copies else 1, 1))
-        spent += costs.for_rows(rows).target_s(longest)
+        drafting = [row.drafts(number) for row in group]
+        read = [
+            8 if not drafts and row.copies(number) and chance.random() < matches else 1
+            for row, drafts in zip(group, drafting, strict=True)
+        ]
+        longer = sum(read) - rows
+        for row, drafts, n in zip(group, drafting, read, strict=True):
+            row.passed(PassShare(True, rows, max(read), (n - 1) / longer if longer else 0.0))
+            row.count(RoundCount(int(drafts), 1, n, 1))
+        spent += costs.for_rows(rows).target_s(max(read))
     assert spent / rounds < 1.03 * costs.for_rows(rows).target_s(1)
 
 
@@ -164,6 +167,29 @@ def test_copies_that_cannot_pay_are_not_tried(rows: int, some: bool) -> None:
             tried += not drafts and row.copies(number)
             row.count(RoundCount(int(drafts), 1, 1, 1))
     assert bool(tried) is some
+
+
+def test_a_draft_that_pays_only_if_all_rows_share_its_steps() -> None:
+    """Rows with drafts of different lengths leave the last steps to one of them."""
+    costs = PassCosts(((1, 1.0), (100, 1.0)), ((1, 0.25), (100, 0.25)))
+    for apart in (False, True):
+        tracker = Tracker(costs, lambda: 4)
+        group = [Paced(tracker) for _ in range(4)]
+        for number in range(1, 200):
+            for row in group:
+                if row.drafts(number):
+                    for _ in range(
+                        2
+                    ):  # two steps: 1.5 plain tokens' time for 2 tokens, or 3 of a row by itself
+                        row.passed(PassShare(False, 1 if apart else 4, 1, 0.0))
+                    row.passed(PassShare(True, 4, 3, 0.25))
+                    row.count(RoundCount(2, 1, 3, 2))
+                else:
+                    row.passed(PassShare(True, 4, 1, 0.0))
+                    row.count(RoundCount(0, 1, 1, 1))
+        assert bool(group[0].changes) is apart
+        # A trial counts what rounds took before, so that it fails at once.
+        assert not apart or all(len(row.changes) <= 1 + 2 * 3 for row in group)
 
 
 def test_rows_that_do_their_rounds_together_rest_together() -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
 
@@ -19,6 +20,7 @@ from sprinter.decode.costs import PassCosts
 from sprinter.decode.draft import Origin
 from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
+from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
 from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.errors import UserError
@@ -257,9 +259,37 @@ def test_methods_without_a_name_do_not_decide_for_each_other(
     options: dict[str, Any] = {"max_new_tokens": 40, "never_slower": True, "seed": 3}
     methods = [Method(stop=Fixed(12), cap=40), Method(stop=Fixed(1), cap=40)]
     alone = [pair.generate_batch([PROMPT] * 2, rows=2, method=one, **options)[0] for one in methods]
+    assert alone[0].stats.switches and not alone[1].stats.switches
     mixed = pair.generate_batch([PROMPT] * 4, rows=4, method=[*methods, *methods], **options)
-    assert bool(mixed[1].stats.switches) is bool(alone[1].stats.switches)
-    assert mixed[0].stats.switches and not mixed[1].stats.switches
+    assert mixed[0].stats.switches[0] < 4 and mixed[1].stats.switches[:1] != mixed[0].stats.switches[:1]
+    # Long after the others it rests too: two rows that draft beside two that do not pay for draft steps of two rows.
+    assert mixed[1].stats.switches[0] > 10
+
+
+def test_rows_that_share_less_than_they_could_are_charged_for_it(
+    with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts of different lengths: steps that few rows share cost what those of all rows do."""
+    pair = with_costs(PassCosts(((1, 1.0), (40, 1.0)), ((1, 0.1), (40, 0.1))))
+    options: dict[str, Any] = {"max_new_tokens": 60, "never_slower": True, "seed": [3, 4, 5, 6]}
+    told: list[tuple[float, float]] = []
+    before = Tracker.count
+
+    def count(self: Tracker, row: Any, drafted: bool, done: RoundCount, spent: Spent | None = None) -> None:
+        assert spent is not None
+        if drafted:
+            alike = 4 * spent.seconds / self.costs.target_s(1), self._time(done, 4)
+            told.append(alike)
+        before(self, row, drafted, done, spent)
+
+    monkeypatch.setattr(Tracker, "count", count)
+    pair.generate_batch([PROMPT] * 4, rows=4, method="speculative(gamma=3)", **options)
+    same = [took / as_all for took, as_all in told[: len(told) // 2]]
+    assert max(same) == pytest.approx(1.0), "while all rows draft as much, each pays a fourth of each pass"
+    told.clear()
+    pair.generate_batch([PROMPT] * 4, rows=4, method="svip(h=0.9)", **options)
+    apart = [took / as_all for took, as_all in told]
+    assert max(apart) > 2 and np.mean(apart) > 1.02
 
 
 def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:

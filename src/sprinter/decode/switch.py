@@ -18,10 +18,11 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from sprinter.decode.costs import PassCosts
 
-__all__ = ["DraftSwitch", "Paced", "Replayed", "RoundCount", "Tracker"]
+__all__ = ["DraftSwitch", "Paced", "PassShare", "Replayed", "RoundCount", "Tracker"]
 
 
 # Tokens' time that a method may lose in one row before it is switched off, and the power of the number of rows that
@@ -33,6 +34,7 @@ _REST, _LONGEST_REST = 64, 1024
 _FADES = 256  # tokens after which the time of a token at rest counts no longer, but plain decoding's
 _KEPT_TIMES = 4096  # kinds of rounds whose time is not computed again
 _FAILS, _PASSES = 1.0, -0.5  # a trial ends where it has lost or gained so much
+_WASTE_FADES = 0.98  # a round's weight after each later one, in the mean of what sharing imperfectly costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,30 @@ class RoundCount:
     width: float
     read: int
     added: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassShare:
+    """A row's share of a forward pass that several rows share.
+
+    Attributes:
+        target: whether it is the target's, or a draft step.
+        rows: number of rows in it.
+        tokens: that it reads of each row: the mean, or the longest where shorter ones are padded.
+        part: of what the tokens after the first of each row cost, the part that this row causes.
+    """
+
+    target: bool
+    rows: int
+    tokens: float
+    part: float
+
+
+class Spent(NamedTuple):
+    """The shares of the passes of a row's round, in seconds, and the number of rows in the target's."""
+
+    seconds: float
+    rows: int
 
 
 class DraftSwitch(ABC):
@@ -117,8 +143,9 @@ class Tracker:
         costs: of this pair on this machine.
         rows: number of rows that share a pass now.
         copying: the same of the copies in rounds that rest; None: they do not copy.
-        apart: rows do it at different times, and passes are padded: the others wait for a longer one, and each is
-            charged for all.
+        apart: rows do it at different times. A row that tries it is charged what it causes alone; else a trial asks
+            what would be if all rows did it.
+        pads: a pass reads as many tokens of each row as of the longest.
         longest: tokens that a round without draft steps adds at most; where even so many would lose time it is never
             tried. 0: not known.
     """
@@ -127,6 +154,7 @@ class Tracker:
     rows: Callable[[], int] = lambda: 1
     copying: Tracker | None = None
     apart: bool = False
+    pads: bool = True
     longest: int = 0
     _balance: float = 0.0  # tokens' time a row: what was lost, less what was gained
     _rest: float = 0.0  # tokens a row until the next trial
@@ -139,8 +167,11 @@ class Tracker:
     _trying: weakref.ref[DraftSwitch] | None = None
     _members: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)  # rows that ask here
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
+    # Time of rounds that drafted, and what it would have been had all rows drafted as much at the same time.
+    _took: tuple[float, float] = (0.0, 0.0)
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
+    _shares: dict[tuple[bool, int, float], tuple[float, float]] = field(default_factory=dict)
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
@@ -155,14 +186,24 @@ class Tracker:
             self._price = min(1.0, time / tokens) if tokens else 1.0
         return self._trying is not None and self._trying() is row
 
-    def count(self, row: DraftSwitch, drafted: bool, done: RoundCount) -> None:
-        """Count a round of a row."""
-        rows = max(1, self.rows())
+    def count(self, row: DraftSwitch, drafted: bool, done: RoundCount, spent: Spent | None = None) -> None:
+        """Count a round of a row.
+
+        Args:
+            spent: in its passes; None: all rows do the same in each pass.
+        """
+        rows, among = max(1, self.rows()), len(self._members)
+        time = as_all = self._time(done, rows)
+        if spent is not None:
+            # Where rows of other methods are not always in the same passes, neither were they with plain decoding.
+            beside = min(rows, max(among, spent.rows))
+            time = spent.seconds * beside / self._costs_of(beside).target_s(1)
         if self._on:
             if drafted:
-                self._balance = max(self._balance + self._lost(done, rows) / rows, -_CREDIT)
+                self._balance = max(self._balance + (time - self._price * done.added) / rows, -_CREDIT)
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
-            self._counted, among = self._counted + 1, len(self._members)
+                self._took = self._took[0] * _WASTE_FADES + time, self._took[1] * _WASTE_FADES + as_all
+            self._counted += 1
             # Rows do their rounds together: if some of them rested before the others, they would wait for those.
             if self._counted >= min(rows, among):
                 self._counted = 0
@@ -170,47 +211,70 @@ class Tracker:
                     self._leave()
         elif self._trying is None or self._trying() is not row:
             self._rest -= done.added / rows
-            time, tokens = self._rested
-            self._rested = time + self._time(done, rows), tokens + done.added
+            rested, tokens = self._rested
+            self._rested = rested + time, tokens + done.added
             if (
                 self._trying is not None and self._rest < -_REST
             ):  # the row that tries it has said nothing for long: it failed, or waits
                 self._leave()
         else:
-            self._balance += self._lost(done, rows)
+            self._balance += (time if self.apart else self._waste * as_all) - self._price * done.added
             if self._balance >= _FAILS:
                 self._leave()
             elif self._balance <= _PASSES:
                 self._on, self._trying, self._next_rest = True, None, _REST
 
+    def spent(self, passes: Sequence[PassShare], done: RoundCount) -> Spent:
+        """What a row's round took in the passes that it shared."""
+        seconds = sum(map(self._share_s, passes))
+        if done.steps and all(share.target for share in passes):  # heads draft in each row by itself
+            seconds += done.steps * self._costs_of(1).draft_s(done.width)
+        return Spent(seconds, max((share.rows for share in passes if share.target), default=1))
+
+    def _share_s(self, share: PassShare) -> float:
+        key = share.target, share.rows, share.tokens
+        if key not in self._shares:
+            if len(self._shares) >= _KEPT_TIMES:
+                self._shares.clear()
+            costs = self._costs_of(share.rows)
+            seconds = costs.target_s if share.target else costs.draft_s
+            first = seconds(1)
+            self._shares[key] = first / share.rows, seconds(share.tokens) - first
+        first, more = self._shares[key]
+        return first + share.part * more
+
+    @property
+    def _waste(self) -> float:
+        """What rounds take, over what they would take if all rows drafted as much at the same time."""
+        took, as_all = self._took
+        return took / as_all if as_all else 1.0
+
     def _leave(self) -> None:
         self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
-    def _lost(self, done: RoundCount, rows: int) -> float:
-        """Time of a round in plain tokens, less that of its tokens at rest; summed over the rows that it delays."""
-        time = self._time(done, rows)
-        if self.apart:
-            return rows * (time - self._price) - self._price * (done.added - 1)
-        return time - self._price * done.added
-
     def _best(self, rows: int) -> float:
-        """What is lost at the least where rounds are as long as they can be, and everything is kept."""
-        time = self._time(RoundCount(0, 1, self.longest, self.longest), rows)
-        return (rows * (time - 1) if self.apart else time - 1) - (self.longest - 1)
+        """What a row loses at the least that does it alone, where its round is as long as can be and all is kept."""
+        costs, more = self._costs_of(rows), self.longest - 1
+        tokens = self.longest if self.pads else 1 + more / rows
+        return rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - more
 
     def _time(self, done: RoundCount, rows: int) -> float:
-        """Time of a round in plain tokens; its passes are shared by so many rows that all do the same."""
+        """Time of a round in plain tokens, if its passes are shared by so many rows that all do the same."""
         key = rows, done
         if key not in self._times:
             if len(self._times) >= _KEPT_TIMES:
                 self._times.clear()
-            costs = self._by_rows.get(rows)
-            if costs is None:
-                costs = self._by_rows[rows] = self.costs.for_rows(rows)
+            costs = self._costs_of(rows)
             spent = costs.target_s(max(1, done.read)) + done.steps * costs.draft_s(done.width)
             self._times[key] = spent / costs.target_s(1)
         return self._times[key]
+
+    def _costs_of(self, rows: int) -> PassCosts:
+        costs = self._by_rows.get(rows)
+        if costs is None:
+            costs = self._by_rows[rows] = self.costs.for_rows(rows)
+        return costs
 
 
 class Paced(DraftSwitch):
@@ -233,6 +297,7 @@ class Paced(DraftSwitch):
         self._tracker, self._written = tracker, written
         self._before = Replayed(changes, copy_changes)
         self._replays = False
+        self._passes: list[PassShare] = []  # of this round, if they are told
 
     def _decide(self, round: int) -> bool:
         self._replays = round <= self._written
@@ -243,10 +308,16 @@ class Paced(DraftSwitch):
             return self._before.copies(round)
         return self._tracker.copying is not None and self._tracker.copying.drafts(self)
 
+    def passed(self, share: PassShare) -> None:
+        """Told of each forward pass in which the row took part, where rows share them; before ``count``."""
+        self._passes.append(share)
+
     def count(self, done: RoundCount) -> None:
         """Count the round's time against its tokens."""
+        passes, self._passes = self._passes, []
         if self._replays:
             return
+        spent = self._tracker.spent(passes, done) if passes else None
         if not self._on and self._tracker.copying is not None:
-            self._tracker.copying.count(self, self._copying, done)
-        self._tracker.count(self, self._on, done)
+            self._tracker.copying.count(self, self._copying, done, spent)
+        self._tracker.count(self, self._on, done, spent)

@@ -15,16 +15,17 @@ from typing import Any
 
 from sprinter.decode.checks import at_least
 from sprinter.decode.draft import Token
-from sprinter.decode.switch import Tracker
+from sprinter.decode.switch import PassShare, Tracker
 from sprinter.engine.generation import Generation
 from sprinter.engine.jobs import Done, DraftJob, Job, PromptJob, TargetJob, TreeJob
 from sprinter.engine.parts import Parts
 from sprinter.engine.policy import Policy
+from sprinter.engine.shares import pass_shares
 from sprinter.engine.stream import TokenReader
 from sprinter.engine.task import Task
 from sprinter.engine.work import Work
 from sprinter.errors import RowsError, UserError
-from sprinter.models.choose import runner_kind
+from sprinter.models.choose import pads_rows, runner_kind
 
 __all__ = ["Event", "Scheduler"]
 
@@ -115,6 +116,8 @@ class Scheduler:
         self._next_id = 0
         self._streams, self._closed, self._spare = streams, False, spare
         self._trackers: dict[Any, Tracker] = {}
+        both = parts.models.target, parts.models.draft
+        self._pads = tuple(one is not None and pads_rows(one.model) for one in both)
         self._order = list(range(rows))  # rows in the order in which they were last freed
 
     @property
@@ -253,7 +256,9 @@ class Scheduler:
         """Run one forward pass for the jobs of a group, and pass on the results."""
         jobs = [one.work.job for one in group if one.work.job is not None]
         done = self._models.run(jobs) if jobs else []
-        for one, result in zip(group, done, strict=True):
+        shares: list[list[PassShare]] = pass_shares(jobs, *self._pads) if self._trackers else [[]] * len(jobs)
+        for one, result, share in zip(group, done, shares, strict=True):
+            one.work.run.passed(share)
             self._go_on(one, result, began)
 
     def _go_on(self, one: _Live, done: Done | None, began: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from sprinter.decode.method import Method
 from sprinter.decode.row import COPIES
 from sprinter.decode.spec import is_auto
 from sprinter.decode.state import RuleState
-from sprinter.decode.switch import DraftSwitch, Paced, Replayed, Tracker
+from sprinter.decode.switch import DraftSwitch, Paced, PassShare, Replayed, Tracker
 from sprinter.engine.driver import RowDriver
 from sprinter.engine.ending import Ending, Spelling, TextWriter
 from sprinter.engine.generation import Generation
@@ -111,6 +112,7 @@ class Task:
         self._shares = method if rows == 1 or self._costs is None else parts.method_for(options)
         # Of a text that was interrupted: its switches, those of copies, and its rounds.
         self._written: tuple[tuple[int, ...], tuple[int, ...], int] = ((), (), 0)
+        self._paces: weakref.ref[Paced] | None = None  # it ends with the text
         self.record = self._new_record()
 
     @property
@@ -163,6 +165,7 @@ class Task:
         """
         request, draws = self.request, AddressedDraws(self.request.seed)
         switch = self._switch()
+        self._paces = weakref.ref(switch) if isinstance(switch, Paced) else None
         record = self.record = self._new_record()
         method, complete = self.method, request.meter == "complete"
         ahead = request.ahead if isinstance(request.ahead, int) else None
@@ -198,7 +201,7 @@ class Task:
         copying = None
         if drafter.uses_model or drafter.by_heads:
             pads = pads_rows(self._parts.models.target.model)
-            copying = Tracker(costs, rows, apart=pads, longest=COPIES.length + 1)
+            copying = Tracker(costs, rows, apart=True, pads=pads, longest=COPIES.length + 1)
         return Tracker(costs, rows, copying)
 
     def share(self, trackers: dict[Any, Tracker], rows: Callable[[], int]) -> None:
@@ -206,6 +209,13 @@ class Task:
         if self._costs is not None:
             key = self._shares, self.request.sampling
             self.tracker = trackers.setdefault(key, self._tracker(self._costs, rows))
+
+    def passed(self, shares: Sequence[PassShare]) -> None:
+        """Be charged for passes that it shared, before their result is sent."""
+        paces = None if self.tracker is None or self._paces is None else self._paces()
+        if paces is not None:
+            for share in shares:
+                paces.passed(share)
 
     def generation(self) -> Generation:
         """A copy of the result so far, each token with its text."""

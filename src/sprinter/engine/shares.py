@@ -1,0 +1,48 @@
+"""What each row of a forward pass is charged, where rows decide from the costs of passes whether to draft.
+
+A pass over one token of each row is charged to all of them alike. What more tokens cost is charged to the rows that
+have more, by the number of their tokens: where shorter rows are padded, the longer ones cause it, and the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sprinter.decode.switch import PassShare
+from sprinter.engine.jobs import DraftJob, Job, TargetJob, TreeJob
+
+__all__ = ["pass_shares"]
+
+
+def pass_shares(jobs: Sequence[Job], target_pads: bool, draft_pads: bool) -> list[list[PassShare]]:
+    """The shares of each of some jobs of one kind, which run together; a prompt's prefill is not charged.
+
+    Args:
+        target_pads, draft_pads: whether a pass of the model costs what the longest row does in each row.
+    """
+    shares: list[list[PassShare]] = [[] for _ in jobs]
+    feeds = {
+        i: len(job.row.feed.tokens) for i, job in enumerate(jobs) if isinstance(job, TargetJob | TreeJob)
+    }
+    if feeds:
+        target = isinstance(jobs[0], TargetJob)
+        _share(shares, feeds, target, target_pads if target else draft_pads)
+        return shares
+    # A draft chain reads one or two tokens first; more are what a row must read after a rest, which is not charged.
+    steps = {i: job.row for i, job in enumerate(jobs) if isinstance(job, DraftJob)}
+    for step in range(max((row.count for row in steps.values()), default=0)):
+        counts = {i: 1 if step else min(2, len(row.tokens)) for i, row in steps.items() if row.count > step}
+        _share(shares, counts, False, draft_pads)
+    return shares
+
+
+def _share(shares: list[list[PassShare]], counts: dict[int, int], target: bool, pads: bool) -> None:
+    """Add the shares of a pass over so many tokens of each row."""
+    each = {
+        i: max(1, n) for i, n in counts.items()
+    }  # a row whose state is known already is read with the others
+    rows, longest, total = len(each), max(each.values()), sum(each.values())
+    tokens = float(longest) if pads else total / rows
+    for i, n in each.items():
+        part = (n - 1) / (total - rows) if total > rows else 0.0
+        shares[i].append(PassShare(target, rows, tokens, part))
