@@ -261,7 +261,7 @@ class Trial:
 
     def run(self, count: int, first_seed: int, streams: bool) -> None:
         methods = SINGLE if self.kind == "crop" else SINGLE + 4 * SEVERAL
-        asked = [random_request(self.chance, methods, first_seed + i, self.longest) for i in range(count)]
+        asked = [self._request(methods, first_seed + i) for i in range(count)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "make_runner", runner_maker(self.kind))
             self._forget_other_kinds()
@@ -269,10 +269,20 @@ class Trial:
             with self.disturber.at_work(self.pair):
                 (self._in_streams if streams else self._in_engine)(asked, alone)
             self._forget_other_kinds()
-        for one in asked:
-            self.counts[f"{self.kind} × {one['method'].partition('(')[0]}"] += 1
         self.counts["requests"] += count
         self.counts[f"{self.kind}, {'streams' if streams else 'engine'}"] += count
+
+    def _request(self, methods: tuple[str, ...], seed: int) -> dict[str, Any]:
+        """A random request, of a method that has been asked for least now and then, so that none is left out."""
+
+        def label(method: str) -> str:
+            return f"{self.kind} × {method.partition('(')[0]}"
+
+        request = random_request(self.chance, methods, seed, self.longest)
+        if self.chance.random() < 0.3:
+            request["method"] = min(methods, key=lambda one: self.counts[label(one)])
+        self.counts[label(request["method"])] += 1
+        return request
 
     def _forget_other_kinds(self) -> None:
         """Crop runners read no trees: they are kept neither for other trials nor from them."""

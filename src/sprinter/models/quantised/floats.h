@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t FLOAT32 = 8, BFLOAT16 = 9;  // numbers of kinds, as library.py has them, after those of with_format
 
 // Tokens that are multiplied together, and their sums with several rows of weights, which the registers hold.
-constexpr int TOKENS = Vec::LANES == 16 ? 6 : 4, SUMS = Vec::LANES == 16 ? 24 : 8;
+constexpr int TOKENS = 6, SUMS = Vec::LANES == 16 ? 24 : 12;
 
 // made [N, CHANNELS]
 template <class T, int R, int N>
@@ -22,19 +22,22 @@ void multiply_floats(const T* weights, int64_t width, const float* x, float* mad
     Vec::Float sums[R][N];
 #pragma GCC unroll 24
     for (int i = 0; i < R * N; ++i) sums[i / N][i % N] = Vec::zero();
-    for (int64_t k = 0; k < width; k += Vec::LANES) {
-        Vec::Float part[R];
+    // Where sums and not memory take the time, each line of the cache is fetched once.
+    constexpr bool ONCE = N >= 4 && Vec::LANES == 8;
+    constexpr int64_t LINE = ONCE ? 64 / sizeof(T) : Vec::LANES;
+    for (int64_t line = 0; line < width; line += LINE) {
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const T* at = weights + r * width + k;
-            __builtin_prefetch(at + ahead);
-            part[r] = Vec::numbers(at);
-        }
+        for (int r = 0; r < R; ++r) __builtin_prefetch(weights + r * width + line + ahead);
+        for (int64_t k = line, end = ONCE ? std::min(line + LINE, width) : line + LINE; k < end; k += Vec::LANES) {
+            Vec::Float part[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) part[r] = Vec::numbers(weights + r * width + k);
 #pragma GCC unroll 6
-        for (int t = 0; t < N; ++t) {
-            const Vec::Float own = Vec::numbers(x + t * width + k);
+            for (int t = 0; t < N; ++t) {
+                const Vec::Float own = Vec::numbers(x + t * width + k);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) sums[r][t] = Vec::fma(part[r], own, sums[r][t]);
+                for (int r = 0; r < R; ++r) sums[r][t] = Vec::fma(part[r], own, sums[r][t]);
+            }
         }
     }
 #pragma GCC unroll 6
@@ -49,8 +52,12 @@ void multiply_floats(int64_t tokens, const T* weights, int64_t rows, int64_t wid
     if constexpr (N > 1) {
         if (tokens < N) return multiply_floats<T, N - 1>(tokens, weights, rows, width, x, made);
     }
-    constexpr int R = SUMS >= 8 * N ? 8 : SUMS >= 4 * N ? 4 : 2;  // so that CHANNELS are whole runs
+    constexpr int R = SUMS >= 8 * N ? 8 : SUMS >= 4 * N ? 4 : SUMS >= 3 * N ? 3 : 2;
     int64_t r = 0;
+    if constexpr (R == 3) {  // no row by itself
+        for (; r + 3 <= rows && rows - r != 4; r += 3) multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
+        for (; r + 2 <= rows; r += 2) multiply_floats<T, 2, N>(weights + r * width, width, x, made + r);
+    }
     for (; r + R <= rows; r += R) multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
     for (; r < rows; ++r) multiply_floats<T, 1, N>(weights + r * width, width, x, made + r);
 }
