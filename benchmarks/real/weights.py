@@ -355,7 +355,7 @@ def table(results: dict[str, Any]) -> str:
             *grid(head, shown),
             "",
         ]
-    if found := results.get("passes"):
+    for capability, found in results.get("passes", {}).items():
         shown = []
         for row in found:
             seconds = {int(n): s for n, s in row["seconds"].items()}
@@ -364,17 +364,14 @@ def table(results: dict[str, Any]) -> str:
             share = row.get("share_of_bandwidth")
             reads = "– | –" if share is None else f"{row['bytes'] / 1e9:.2f} | {share:.2f}"
             shown.append(f"{row['model']} | {row['kind']} | {values} | {eight:.2f} | {reads}")
-        head = " | ".join(
-            [
-                "model",
-                "kind",
-                *(f"{n}" for n in LENGTHS),
-                "8 ÷ 1",
-                "GB of weights read",
-                "share of the bandwidth at 1",
-            ]
-        )
-        lines += ["Milliseconds of a forward pass over n tokens after 256.", "", *grid(head, shown), ""]
+        each = " | ".join(f"{n}" for n in LENGTHS)
+        head = f"model | kind | {each} | 8 ÷ 1 | GB of weights read | share of the bandwidth at 1"
+        lines += [
+            f"Milliseconds of a forward pass over n tokens after 256, on a processor with {capability}.",
+            "",
+            *grid(head, shown),
+            "",
+        ]
     if found := [row for row in results.get("texts", []) if "temperature" in row]:
         shown = [
             f"{row['temperature']:g} | {row['kind']} | `{row['method']}` | {row['tokens_per_s']:.1f} | "
@@ -443,8 +440,9 @@ def main() -> None:
         pairs = {kind: _load(chosen, options, EIGHT in kind) for kind, options in kinds.items()}
         if "passes" in chosen.parts:
             began = time.time()
-            results["passes"] = passes(pairs, chosen.repeats)
-            note_run(results, NAME, "passes", began)
+            capability = torch.backends.cpu.get_cpu_capability()  # type: ignore[no-untyped-call]
+            results.setdefault("passes", {})[capability] = passes(pairs, chosen.repeats)
+            note_run(results, NAME, f"passes, {capability}", began)
             write_results(NAME, results, table(results))
         if "texts" in chosen.parts:
             for temperature in chosen.temperatures:

@@ -1,7 +1,7 @@
 // Products of float32 activations with weights in float32 or bfloat16, [high, width] as PyTorch has them.
 //
-// A sum runs over the columns in one order, whatever the number of tokens, so that the result of a token does not depend
-// on the others.
+// A sum runs over the columns in one order, whatever the number of tokens, so that the result of a token does not
+// depend on the others.
 
 #pragma once
 
@@ -55,7 +55,8 @@ void multiply_floats(int64_t tokens, const T* weights, int64_t rows, int64_t wid
     constexpr int R = SUMS >= 8 * N ? 8 : SUMS >= 4 * N ? 4 : SUMS >= 3 * N ? 3 : 2;
     int64_t r = 0;
     if constexpr (R == 3) {  // no row by itself
-        for (; r + 3 <= rows && rows - r != 4; r += 3) multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
+        for (; r + 3 <= rows && rows - r != 4; r += 3)
+            multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
         for (; r + 2 <= rows; r += 2) multiply_floats<T, 2, N>(weights + r * width, width, x, made + r);
     }
     for (; r + R <= rows; r += R) multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
