@@ -67,6 +67,7 @@ struct Vec {
     using Float = __m512;
     using Int = __m512i;
     static constexpr bool SIGNED = false;  // whether dot_eight takes the offset off the codes
+    static constexpr int together(int) { return 1; }
 
     static Float zero() { return _mm512_setzero_ps(); }
     static Float halves(const uint8_t* at) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at)); }
@@ -102,7 +103,7 @@ struct Vec {
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 struct Vec {
-    static constexpr int LANES = 8, MOST = 4;
+    static constexpr int LANES = 8, MOST = 8;
     using Float = __m256;
     using Int = __m256i;
     static constexpr bool SIGNED = true;  // products of pairs of 8 bits fit into 16 only with a sign
@@ -131,13 +132,16 @@ struct Vec {
         const Int set = _mm256_cmpeq_epi8(_mm256_and_si256(picked, one), one);
         return _mm256_or_si256(x, _mm256_and_si256(set, _mm256_set1_epi8(char(1 << bit))));
     }
-    static Int dot(Int sum, Int codes, Int numbers) {  // codes below 128
-        const Int pairs = _mm256_maddubs_epi16(codes, numbers);
+    // Sums of pairs, in 16 bits, which hold those of 8, 4 or 2 products of codes of 4, 5 or 6 bits.
+    static constexpr int together(int bits) { return bits < 7 ? 128 >> bits : 1; }
+    static Int pairs(Int codes, Int numbers) { return _mm256_maddubs_epi16(codes, numbers); }
+    static Int add_pairs(Int a, Int b) { return _mm256_add_epi16(a, b); }
+    static Int add(Int sum, Int pairs) {
         return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
     static Int dot_eight(Int sum, Int codes, Int numbers) {
         const Int offset = _mm256_xor_si256(codes, _mm256_set1_epi8(char(0x80)));  // codes - 128
-        return dot(sum, _mm256_abs_epi8(offset), _mm256_sign_epi8(numbers, offset));
+        return add(sum, pairs(_mm256_abs_epi8(offset), _mm256_sign_epi8(numbers, offset)));
     }
     static void store(float* at, Float x) { _mm256_storeu_ps(at, x); }
     static Float numbers(const float* at) { return _mm256_loadu_ps(at); }
@@ -172,6 +176,7 @@ struct Vec {  // any processor
     typedef int32_t Int __attribute__((vector_size(16)));
     typedef uint8_t Bytes __attribute__((vector_size(16)));
     static constexpr bool SIGNED = false;
+    static constexpr int together(int) { return 1; }
 
     static Float zero() { return Float{0, 0, 0, 0}; }
     static Float halves(const uint8_t* at) {
@@ -334,9 +339,9 @@ inline typename Vec::Int codes_of(const uint8_t* codes, int j, int from) {
     }
 }
 
-template <class F, int N>
+template <class F, int N, class V = Vec>
 void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, int from, float* made) {
-    using V = Vec;
+    constexpr int TOGETHER = V::together(F::BITS);
     typename V::Float total[N];
     for (int r = 0; r < N; ++r) total[r] = V::zero();
     for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
@@ -354,6 +359,7 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
             typename V::Int sums[N];
 #pragma GCC unroll 16
             for (int r = 0; r < N; ++r) sums[r] = V::all(start[part * CHUNK + r]);
+            [[maybe_unused]] typename V::Int pairs[N];
 #pragma GCC unroll 8
             for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j) {
                 const auto code = codes_of<F>(codes, j, from);
@@ -362,7 +368,12 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
                     int32_t four;
                     std::memcpy(&four, numbers + r * GROUP + 4 * j, 4);
                     if constexpr (F::BITS == 8) sums[r] = V::dot_eight(sums[r], code, V::all(four));
-                    else sums[r] = V::dot(sums[r], code, V::all(four));
+                    else if constexpr (TOGETHER == 1) sums[r] = V::dot(sums[r], code, V::all(four));
+                    else {
+                        const auto two = V::pairs(code, V::all(four));
+                        pairs[r] = j % TOGETHER ? V::add_pairs(pairs[r], two) : two;
+                        if (j % TOGETHER == TOGETHER - 1) sums[r] = V::add(sums[r], pairs[r]);
+                    }
                 }
             }
 #pragma GCC unroll 16
