@@ -250,6 +250,9 @@ class Tracker:
         return took / as_all if as_all else 1.0
 
     def _leave(self) -> None:
+        if self._trying is not None:  # a trial failed: what rounds took before counts less, as rows may be others now
+            took, as_all = self._took
+            self._took = (took + as_all) / 2, as_all
         self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
