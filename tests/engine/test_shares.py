@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sprinter.decode.costs import PassCosts
 from sprinter.decode.switch import PassShare, RoundCount, Tracker
-from sprinter.engine.jobs import DraftJob, TargetJob
+from sprinter.engine.jobs import DraftJob, TargetJob, TreeJob
 from sprinter.engine.rows import Feed
 from sprinter.engine.shares import pass_shares
 from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
+from sprinter.engine.trees import TreeRow
 from sprinter.laws import Sampling
 from sprinter.random import AddressedDraws
 
@@ -53,6 +56,18 @@ def test_what_a_draft_must_read_after_a_rest_is_not_charged() -> None:
         pass_shares([draft(2), draft(1)], True, True),
     )
     assert after_a_rest == usual and other[0].part == 0.0
+    trees = [[TreeJob(TreeRow(Feed(0, 5, [1] * n), 1, Sampling())) for n in (read, 1)] for read in (90, 2)]
+    assert pass_shares(trees[0], True, True) == pass_shares(trees[1], True, True)
+    (tips, _) = pass_shares([TreeJob(TreeRow(Feed(0, 5, [1] * 6), 6, Sampling())), trees[0][1]], True, True)
+    assert tips == [PassShare(False, 2, 6.0, 1.0)]
+
+
+def test_a_head_that_reads_the_state_at_x_takes_a_pass_more() -> None:
+    row = DraftRow(0, (1,), 9, 1, AddressedDraws(), DraftPlan(Sampling()), count=3)
+    object.__setattr__(plan := DraftPlan(Sampling()), "reads_x", True)
+    (more,) = pass_shares([DraftJob(replace(row, plan=plan))], True, True)
+    (usual,) = pass_shares([DraftJob(row)], True, True)
+    assert len(more) == len(usual) + 1
 
 
 def test_heads_draft_in_each_row_by_itself() -> None:

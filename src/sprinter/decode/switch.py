@@ -143,8 +143,8 @@ class Tracker:
         costs: of this pair on this machine.
         rows: number of rows that share a pass now.
         copying: the same of the copies in rounds that rest; None: they do not copy.
-        apart: rows do it at different times. A row that tries it is charged what it causes alone; else a trial asks
-            what would be if all rows did it.
+        apart: rows do it at different times, and one that tries it is charged what it causes alone. Else a trial is
+            charged as if all rows did it, and shared passes as well as they did before.
         pads: a pass reads as many tokens of each row as of the longest.
         longest: tokens that a round without draft steps adds at most; where even so many would lose time it is never
             tried. 0: not known.
@@ -166,6 +166,9 @@ class Tracker:
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
     _members: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)  # rows that ask here
+    _decoding: weakref.WeakSet[DraftSwitch] = field(
+        default_factory=weakref.WeakSet
+    )  # those that have done a round
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     # Time of rounds that drafted, and what it would have been had all rows drafted as much at the same time.
     _took: tuple[float, float] = (0.0, 0.0)
@@ -193,16 +196,19 @@ class Tracker:
             spent: in its passes; None: all rows do the same in each pass.
         """
         rows, among = max(1, self.rows()), len(self._members)
-        time = as_all = self._time(done, rows)
+        self._decoding.add(row)
+        time = as_all = alike = self._time(done, rows)
         if spent is not None:
-            # Where rows of other methods are not always in the same passes, neither were they with plain decoding.
-            beside = min(rows, max(among, spent.rows))
+            # Rows that still read their prompt, or that decode by other methods and are not always in the same passes,
+            # would not be in those of plain decoding either.
+            beside = min(rows, max(len(self._decoding), spent.rows))
             time = spent.seconds * beside / self._costs_of(beside).target_s(1)
+            alike = self._time(done, beside)
         if self._on:
             if drafted:
                 self._balance = max(self._balance + (time - self._price * done.added) / rows, -_CREDIT)
                 self._price = min(1.0, self._price + done.added / rows / _FADES)
-                self._took = self._took[0] * _WASTE_FADES + time, self._took[1] * _WASTE_FADES + as_all
+                self._took = self._took[0] * _WASTE_FADES + time, self._took[1] * _WASTE_FADES + alike
             self._counted += 1
             # Rows do their rounds together: if some of them rested before the others, they would wait for those.
             if self._counted >= min(rows, among):
@@ -250,7 +256,9 @@ class Tracker:
         return took / as_all if as_all else 1.0
 
     def _leave(self) -> None:
-        if self._trying is not None:  # a trial failed: what rounds took before counts less, as rows may be others now
+        if (
+            self._trying is not None
+        ):  # a trial failed: what rounds took before counts less, as rows may be others now
             took, as_all = self._took
             self._took = (took + as_all) / 2, as_all
         self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0

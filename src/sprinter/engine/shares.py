@@ -21,18 +21,29 @@ def pass_shares(jobs: Sequence[Job], target_pads: bool, draft_pads: bool) -> lis
         target_pads, draft_pads: whether a pass of the model costs what the longest row does in each row.
     """
     shares: list[list[PassShare]] = [[] for _ in jobs]
-    feeds = {
-        i: len(job.row.feed.tokens) for i, job in enumerate(jobs) if isinstance(job, TargetJob | TreeJob)
-    }
-    if feeds:
-        target = isinstance(jobs[0], TargetJob)
-        _share(shares, feeds, target, target_pads if target else draft_pads)
+    reads = {i: len(job.row.feed.tokens) for i, job in enumerate(jobs) if isinstance(job, TargetJob)}
+    if reads:
+        _share(shares, reads, True, target_pads)
         return shares
-    # A draft chain reads one or two tokens first; more are what a row must read after a rest, which is not charged.
+    # What the draft model must read after a rest is not charged: else it reads one token or two before the first one
+    # that it drafts, or the nodes of a tree and one more.
+    trees = {i: job.row for i, job in enumerate(jobs) if isinstance(job, TreeJob)}
+    if trees:
+        _share(
+            shares,
+            {i: min(len(row.feed.tokens), row.count + 1) for i, row in trees.items()},
+            False,
+            draft_pads,
+        )
+        return shares
     steps = {i: job.row for i, job in enumerate(jobs) if isinstance(job, DraftJob)}
     for step in range(max((row.count for row in steps.values()), default=0)):
         counts = {i: 1 if step else min(2, len(row.tokens)) for i, row in steps.items() if row.count > step}
         _share(shares, counts, False, draft_pads)
+    if at_x := {i: 1 for i, row in steps.items() if row.plan.reads_x and row.tokens}:
+        _share(
+            shares, at_x, False, draft_pads
+        )  # each step reads its own token then, and the first one the text too
     return shares
 
 

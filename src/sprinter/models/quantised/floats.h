@@ -54,7 +54,7 @@ void multiply_floats(int64_t tokens, const T* weights, int64_t rows, int64_t wid
     }
     constexpr int R = SUMS >= 8 * N ? 8 : SUMS >= 4 * N ? 4 : SUMS >= 3 * N ? 3 : 2;
     int64_t r = 0;
-    if constexpr (R == 3) {  // no row by itself
+    if constexpr (R == 3) {  // the last four of a block two by two
         for (; r + 3 <= rows && rows - r != 4; r += 3)
             multiply_floats<T, R, N>(weights + r * width, width, x, made + r);
         for (; r + 2 <= rows; r += 2) multiply_floats<T, 2, N>(weights + r * width, width, x, made + r);
