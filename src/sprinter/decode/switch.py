@@ -166,15 +166,15 @@ class Tracker:
     # The row that tries it while it is off; dead where its text has ended.
     _trying: weakref.ref[DraftSwitch] | None = None
     _members: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)  # rows that ask here
-    _decoding: weakref.WeakSet[DraftSwitch] = field(
-        default_factory=weakref.WeakSet
-    )  # those that have done a round
+    # Those of them that have done a round.
+    _decoding: weakref.WeakSet[DraftSwitch] = field(default_factory=weakref.WeakSet)
     _counted: int = 0  # rounds of rows since it was last asked whether the loss is too great
     # Time of rounds that drafted, and what it would have been had all rows drafted as much at the same time.
     _took: tuple[float, float] = (0.0, 0.0)
     _by_rows: dict[int, PassCosts] = field(default_factory=dict)
     _times: dict[tuple[int, RoundCount], float] = field(default_factory=dict)
     _shares: dict[tuple[bool, int, float], tuple[float, float]] = field(default_factory=dict)
+    _least: dict[int, float] = field(default_factory=dict)  # by rows, what is lost at the least
 
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
@@ -231,7 +231,7 @@ class Tracker:
                 self._on, self._trying, self._next_rest = True, None, _REST
 
     def spent(self, passes: Sequence[PassShare], done: RoundCount) -> Spent:
-        """What a row's round took in the passes that it shared."""
+        """What a row's round took in its passes, of which it shared ``passes`` with others."""
         seconds = sum(map(self._share_s, passes))
         if done.steps and all(share.target for share in passes):  # heads draft in each row by itself
             seconds += done.steps * self._costs_of(1).draft_s(done.width)
@@ -256,9 +256,8 @@ class Tracker:
         return took / as_all if as_all else 1.0
 
     def _leave(self) -> None:
-        if (
-            self._trying is not None
-        ):  # a trial failed: what rounds took before counts less, as rows may be others now
+        if self._trying is not None:
+            # A trial failed: what rounds took before counts less, as the rows may be others now.
             took, as_all = self._took
             self._took = (took + as_all) / 2, as_all
         self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0
@@ -266,9 +265,11 @@ class Tracker:
 
     def _best(self, rows: int) -> float:
         """What a row loses at the least that does it alone, where its round is as long as can be and all is kept."""
-        costs, more = self._costs_of(rows), self.longest - 1
-        tokens = self.longest if self.pads else 1 + more / rows
-        return rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - more
+        if rows not in self._least:
+            costs, more = self._costs_of(rows), self.longest - 1
+            tokens = self.longest if self.pads else 1 + more / rows
+            self._least[rows] = rows * (costs.target_s(tokens) / costs.target_s(1) - 1) - more
+        return self._least[rows]
 
     def _time(self, done: RoundCount, rows: int) -> float:
         """Time of a round in plain tokens, if its passes are shared by so many rows that all do the same."""

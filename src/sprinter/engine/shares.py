@@ -29,31 +29,25 @@ def pass_shares(jobs: Sequence[Job], target_pads: bool, draft_pads: bool) -> lis
     # that it drafts, or the nodes of a tree and one more.
     trees = {i: job.row for i, job in enumerate(jobs) if isinstance(job, TreeJob)}
     if trees:
-        _share(
-            shares,
-            {i: min(len(row.feed.tokens), row.count + 1) for i, row in trees.items()},
-            False,
-            draft_pads,
-        )
+        levels = {i: min(len(row.feed.tokens), row.count + 1) for i, row in trees.items()}
+        _share(shares, levels, False, draft_pads)
         return shares
     steps = {i: job.row for i, job in enumerate(jobs) if isinstance(job, DraftJob)}
     for step in range(max((row.count for row in steps.values()), default=0)):
         counts = {i: 1 if step else min(2, len(row.tokens)) for i, row in steps.items() if row.count > step}
         _share(shares, counts, False, draft_pads)
+    # A step whose head reads the state at x runs the model on its own token, and the first one on the text too.
     if at_x := {i: 1 for i, row in steps.items() if row.plan.reads_x and row.tokens}:
-        _share(
-            shares, at_x, False, draft_pads
-        )  # each step reads its own token then, and the first one the text too
+        _share(shares, at_x, False, draft_pads)
     return shares
 
 
 def _share(shares: list[list[PassShare]], counts: dict[int, int], target: bool, pads: bool) -> None:
     """Add the shares of a pass over so many tokens of each row."""
-    each = {
-        i: max(1, n) for i, n in counts.items()
-    }  # a row whose state is known already is read with the others
+    # A row whose state is known already is counted with the others.
+    each = {i: max(1, n) for i, n in counts.items()}
     rows, longest, total = len(each), max(each.values()), sum(each.values())
-    tokens = float(longest) if pads else total / rows
+    tokens, more = float(longest) if pads else total / rows, max(1, total - rows)
+    made = {n: PassShare(target, rows, tokens, (n - 1) / more) for n in set(each.values())}
     for i, n in each.items():
-        part = (n - 1) / (total - rows) if total > rows else 0.0
-        shares[i].append(PassShare(target, rows, tokens, part))
+        shares[i].append(made[n])
