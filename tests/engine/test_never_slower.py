@@ -22,6 +22,7 @@ from sprinter.decode.lookup import Lookup
 from sprinter.decode.spec import full_spec, parse_method
 from sprinter.decode.switch import RoundCount, Spent, Tracker
 from sprinter.engine import costs as costs_module
+from sprinter.engine import scheduler
 from sprinter.engine.costs import pass_costs, shared_costs
 from sprinter.errors import UserError
 from sprinter.models.cachedir import write_kept
@@ -276,8 +277,8 @@ def test_rows_that_share_less_than_they_could_are_charged_for_it(
     before = Tracker.count
 
     def count(self: Tracker, row: Any, drafted: bool, done: RoundCount, spent: Spent | None = None) -> None:
-        assert spent is not None
         if drafted:
+            assert spent is not None
             alike = 4 * spent.seconds / self.costs.target_s(1), self._time(done, 4)
             told.append(alike)
         before(self, row, drafted, done, spent)
@@ -290,6 +291,19 @@ def test_rows_that_share_less_than_they_could_are_charged_for_it(
     pair.generate_batch([PROMPT] * 4, rows=4, method="svip(h=0.9)", **options)
     apart = [took / as_all for took, as_all in told]
     assert max(apart) > 2 and np.mean(apart) > 1.02
+
+
+def test_rounds_that_rest_are_charged_for_nothing(
+    with_costs: Callable[[PassCosts], sprinter.Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What passes cost is not worked out where all rows decode plainly."""
+    pair, calls = with_costs(PassCosts(((1, 1.0), (4, 2.0)), ((1, 1.0), (4, 1.2)))), []
+    shares = scheduler.pass_shares
+    monkeypatch.setattr(scheduler, "pass_shares", lambda *given: calls.append(1) or shares(*given))
+    options: dict[str, Any] = {"max_new_tokens": 60, "never_slower": True, "seed": [3, 4, 5, 6]}
+    made = pair.generate_batch([PROMPT] * 4, rows=4, method="speculative(gamma=3)", **options)
+    assert all(one.stats.switches[0] < 5 and len(one.stats.switches) == 1 for one in made)
+    assert 0 < len(calls) < 20, "of more than 60 passes"
 
 
 def test_auto_without_a_draft_looks_up(tiny_pair: sprinter.Pair) -> None:

@@ -36,6 +36,29 @@ def test_some_rows_read_on(kind: str, rows: list[int]) -> None:
     read(None, {row: [9, 8] for row in range(4)})
 
 
+@pytest.mark.parametrize(("rows", "read"), [([0, 1, 2, 4, 5, 6, 7], 8), ([0, 1, 2, 5, 6, 7], 6)])
+def test_where_few_rows_are_missing_they_read_padding(rows: list[int], read: int) -> None:
+    """It costs less than to gather the keys and values of all others."""
+    model, shapes = tiny("llama"), []
+    runner = make_runner(model, batch=8, max_len=CONTEXT)
+    texts = [TEXTS[row % 4] for row in range(8)]
+    runner.extend(
+        torch.tensor([text + [0] * (22 - len(text)) for text in texts]), [len(text) for text in texts]
+    )
+    hook = model.model.layers[0].register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape[:2]))
+    try:
+        step = runner.extend(torch.full((len(rows), 2), 9), [1 + row % 2 for row in rows], rows=rows)
+    finally:
+        hook.remove()
+    assert shapes == [(read, 2)]
+    assert runner.lengths == [len(text) + (row in rows) * (1 + row % 2) for row, text in enumerate(texts)]
+    assert step.logits is not None
+    for i, row in enumerate(rows):
+        count = 1 + row % 2
+        expected = uncached(model, texts[row] + [9] * count)[0][-count:]
+        torch.testing.assert_close(step.logits[i, :count], expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt_neo"])
 def test_the_first_pass_may_be_of_some_rows(kind: str) -> None:
     batch = 3 if kind == "llama" else 1

@@ -179,7 +179,7 @@ class Tracker:
     def drafts(self, row: DraftSwitch) -> bool:
         """Whether this row drafts in its next round."""
         self._members.add(row)
-        if self.longest and self._best(max(1, self.rows())) > 0:
+        if self._never(max(1, self.rows())):
             return False
         if self._on:
             return True
@@ -196,9 +196,12 @@ class Tracker:
             spent: in its passes; None: all rows do the same in each pass.
         """
         rows, among = max(1, self.rows()), len(self._members)
+        if self._never(rows):
+            return
         self._decoding.add(row)
-        time = as_all = alike = self._time(done, rows)
-        if spent is not None:
+        plain = not drafted and done.read <= 1
+        time = as_all = alike = 1.0 if plain else self._time(done, rows)
+        if spent is not None and not plain:
             # Rows that still read their prompt, or that decode by other methods and are not always in the same passes,
             # would not be in those of plain decoding either.
             beside = min(rows, max(len(self._decoding), spent.rows))
@@ -263,6 +266,10 @@ class Tracker:
         self._on, self._trying, self._rested, self._counted = False, None, (0.0, 0), 0
         self._rest, self._next_rest = self._next_rest, min(_LONGEST_REST, 2 * self._next_rest)
 
+    def _never(self, rows: int) -> bool:
+        """Whether even the longest round would lose time, so that it is not tried."""
+        return self.longest > 0 and self._best(rows) > 0
+
     def _best(self, rows: int) -> float:
         """What a row loses at the least that does it alone, where its round is as long as can be and all is kept."""
         if rows not in self._least:
@@ -320,6 +327,11 @@ class Paced(DraftSwitch):
             return self._before.copies(round)
         return self._tracker.copying is not None and self._tracker.copying.drafts(self)
 
+    @property
+    def charged(self) -> bool:
+        """Whether the round is charged for its passes: plain decoding is not."""
+        return self._on or self._copying
+
     def passed(self, share: PassShare) -> None:
         """Told of each forward pass in which the row took part, where rows share them; before ``count``."""
         self._passes.append(share)
@@ -329,7 +341,7 @@ class Paced(DraftSwitch):
         passes, self._passes = self._passes, []
         if self._replays:
             return
-        spent = self._tracker.spent(passes, done) if passes else None
+        spent = self._tracker.spent(passes, done) if passes and self.charged else None
         if not self._on and self._tracker.copying is not None:
             self._tracker.copying.count(self, self._copying, done, spent)
         self._tracker.count(self, self._on, done, spent)

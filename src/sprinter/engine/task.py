@@ -210,10 +210,20 @@ class Task:
             key = self._shares, self.request.sampling
             self.tracker = trackers.setdefault(key, self._tracker(self._costs, rows))
 
+    @property
+    def _charged(self) -> Paced | None:
+        """What counts the passes that it shares in this round, if anything does."""
+        paces = None if self.tracker is None or self._paces is None else self._paces()
+        return None if paces is None or not paces.charged else paces
+
+    @property
+    def charged(self) -> bool:
+        """Whether it is charged for the passes that it shares in this round."""
+        return self._charged is not None
+
     def passed(self, shares: Sequence[PassShare]) -> None:
         """Be charged for passes that it shared, before their result is sent."""
-        paces = None if self.tracker is None or self._paces is None else self._paces()
-        if paces is not None:
+        if shares and (paces := self._charged) is not None:
             for share in shares:
                 paces.passed(share)
 

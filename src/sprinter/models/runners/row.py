@@ -25,6 +25,9 @@ __all__ = ["RowRunner", "Windows"]
 Windows = dict[str, int | None]
 """Layer type → sliding window (None: the whole past). A single key "": one mask serves all layers."""
 
+_SHORT = 16  # tokens of a row up to which a pass may read padding in rows that do not take part
+_FEW = 7  # rows that take part for each of those, at the least
+
 Mask = Tensor | dict[str, Tensor | None] | None
 
 
@@ -154,13 +157,16 @@ class RowRunner(ModelRunner):
     def _step_some(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
-        """Only some rows: their keys and values are gathered, which costs less than a forward pass over all rows."""
+        """Only some rows: their keys and values are gathered, which costs less than a pass over all rows, unless
+        few are missing, which then read padding."""
         if not self._made:  # the first forward pass allocates buffers for all rows
             if (self.batch - len(rows)) * tokens.shape[1] < CHUNK:  # little padding for the other rows
                 return super()._step_some(tokens, counts, logits, rows, layers)
             self._make_buffers()
         if self._goes_flat(tokens.shape[1], counts):
             return self._flat(tokens, counts, logits, rows, layers)
+        if self._are_most(len(rows), tokens.shape[1]):
+            return super()._step_some(tokens, counts, logits, rows, layers)
         span, lengths = self._cache.span, self._lengths
         every = span.rows
         try:
@@ -177,6 +183,10 @@ class RowRunner(ModelRunner):
             )
         finally:
             self._lengths, span.rows, span.some = lengths, every, False
+
+    def _are_most(self, rows: int, n: int) -> bool:
+        """Whether few rows are missing in a short pass, and attention would have to copy the keys of the others."""
+        return not self._takes_flat and n <= _SHORT and (self.batch - rows) * _FEW <= rows
 
     def _goes_flat(self, n: int, counts: Sequence[int]) -> bool:
         """Whether rows stand in one line: if a tenth would be padding, and each layer has its buffers."""
