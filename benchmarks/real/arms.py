@@ -6,8 +6,10 @@ Each part holds the bases, so that its speeds are ratios of answers that were in
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+import sprinter
 from benchmarks.smoke import sized
 
 TARGET = "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
@@ -85,3 +87,13 @@ def runnable(arms: Iterable[str], gate: str | None, heads: Sequence[str]) -> lis
     """Those of the arms whose gate and heads were given."""
     lacking = {*(() if gate else PARTS["gate"]), *(() if heads else TRAINED)} - {*BASES}
     return [arm for arm in arms if arm not in lacking]
+
+
+def dequantised(folder: Path, dtype: str, model: str = SMOLLM2) -> Path:
+    """The weights of a GGUF file as a transformers model, for engines that read no GGUF files."""
+    if not (folder / "config.json").is_file():
+        pair = sprinter.load_pair(model, runner="torch", dtype=dtype, compile=False)
+        pair.models.target.model.save_pretrained(folder)  # type: ignore[operator,union-attr]
+        assert pair.tokenizer is not None
+        pair.tokenizer.save_pretrained(folder)
+    return folder

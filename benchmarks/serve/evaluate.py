@@ -23,7 +23,8 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from benchmarks.common import command, environment, grid, option_parser, write_results
-from benchmarks.serve.servers import SMOLLM2, dequantised, free_port, sprinter_server, started
+from benchmarks.real.arms import dequantised
+from benchmarks.serve.servers import SMOLLM2, free_port, sprinter_server, started
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.errors import UserError
 

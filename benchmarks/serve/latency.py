@@ -23,11 +23,11 @@ if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a 
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from benchmarks.common import command, environment, grid, heldout_prompts, option_parser, write_results
+from benchmarks.real.arms import dequantised
 from benchmarks.serve.clients import StreamTimes, latencies, stream
 from benchmarks.serve.servers import (
     SMOLLM2,
     ServerProcess,
-    dequantised,
     free_port,
     llama_server,
     sprinter_server,

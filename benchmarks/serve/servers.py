@@ -14,13 +14,11 @@ from pathlib import Path
 
 import httpx2
 
-import sprinter
 from benchmarks.common import ROOT
 
 __all__ = [
     "SMOLLM2",
     "ServerProcess",
-    "dequantised",
     "free_port",
     "llama_server",
     "sprinter_server",
@@ -90,16 +88,6 @@ def free_port() -> int:
 def sprinter_server(port: int, *options: str) -> list[str]:
     """The command line of ``sprinter serve``."""
     return [sys.executable, "-m", "sprinter", "serve", "--port", str(port), "--model-name", "model", *options]
-
-
-def dequantised(folder: Path, dtype: str) -> Path:
-    """SmolLM2's GGUF weights as a transformers model, for engines that read no GGUF files."""
-    if not (folder / "config.json").is_file():
-        pair = sprinter.load_pair(SMOLLM2, runner="torch", dtype=dtype, compile=False)
-        pair.models.target.model.save_pretrained(folder)  # type: ignore[operator,union-attr]
-        assert pair.tokenizer is not None
-        pair.tokenizer.save_pretrained(folder)
-    return folder
 
 
 def vllm_server(port: int, folder: Path, *, rows: int, max_len: int, dtype: str) -> list[str]:

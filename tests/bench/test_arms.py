@@ -97,6 +97,8 @@ def test_a_spec_gives_an_arm_that_can_be_made_again(
         ("vllm:plain(cache_gib=0)", "cache_gib=0 is out of range"),
         ("vllm:plain(eager=2)", "eager=2 is neither true nor false"),
         ("vllm:draft_model(draft_sampling=greed)", "did you mean 'greedy'?"),
+        ("vllm:heads(head=mine, kind=medua)", "did you mean 'medusa'?"),
+        ("vllm:heads(head=mine, tokens=0)", "tokens=0 is out of range"),
         ("vllm:plain(threads=0)", "threads=0 is out of range"),
         ("peers", "'peers' is a set of arms, and one is wanted here"),
         ("transformers:lookup(tokens=1", "does not end with its closing parenthesis"),
@@ -121,7 +123,9 @@ def test_sets_expand() -> None:
     peers = [arm.name for arm in parse_arms(["peers"])]
     assert peers[:2] == ["transformers:plain", "transformers:assisted"] and len(peers) == 5
     everything = [arm.name for arm in parse_arms(["all"])]
-    assert everything[: len(methods)] == methods and {*peers, *ARMS.names()} <= set(everything)
+    assert everything[: len(methods)] == methods and {*peers, *ARMS.names()} - set(everything) == {
+        "vllm:heads"
+    }, "it needs a folder"
     vllm = [arm.name for arm in parse_arms(["vllm:ngram", "vllm", "vllm:plain"])]
     assert vllm[:2] == ["vllm:ngram", "vllm:plain"] and len(vllm) == len(set(vllm)) == 4
 

@@ -113,6 +113,8 @@ def test_requests_together(pair: sprinter.Pair, fake: None) -> None:
          {"method": "draft_model", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}, 0.0),
         ("vllm:ngram(dtype=bfloat16)",
          {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}, 0.5),
+        ("vllm:heads(head=HEADS, tokens=4, dtype=bfloat16)",
+         {"method": "eagle3", "num_speculative_tokens": 4, "draft_sample_method": "greedy"}, 0.0),
     ],
 )  # fmt: skip
 def test_speculation_is_set_up_fixed_and_reported(
@@ -120,14 +122,21 @@ def test_speculation_is_set_up_fixed_and_reported(
 ) -> None:
     (tmp_path / "torch.py").unlink()
     install(tmp_path, error)
-    arm = parse_arm(spec)
+    (tmp_path / "heads").mkdir()
+    (tmp_path / "heads" / "config.json").write_text("{}")
+    arm = parse_arm(spec.replace("HEADS", str(tmp_path / "heads")))
     arm.start(pair)
     assert ("mended in vllm" in arm.versions()) is (error != 0)
     answer = arm.answer(Ask((5, 6), 4, GREEDY, 0))
     arm.close()
     told = answer.extra["speculation"]
     assert told["dtype"] == "bfloat16" and config.items() <= told["config"].items()
-    assert answer.draft_steps == (7 if config["method"] == "draft_model" else 0)
+    assert answer.draft_steps == (0 if config["method"] == "ngram" else 7)
+
+
+def test_heads_must_be_a_folder(pair: sprinter.Pair, fake: None) -> None:
+    with pytest.raises(UserError, match=r"head='/none' is no folder with a config.json: give head=FOLDER"):
+        parse_arm("vllm:heads(head=/none)").start(pair)
 
 
 def test_the_fixed_sampler_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/overlap": {"measured", "runs"},
     "real/probe": {"rows"},
     "real/quality": {"rows", "correlation"},
+    "real/rows": {"pairs", "runs"},
     "real/speed": {"parts"},
     "real/weights": {"law", "passes", "texts", "dial", "loads", "rows"},
     "serve/crowd": {"crowd"},

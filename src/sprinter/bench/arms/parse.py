@@ -10,7 +10,7 @@ from sprinter.bench.arm import Arm
 from sprinter.bench.arms.engine import AutoArm, EngineArm
 from sprinter.bench.arms.peer_llamacpp import LlamaLookup, LlamaPlain
 from sprinter.bench.arms.peer_transformers import Assisted, TransformersLookup, TransformersPlain
-from sprinter.bench.arms.peer_vllm import VllmDraft, VllmNgram, VllmPlain
+from sprinter.bench.arms.peer_vllm import VllmDraft, VllmHeads, VllmNgram, VllmPlain
 from sprinter.bench.arms.registry import ARMS
 from sprinter.decode.registry import did_you_mean
 from sprinter.decode.spec import METHODS, build_rule, method_table, parse_call, parse_method
@@ -26,6 +26,7 @@ ARMS.add("llamacpp:plain", LlamaPlain)
 ARMS.add("llamacpp:lookup", LlamaLookup)
 ARMS.add("vllm:plain", VllmPlain)
 ARMS.add("vllm:draft_model", VllmDraft)
+ARMS.add("vllm:heads", VllmHeads)
 ARMS.add("vllm:ngram", VllmNgram)
 
 _PEERS = (
@@ -43,6 +44,10 @@ _VLLM = (
 )
 
 
+_HEADS = ("vllm:heads",)
+"""Arms that need a folder of the user's."""
+
+
 def _methods() -> list[str]:
     """All methods but those that read heads on the target, which come with no pair."""
     methods = ((name, parse_method(name)) for name in METHODS.names())
@@ -53,7 +58,9 @@ _SETS: dict[str, Callable[[], list[str]]] = {
     "methods": _methods,
     "peers": lambda: list(_PEERS),
     "vllm": lambda: list(_VLLM),
-    "all": lambda: list(dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()])),
+    "all": lambda: [
+        name for name in dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()]) if name not in _HEADS
+    ],
 }
 
 

@@ -21,11 +21,12 @@ from sprinter.errors import SprinterError, UserError
 from sprinter.laws import Sampling
 from sprinter.models.pair import LoadedModel
 
-__all__ = ["VllmDraft", "VllmNgram", "VllmPlain"]
+__all__ = ["VllmDraft", "VllmHeads", "VllmNgram", "VllmPlain"]
 
 _PYTHON = "SPRINTER_VLLM_PYTHON"
 _DTYPES = ("float32", "bfloat16", "float16")
 _SAMPLING = ("greedy", "probabilistic")
+_HEADS = ("eagle3", "eagle", "medusa")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -202,6 +203,40 @@ class VllmDraft(VllmPlain):
         return {
             "method": "draft_model", "model": source, "revision": draft.revision,
             "num_speculative_tokens": self.tokens, "draft_sample_method": self.draft_sampling,
+        }  # fmt: skip
+
+    def _draft_steps(self, speculation: dict[str, Any] | None) -> int | None:
+        return None if speculation is None else int(speculation["num_draft_tokens"])
+
+
+@dataclass(eq=False, kw_only=True)
+class VllmHeads(VllmPlain):
+    """vLLM's speculative decoding with heads on the target.
+
+    ``head``: folder of the heads, such as one of ``sprinter draft train --kind eagle3``. ``kind``: vLLM's name of the
+    method: "eagle3", "eagle" or "medusa". ``draft_sampling``: as in ``VllmDraft``.
+    """
+
+    head: str = ""
+    kind: str = "eagle3"
+    tokens: int = 3
+    draft_sampling: str = "greedy"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("tokens", self.tokens, 1)
+        if self.kind not in _HEADS:
+            raise did_you_mean("kind", str(self.kind), list(_HEADS))
+        if self.draft_sampling not in _SAMPLING:
+            raise did_you_mean("draft_sampling", str(self.draft_sampling), list(_SAMPLING))
+
+    def _speculation(self, pair: Pair) -> dict[str, Any] | None:
+        # vLLM would look for a folder that is not there on the hub.
+        if not (Path(self.head) / "config.json").is_file():
+            raise UserError(f"head='{self.head}' is no folder with a config.json: give head=FOLDER of heads")
+        return {
+            "method": self.kind, "model": str(Path(self.head).resolve()), "num_speculative_tokens": self.tokens,
+            "draft_sample_method": self.draft_sampling,
         }  # fmt: skip
 
     def _draft_steps(self, speculation: dict[str, Any] | None) -> int | None:

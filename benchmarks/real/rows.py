@@ -1,0 +1,159 @@
+"""Many rows at once on real models: plain decoding against vLLM, and speculation and the dial against plain decoding.
+
+    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen] [--sizes 1 4 8 16 32 64] [--threads 2] [--no-vllm]
+
+Batches of GSM8K's questions in the chat template, greedy, 64 new tokens, ids in and ids out. Arms take turns batch by
+batch, and each repeat has other questions. vLLM reads the file's weights as a transformers model in bfloat16, in a
+process of its own, by the interpreter that SPRINTER_VLLM_PYTHON names, with as many threads; its own clock counts. Our
+arms read the file itself: its blocks, 8 bits, or bfloat16.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import torch
+
+import sprinter
+from benchmarks.common import cells, grid, kept_results, note_run, option_parser, write_results
+from benchmarks.engine.batch import Arm, Ids, Work, measure, timed
+from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET, dequantised
+from benchmarks.real.weights import prompts_of
+from benchmarks.smoke import SMOKE, sized
+from sprinter.bench.arm import Ask
+from sprinter.bench.arms.peer_vllm import VllmPlain
+from sprinter.laws import Sampling
+
+NAME = "real/rows"
+PLAIN = "autoregressive"
+NEW = sized(64, 6)
+SIZES = sized((1, 4, 8, 16, 32, 64), (2,))
+FILES: Mapping[str, dict[str, Any]] = sized(
+    {"smollm2": {"target": SMOLLM2}, "qwen": {"target": TARGET, "draft": DRAFT}}, {"smollm2": {}, "qwen": {}}
+)
+WEIGHTS: Mapping[str, tuple[str, ...]] = sized(
+    {"smollm2": ("gguf", "int8", "bfloat16"), "qwen": ("gguf", "int8")},
+    {"smollm2": ("float32",), "qwen": ("float32",)},
+)
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "smollm2": ("lookup", "auto"),
+    "qwen": ("speculative(gamma=3)", "auto", "certain(budget=0.05)"),
+}
+"""Beside plain decoding, of the first kind of weights."""
+VLLM = ("bfloat16",)
+
+
+def batched(pair: sprinter.Pair, method: str, sampling: Mapping[str, Any]) -> Work:
+    """Serve all prompts with one engine."""
+
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
+        made = pair.generate_batch(prompts, method=method, seed=list(seeds), max_new_tokens=NEW, **sampling)
+        return sum(one.stats.new_tokens for one in made)
+
+    return timed(work)
+
+
+def vllm_batched(pair: sprinter.Pair, dtype: str, stack: ExitStack) -> Work:
+    """vLLM with the target, by its worker's clock."""
+    arm = VllmPlain(dtype=dtype, cache_gib=2.0)
+    arm.start(pair)
+    stack.callback(arm.close)
+
+    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
+        asks = [
+            Ask(tuple(ids), NEW, Sampling(temperature=0.0), seed)
+            for ids, seed in zip(prompts, seeds, strict=True)
+        ]
+        made = arm.answer_all(asks)
+        return sum(len(one.ids) for one in made), max(one.wall_s for one in made)
+
+    return work
+
+
+def measured(
+    arms: Mapping[str, Work], base: str, prompts: Sequence[Ids], sizes: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    """Every arm at every size, over vLLM's arms and over plain decoding of the first kind of weights."""
+    rows = []
+    for size in sizes:
+        found = [Arm(name, work) for name, work in arms.items()]
+        measure(found, prompts, size, max(repeats, sized(min(4, 16 // size), 1)))
+        by_name = {arm.name: arm for arm in found}
+        theirs = [arm for arm in found if arm.name.startswith("vllm")]
+        rows += [
+            {
+                "rows": size,
+                "arm": arm.name,
+                "tokens_per_s": arm.tokens_per_s,
+                "over_vllm": {peer.name: arm.over(peer) for peer in theirs if arm not in theirs},
+                "over_plain": arm.over(by_name[base]),
+            }
+            for arm in found
+        ]
+    return rows
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results as Markdown tables."""
+    lines = [f"Greedy, {NEW} new tokens, with prefill; tokens a second of all rows together."]
+    for pair, found in results["pairs"].items():
+        peers = list(dict.fromkeys(name for row in found for name in row["over_vllm"]))
+        shown = [
+            f"{row['rows']} | `{row['arm']}` | {row['tokens_per_s']:.1f} | "
+            + "".join(f"{cells(row['over_vllm'][peer]) if row['over_vllm'] else '–'} | " for peer in peers)
+            + cells(row["over_plain"])
+            for row in found
+        ]
+        head = " | ".join(["rows", "arm", "tokens/s", *(f"÷ {peer}" for peer in peers), "÷ our plain, gguf"])
+        lines += ["", f"**{pair}**", "", *grid(head, shown)]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Load; measure; write."""
+    parser = option_parser(__doc__)
+    parser.add_argument("--pair", choices=[*FILES], default="smollm2")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, metavar="ROWS")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--repeats", type=int, default=sized(2, 1), help="at the least, of each size")
+    parser.add_argument("--no-vllm", action="store_true", default=SMOKE, help="leave vLLM out")
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    began, files = time.time(), FILES[chosen.pair]
+    # Long texts are never compiled here: rows of real models run through our kernels.
+    kinds = {
+        kind: sprinter.load_pair(**files, **({} if SMOKE else {"runner": "torch"}), dtype=kind, compile=False)
+        for kind in WEIGHTS[chosen.pair]
+    }
+    first, pair = next(iter(kinds.items()))
+    prompts = prompts_of(pair, chosen.data, sized(2 * max(chosen.sizes), 2), ["gsm8k"])
+    greedy = {"temperature": 0.0}
+    base = f"{first}, {PLAIN}"
+    arms = {f"{kind}, {PLAIN}": batched(each, PLAIN, greedy) for kind, each in kinds.items()}
+    arms |= {f"{first}, {method}": batched(pair, method, greedy) for method in METHODS[chosen.pair]}
+    with ExitStack() as stack:
+        if not chosen.no_vllm:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            for dtype in VLLM:
+                made = dequantised(folder / dtype, dtype, files["target"])
+                theirs = sprinter.load_pair(str(made), runner="torch", dtype=dtype, compile=False)
+                arms[f"vllm, {dtype}"] = vllm_batched(theirs, dtype, stack)
+        rows = measured(arms, base, prompts, chosen.sizes, chosen.repeats)
+    results = kept_results(NAME)
+    results["benchmark"] = NAME
+    results.setdefault("pairs", {})[chosen.pair] = rows
+    note_run(results, NAME, chosen.pair, began)
+    write_results(NAME, results, table(results))
+
+
+if __name__ == "__main__":
+    main()
