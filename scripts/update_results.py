@@ -193,6 +193,7 @@ TOPICS = {
             "real/precision": "Accuracy with weights of 16, 8 and 4 bits",
             "real/sampled": "Drift of lossy modes at temperature 1, in batches",
             "real/speed": "Speed, one text at a time, beside other engines",
+            "real/rows": "Many rows at once, beside vLLM",
             "real/weights": "Weights of 4 and 8 bits against bfloat16 and llama.cpp",
             "real/equality": "Greedy texts of lossless methods against plain decoding",
             "real/overlap": "Drafting during the target's pass",

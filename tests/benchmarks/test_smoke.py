@@ -70,6 +70,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "real/elsewhere": {"steps", "speculators"},
     "real/equality": {"parts", "runs"},
     "real/gates": {"auc", "calls_at"},
+    "real/heads_in_vllm": {"rows", "tokens", "peer", "runs"},
     "real/overlap": {"measured", "runs"},
     "real/probe": {"rows"},
     "real/quality": {"rows", "correlation"},
