@@ -25,7 +25,7 @@ import numpy as np
 
 import sprinter
 from benchmarks.common import cells, grid, interval, kept_results, note_run, option_parser, write_results
-from benchmarks.real.arms import dequantised
+from benchmarks.real.arms import SMOLLM2, dequantised
 from benchmarks.real.weights import prompts_of
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.bench.arm import Ask
@@ -38,6 +38,7 @@ from sprinter.training.drafts.settings import HeadSettings
 
 NAME = "real/heads_in_vllm"
 SUITES = sized(("gsm8k", "humaneval", "mt-bench"), ("gsm8k",))
+KIND: dict[str, Any] = {"runner": "torch", "dtype": "float32", "compile": False}
 
 
 class Told(NamedTuple):
@@ -132,9 +133,10 @@ def main() -> None:
         told["Sprinter, plain"] = ours(pair, prompts, "autoregressive", chosen.new_tokens)
         peer = "vLLM was left out."
         if not SMOKE:
+            exported = sprinter.load_pair(str(dequantised(Path(folder) / "target", "float32")), **KIND)
             arm = VllmHeads(head=str(chosen.head), tokens=chosen.tokens)
-            told["vLLM"] = theirs(arm, pair, prompts, chosen.new_tokens)
-            told["vLLM, plain"] = theirs(VllmPlain(), pair, prompts, chosen.new_tokens)
+            told["vLLM"] = theirs(arm, exported, prompts, chosen.new_tokens)
+            told["vLLM, plain"] = theirs(VllmPlain(), exported, prompts, chosen.new_tokens)
             peer = f"vLLM {arm.versions()['vllm']}."
     results = kept_results(NAME)
     results |= {"rows": compared(told, "Sprinter"), "tokens": chosen.tokens, "peer": peer}
