@@ -124,10 +124,8 @@ def main() -> None:
             module: Any = sprinter.load_pair().models.target.module("drafting")
             settings, own = HeadSettings("eagle3"), weights_fingerprint(module)
             save_eagle3(fresh_eagle3(module, settings, "", own), chosen.head, "")
-        source = {} if SMOKE else {"target": str(dequantised(Path(folder) / "target", "float32"))}
-        pair = sprinter.load_pair(
-            **source, runner="torch", dtype="float32", compile=False, heads=[chosen.head]
-        )
+        file: dict[str, Any] = {} if SMOKE else {"target": SMOLLM2}
+        pair = sprinter.load_pair(**file, **KIND, heads=[chosen.head])
         prompts = prompts_of(pair, chosen.data, chosen.prompts * len(SUITES), SUITES)
         told = {"Sprinter": ours(pair, prompts, f"heads(gamma={chosen.tokens})", chosen.new_tokens)}
         told["Sprinter, plain"] = ours(pair, prompts, "autoregressive", chosen.new_tokens)
