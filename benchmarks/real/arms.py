@@ -89,7 +89,7 @@ def runnable(arms: Iterable[str], gate: str | None, heads: Sequence[str]) -> lis
     return [arm for arm in arms if arm not in lacking]
 
 
-def dequantised(folder: Path, dtype: str, model: str = SMOLLM2) -> Path:
+def dequantised(folder: Path, dtype: str, model: str) -> Path:
     """The weights of a GGUF file as a transformers model, for engines that read no GGUF files."""
     if not (folder / "config.json").is_file():
         pair = sprinter.load_pair(model, runner="torch", dtype=dtype, compile=False)

@@ -4,8 +4,8 @@
 
 SmolLM2's weights as a transformers model in float32, greedy, chains of as many tokens; both engines answer the same
 questions of GSM8K, HumanEval and MT-bench. vLLM runs in a process of its own, by the interpreter that
-SPRINTER_VLLM_PYTHON names. Texts are compared too, and both with vLLM's own plain decoding: greedy texts of two engines
-part where two tokens are nearly tied.
+SPRINTER_VLLM_PYTHON names. The first round of each text is left out: vLLM's has no draft. Texts are compared too, with
+those of both engines' plain decoding beside: greedy texts of two engines part where two tokens are nearly tied.
 """
 
 from __future__ import annotations
@@ -42,15 +42,20 @@ KIND: dict[str, Any] = {"runner": "torch", "dtype": "float32", "compile": False}
 
 
 class Told(NamedTuple):
-    """What one engine wrote on all prompts: ids of each text, and its target calls."""
+    """What one engine wrote on all prompts: ids of each text, and the tokens that each of its rounds added."""
 
     texts: list[list[int]]
-    calls: list[int]
+    rounds: list[list[int]]
 
     @property
     def tokens(self) -> list[int]:
-        """New tokens of each text."""
-        return [len(text) for text in self.texts]
+        """New tokens of each text after its first round: vLLM's adds a token without a draft, at the end of prefill."""
+        return [sum(rounds[1:]) for rounds in self.rounds]
+
+    @property
+    def calls(self) -> list[int]:
+        """Target calls of each text after its first round."""
+        return [len(rounds) - 1 for rounds in self.rounds]
 
 
 def ours(pair: sprinter.Pair, prompts: Sequence[list[int]], method: str, new: int) -> Told:
@@ -62,12 +67,12 @@ def ours(pair: sprinter.Pair, prompts: Sequence[list[int]], method: str, new: in
 
 
 def theirs(arm: VllmPlain, pair: sprinter.Pair, prompts: Sequence[list[int]], new: int) -> Told:
-    """Answers of vLLM; a target call is a step that adds tokens, and prefill adds the first one."""
+    """Answers of vLLM."""
     with closing(arm):
         arm.start(pair)
         asks = [Ask(tuple(ids), new, Sampling(temperature=0.0), 0) for ids in prompts]
         made = [arm.answer(ask) for ask in asks]
-    return Told([one.ids for one in made], [len(one.accept_lengths) for one in made])
+    return Told([one.ids for one in made], [one.accept_lengths for one in made])
 
 
 def compared(told: dict[str, Told], base: str) -> list[dict[str, Any]]:
@@ -131,7 +136,9 @@ def main() -> None:
         told["Sprinter, plain"] = ours(pair, prompts, "autoregressive", chosen.new_tokens)
         peer = "vLLM was left out."
         if not SMOKE:
-            exported = sprinter.load_pair(str(dequantised(Path(folder) / "target", "float32")), **KIND)
+            exported = sprinter.load_pair(
+                str(dequantised(Path(folder) / "target", "float32", SMOLLM2)), **KIND
+            )
             arm = VllmHeads(head=str(chosen.head), tokens=chosen.tokens)
             told["vLLM"] = theirs(arm, exported, prompts, chosen.new_tokens)
             told["vLLM, plain"] = theirs(VllmPlain(), exported, prompts, chosen.new_tokens)

@@ -36,6 +36,7 @@ from sprinter.laws import Sampling
 
 NAME = "real/rows"
 PLAIN = "autoregressive"
+_MOST = 4  # batches of the smallest sizes
 NEW, ENDS = sized((48, 16), (6, 8))
 SIZES = sized((1, 4, 8, 16, 32, 64), (2,))
 FILES: Mapping[str, dict[str, Any]] = sized(
@@ -94,13 +95,14 @@ def measured(
     rows = []
     for size in sizes:
         found = [Arm(name, work) for name, work in arms.items()]
-        measure(found, prompts, size, max(repeats, sized(min(4, 16 // size), 1)))
+        measure(found, prompts, size, max(repeats, sized(min(_MOST, 16 // size), 1)))
         by_name = {arm.name: arm for arm in found}
         theirs = [arm for arm in found if arm.name.startswith("vllm")]
         rows += [
             {
                 "rows": size,
                 "arm": arm.name,
+                "batches": len(arm.tokens),
                 "tokens_per_s": arm.tokens_per_s,
                 "over_vllm": {peer.name: arm.over(peer) for peer in theirs if arm not in theirs},
                 "over_plain": arm.over(by_name[base]),
@@ -116,12 +118,14 @@ def table(results: Mapping[str, Any]) -> str:
     for pair, found in results["pairs"].items():
         peers = list(dict.fromkeys(name for row in found for name in row["over_vllm"]))
         shown = [
-            f"{row['rows']} | `{row['arm']}` | {row['tokens_per_s']:.1f} | "
+            f"{row['rows']} | {row['batches']} | `{row['arm']}` | {row['tokens_per_s']:.1f} | "
             + "".join(f"{cells(row['over_vllm'][peer]) if row['over_vllm'] else '–'} | " for peer in peers)
             + cells(row["over_plain"])
             for row in found
         ]
-        head = " | ".join(["rows", "arm", "tokens/s", *(f"÷ {peer}" for peer in peers), "÷ our plain, gguf"])
+        head = " | ".join(
+            ["rows", "batches", "arm", "tokens/s", *(f"÷ {peer}" for peer in peers), "÷ our plain, gguf"]
+        )
         lines += ["", f"**{pair}**", "", *grid(head, shown)]
     return "\n".join(lines)
 
@@ -139,7 +143,7 @@ def main() -> None:
     began, files = time.time(), FILES[chosen.pair]
     kinds = {kind: loaded(files, kind) for kind in WEIGHTS[chosen.pair]}
     first, pair = next(iter(kinds.items()))
-    whole = prompts_of(pair, chosen.data, sized(2 * max(chosen.sizes), 2), ["gsm8k"])
+    whole = prompts_of(pair, chosen.data, sized(max(_MOST, chosen.repeats) * max(chosen.sizes), 2), ["gsm8k"])
     prompts = [ids[-ENDS:] for ids in whole]
     greedy = {"temperature": 0.0}
     base = f"{first}, {PLAIN}"

@@ -134,7 +134,7 @@ def main() -> None:
     folder = (scratch("evaluate") if SMOKE else Path(".work/evaluate")).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_tasks(folder, args.data, args.items, args.answers)
-    weights = dequantised(folder / "smollm2", "float32")
+    weights = dequantised(folder / "smollm2", "float32", SMOLLM2)
     port = free_port()
     options = ["--target", SMOLLM2, "--runner", "torch", "--dtype", "float32", "--max-len", "1024"]
     with started("sprinter", sprinter_server(port, *options), port, folder / "log"):

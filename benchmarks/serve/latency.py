@@ -73,7 +73,7 @@ def open_servers(arms: list[str], stack: ExitStack, folder: Path) -> dict[str, S
         if arm.startswith("vllm"):
             line = vllm_server(
                 port,
-                dequantised(folder / "smollm2", "bfloat16"),
+                dequantised(folder / "smollm2", "bfloat16", SMOLLM2),
                 rows=ROWS,
                 max_len=MAX_LEN,
                 dtype="bfloat16",

@@ -98,6 +98,11 @@ def test_a_spec_gives_an_arm_that_can_be_made_again(
         ("vllm:plain(eager=2)", "eager=2 is neither true nor false"),
         ("vllm:draft_model(draft_sampling=greed)", "did you mean 'greedy'?"),
         ("vllm:heads(head=mine, kind=medua)", "did you mean 'medusa'?"),
+        ("vllm:heads(head=7)", "head=7 names no folder"),
+        (
+            "vllm:heads(head=mine, kind=medusa, draft_sampling=probabilistic)",
+            "drafts greedily with Medusa's heads",
+        ),
         ("vllm:heads(head=mine, tokens=0)", "tokens=0 is out of range"),
         ("vllm:plain(threads=0)", "threads=0 is out of range"),
         ("peers", "'peers' is a set of arms, and one is wanted here"),

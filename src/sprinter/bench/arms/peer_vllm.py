@@ -217,7 +217,7 @@ class VllmHeads(VllmPlain):
     method: "eagle3", "eagle" or "medusa". ``draft_sampling``: as in ``VllmDraft``.
     """
 
-    head: str = ""
+    head: str = "heads"
     kind: str = "eagle3"
     tokens: int = 3
     draft_sampling: str = "greedy"
@@ -225,10 +225,14 @@ class VllmHeads(VllmPlain):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least("tokens", self.tokens, 1)
+        if not isinstance(self.head, str) or not self.head:
+            raise UserError(f"head={self.head!r} names no folder: give head=FOLDER of heads")
         if self.kind not in _HEADS:
             raise did_you_mean("kind", str(self.kind), list(_HEADS))
         if self.draft_sampling not in _SAMPLING:
             raise did_you_mean("draft_sampling", str(self.draft_sampling), list(_SAMPLING))
+        if self.kind == "medusa" and self.draft_sampling != "greedy":
+            raise UserError("vLLM drafts greedily with Medusa's heads: leave draft_sampling out")
 
     def _speculation(self, pair: Pair) -> dict[str, Any] | None:
         # vLLM would look for a folder that is not there on the hub.
@@ -240,7 +244,9 @@ class VllmHeads(VllmPlain):
         }  # fmt: skip
 
     def _draft_steps(self, speculation: dict[str, Any] | None) -> int | None:
-        return None if speculation is None else int(speculation["num_draft_tokens"])
+        # Medusa's heads draft all tokens of a round in one step.
+        own = self.tokens if self.kind == "medusa" else 1
+        return None if speculation is None else int(speculation["num_draft_tokens"]) // own
 
 
 @dataclass(eq=False, kw_only=True)

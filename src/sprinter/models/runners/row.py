@@ -25,7 +25,7 @@ __all__ = ["RowRunner", "Windows"]
 Windows = dict[str, int | None]
 """Layer type → sliding window (None: the whole past). A single key "": one mask serves all layers."""
 
-_SHORT = 16  # tokens of a row up to which a pass may read padding in rows that do not take part
+_SHORT = 8  # tokens of a row up to which a pass may read padding in rows that do not take part
 _FEW = 7  # rows that take part for each of those, at the least
 
 Mask = Tensor | dict[str, Tensor | None] | None
@@ -165,7 +165,7 @@ class RowRunner(ModelRunner):
             self._make_buffers()
         if self._goes_flat(tokens.shape[1], counts):
             return self._flat(tokens, counts, logits, rows, layers)
-        if self._are_most(len(rows), tokens.shape[1]):
+        if self._are_most(rows, counts, tokens.shape[1]):
             return super()._step_some(tokens, counts, logits, rows, layers)
         span, lengths = self._cache.span, self._lengths
         every = span.rows
@@ -184,9 +184,14 @@ class RowRunner(ModelRunner):
         finally:
             self._lengths, span.rows, span.some = lengths, every, False
 
-    def _are_most(self, rows: int, n: int) -> bool:
-        """Whether few rows are missing in a short pass, and attention would have to copy the keys of the others."""
-        return not self._takes_flat and n <= _SHORT and (self.batch - rows) * _FEW <= rows
+    def _are_most(self, rows: Sequence[int], counts: Sequence[int], n: int) -> bool:
+        """Whether few rows are missing in a short pass, none of them longer than the others, and attention would have
+        to copy the keys of all others."""
+        missing = self.batch - len(rows)
+        if self._takes_flat or n > _SHORT or missing * _FEW > len(rows):
+            return False
+        ends = max(self._lengths[row] + count for row, count in zip(rows, counts, strict=True))
+        return max(self._lengths) <= ends
 
     def _goes_flat(self, n: int, counts: Sequence[int]) -> bool:
         """Whether rows stand in one line: if a tenth would be padding, and each layer has its buffers."""
