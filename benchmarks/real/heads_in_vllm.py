@@ -61,9 +61,7 @@ class Told(NamedTuple):
 def ours(pair: sprinter.Pair, prompts: Sequence[list[int]], method: str, new: int) -> Told:
     """Answers of this engine."""
     made = [pair.generate(ids, method=method, temperature=0.0, max_new_tokens=new) for ids in prompts]
-    return Told(
-        [[token.id for token in one.tokens] for one in made], [one.stats.target_calls for one in made]
-    )
+    return Told([[token.id for token in one.tokens] for one in made], [one.accept_lengths for one in made])
 
 
 def theirs(arm: VllmPlain, pair: sprinter.Pair, prompts: Sequence[list[int]], new: int) -> Told:
