@@ -199,6 +199,7 @@ TOPICS = {
             "real/overlap": "Drafting during the target's pass",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
             "real/elsewhere": "An EAGLE-3 head of ours in speculators' own model",
+            "real/heads_in_vllm": "An EAGLE-3 head of ours in vLLM",
         },
         real_headline,
     ),
