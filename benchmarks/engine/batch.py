@@ -53,6 +53,7 @@ POLICIES = (
     sprinter.Policy(share=1.0), sprinter.Policy(share=1.0, age=4), sprinter.Policy(share=1.0, age=8),
 )  # fmt: skip
 POLICIES = sized(POLICIES, POLICIES[2:5:2])
+_AS_IS = Sampling()
 _DEFAULT, POLICY_SIZES = sprinter.Policy(), sized((8, 32), (2,))
 DTYPES = ("float32", "bfloat16")
 NAME = "engine/batch"
@@ -108,12 +109,19 @@ def warm(pair: sprinter.Pair, methods: Sequence[str] = METHODS) -> sprinter.Pair
     return pair
 
 
-def batched(pair: sprinter.Pair, method: str, policy: sprinter.Policy = _DEFAULT) -> Work:
-    """Serve all prompts with one engine."""
+def batched(
+    pair: sprinter.Pair,
+    method: str,
+    policy: sprinter.Policy = _DEFAULT,
+    new_tokens: int = NEW_TOKENS,
+    temperature: float | None = None,
+) -> Work:
+    """Serve all prompts with one engine; ``temperature``: None, the pair's own."""
+    sampling = {} if temperature is None else {"temperature": temperature}
 
     def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
         outs = pair.generate_batch(
-            prompts, method=method, seed=list(seeds), max_new_tokens=NEW_TOKENS, policy=policy
+            prompts, method=method, seed=list(seeds), max_new_tokens=new_tokens, policy=policy, **sampling
         )
         return sum(out.stats.new_tokens for out in outs)
 
@@ -153,15 +161,14 @@ def transformers_batched(pair: sprinter.Pair) -> Work:
     return timed(work)
 
 
-def vllm_batched(pair: sprinter.Pair, dtype: str) -> Work:
-    """vLLM with the target, by its worker's clock."""
-    arm = VllmPlain(dtype=dtype)
+def vllm_batched(
+    pair: sprinter.Pair, arm: VllmPlain, new_tokens: int = NEW_TOKENS, sampling: Sampling = _AS_IS
+) -> Work:
+    """vLLM with the target, by its worker's clock; the arm is started, and the caller's to close."""
     arm.start(pair)
 
     def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
-        asks = [
-            Ask(tuple(ids), NEW_TOKENS, Sampling(), seed) for ids, seed in zip(prompts, seeds, strict=True)
-        ]
+        asks = [Ask(tuple(ids), new_tokens, sampling, seed) for ids, seed in zip(prompts, seeds, strict=True)]
         made = arm.answer_all(asks)
         return sum(len(one.ids) for one in made), max(one.wall_s for one in made)
 
@@ -184,7 +191,7 @@ class Speeds:
 
     def __init__(self, pair: sprinter.Pair, half: sprinter.Pair, vllm: bool) -> None:
         self._pair, self._half = pair, half
-        self._vllm = {dtype: vllm_batched(pair, dtype) for dtype in DTYPES if vllm}
+        self._vllm = {dtype: vllm_batched(pair, VllmPlain(dtype=dtype)) for dtype in DTYPES if vllm}
         self._theirs = transformers_batched(pair)
 
     def rows(self, prompts: Sequence[Ids], size: int, repeats: int) -> Rows:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ import torch
 
 import sprinter
 from benchmarks.common import cells, grid, kept_results, note_run, option_parser, write_results
-from benchmarks.engine.batch import Arm, Ids, Work, measure, timed
+from benchmarks.engine.batch import Arm, Ids, Work, batched, measure, vllm_batched
 from benchmarks.real.arms import DRAFT, SMOLLM2, TARGET, dequantised
 from benchmarks.real.weights import prompts_of
 from benchmarks.smoke import SMOKE, sized
-from sprinter.bench.arm import Ask
 from sprinter.bench.arms.peer_vllm import VllmPlain
 from sprinter.laws import Sampling
 
@@ -59,33 +58,6 @@ def loaded(files: Mapping[str, Any], kind: str) -> sprinter.Pair:
     floats = kind in VLLM and not SMOKE
     runner = {} if SMOKE else {"runner": "torch"}
     return sprinter.load_pair(**files, **runner, dtype=kind, compile=floats, prefix_cache_bytes=0)
-
-
-def batched(pair: sprinter.Pair, method: str, sampling: Mapping[str, Any]) -> Work:
-    """Serve all prompts with one engine."""
-
-    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
-        made = pair.generate_batch(prompts, method=method, seed=list(seeds), max_new_tokens=NEW, **sampling)
-        return sum(one.stats.new_tokens for one in made)
-
-    return timed(work)
-
-
-def vllm_batched(pair: sprinter.Pair, dtype: str, stack: ExitStack) -> Work:
-    """vLLM with the target, by its worker's clock."""
-    arm = VllmPlain(dtype=dtype, cache_gib=2.0)
-    arm.start(pair)
-    stack.callback(arm.close)
-
-    def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> tuple[int, float]:
-        asks = [
-            Ask(tuple(ids), NEW, Sampling(temperature=0.0), seed)
-            for ids, seed in zip(prompts, seeds, strict=True)
-        ]
-        made = arm.answer_all(asks)
-        return sum(len(one.ids) for one in made), max(one.wall_s for one in made)
-
-    return work
 
 
 def measured(
@@ -145,17 +117,18 @@ def main() -> None:
     first, pair = next(iter(kinds.items()))
     whole = prompts_of(pair, chosen.data, sized(max(_MOST, chosen.repeats) * max(chosen.sizes), 2), ["gsm8k"])
     prompts = [ids[-ENDS:] for ids in whole]
-    greedy = {"temperature": 0.0}
-    base = f"{first}, {PLAIN}"
-    arms = {f"{kind}, {PLAIN}": batched(each, PLAIN, greedy) for kind, each in kinds.items()}
-    arms |= {f"{first}, {method}": batched(pair, method, greedy) for method in METHODS[chosen.pair]}
+    base, greedy = f"{first}, {PLAIN}", Sampling(temperature=0.0)
+    ours: dict[str, Any] = {"new_tokens": NEW, "temperature": greedy.temperature}
+    arms = {f"{kind}, {PLAIN}": batched(each, PLAIN, **ours) for kind, each in kinds.items()}
+    arms |= {f"{first}, {method}": batched(pair, method, **ours) for method in METHODS[chosen.pair]}
     with ExitStack() as stack:
         if not chosen.no_vllm:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             for dtype in VLLM:
                 made = dequantised(folder / dtype, dtype, files["target"])
                 theirs = sprinter.load_pair(str(made), runner="torch", dtype=dtype, compile=False)
-                arms[f"vllm, {dtype}"] = vllm_batched(theirs, dtype, stack)
+                arm = stack.enter_context(closing(VllmPlain(dtype=dtype, cache_gib=2.0)))
+                arms[f"vllm, {dtype}"] = vllm_batched(theirs, arm, NEW, greedy)
         rows = measured(arms, base, prompts, chosen.sizes, chosen.repeats)
     results = kept_results(NAME)
     results["benchmark"] = NAME

@@ -256,7 +256,7 @@ class Scheduler:
         """Run one forward pass for the jobs of a group, and pass on the results."""
         jobs = [one.work.job for one in group if one.work.job is not None]
         done = self._models.run(jobs) if jobs else []
-        charged = any(one.work.run.charged for one in group)
+        charged = any(one.work.run.charged is not None for one in group)
         shares: list[list[PassShare]] = pass_shares(jobs, *self._pads) if charged else [[]] * len(jobs)
         for one, result, share in zip(group, done, shares, strict=True):
             one.work.run.passed(share)

@@ -211,19 +211,14 @@ class Task:
             self.tracker = trackers.setdefault(key, self._tracker(self._costs, rows))
 
     @property
-    def _charged(self) -> Paced | None:
-        """What counts the passes that it shares in this round, if anything does."""
+    def charged(self) -> Paced | None:
+        """What is charged for the passes that it shares in this round; None: nothing, as in plain decoding."""
         paces = None if self.tracker is None or self._paces is None else self._paces()
         return None if paces is None or not paces.charged else paces
 
-    @property
-    def charged(self) -> bool:
-        """Whether it is charged for the passes that it shares in this round."""
-        return self._charged is not None
-
     def passed(self, shares: Sequence[PassShare]) -> None:
         """Be charged for passes that it shared, before their result is sent."""
-        if shares and (paces := self._charged) is not None:
+        if shares and (paces := self.charged) is not None:
             for share in shares:
                 paces.passed(share)
 

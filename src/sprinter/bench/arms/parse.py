@@ -44,7 +44,7 @@ _VLLM = (
 )
 
 
-_HEADS = ("vllm:heads",)
+_OF_THE_USER = ("vllm:heads",)
 """Arms that need a folder of the user's."""
 
 
@@ -59,7 +59,9 @@ _SETS: dict[str, Callable[[], list[str]]] = {
     "peers": lambda: list(_PEERS),
     "vllm": lambda: list(_VLLM),
     "all": lambda: [
-        name for name in dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()]) if name not in _HEADS
+        name
+        for name in dict.fromkeys([*_methods(), *_PEERS, *_VLLM, *ARMS.names()])
+        if name not in _OF_THE_USER
     ],
 }
 

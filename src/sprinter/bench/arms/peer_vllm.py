@@ -210,7 +210,7 @@ class VllmDraft(VllmPlain):
 
 
 @dataclass(eq=False, kw_only=True)
-class VllmHeads(VllmPlain):
+class VllmHeads(VllmDraft):
     """vLLM's speculative decoding with heads on the target.
 
     ``head``: folder of the heads, such as one of ``sprinter draft train --kind eagle3``. ``kind``: vLLM's name of the
@@ -220,17 +220,13 @@ class VllmHeads(VllmPlain):
     head: str = "heads"
     kind: str = "eagle3"
     tokens: int = 3
-    draft_sampling: str = "greedy"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least("tokens", self.tokens, 1)
         if not isinstance(self.head, str) or not self.head:
             raise UserError(f"head={self.head!r} names no folder: give head=FOLDER of heads")
         if self.kind not in _HEADS:
             raise did_you_mean("kind", str(self.kind), list(_HEADS))
-        if self.draft_sampling not in _SAMPLING:
-            raise did_you_mean("draft_sampling", str(self.draft_sampling), list(_SAMPLING))
         if self.kind == "medusa" and self.draft_sampling != "greedy":
             raise UserError("vLLM drafts greedily with Medusa's heads: leave draft_sampling out")
 
@@ -244,9 +240,9 @@ class VllmHeads(VllmPlain):
         }  # fmt: skip
 
     def _draft_steps(self, speculation: dict[str, Any] | None) -> int | None:
+        steps = super()._draft_steps(speculation)
         # Medusa's heads draft all tokens of a round in one step.
-        own = self.tokens if self.kind == "medusa" else 1
-        return None if speculation is None else int(speculation["num_draft_tokens"]) // own
+        return steps if steps is None or self.kind != "medusa" else steps // self.tokens
 
 
 @dataclass(eq=False, kw_only=True)
