@@ -116,12 +116,18 @@ def batched(
     new_tokens: int = NEW_TOKENS,
     temperature: float | None = None,
 ) -> Work:
-    """Serve all prompts with one engine; ``temperature``: None, the pair's own."""
+    """Serve all prompts with one engine, at the same time; ``temperature``: None, the pair's own."""
     sampling = {} if temperature is None else {"temperature": temperature}
 
     def work(prompts: Sequence[Ids], seeds: Sequence[int]) -> int:
         outs = pair.generate_batch(
-            prompts, method=method, seed=list(seeds), max_new_tokens=new_tokens, policy=policy, **sampling
+            prompts,
+            method=method,
+            seed=list(seeds),
+            max_new_tokens=new_tokens,
+            policy=policy,
+            rows=len(prompts),
+            **sampling,
         )
         return sum(out.stats.new_tokens for out in outs)
 

@@ -75,8 +75,12 @@ class AddressedDraws:
         key = self.address(round, position, purpose, row)
         if law.device.type == "cpu":
             weights = law.numpy()
-            if len(weights) >= _MANY and 0 < 8 * np.count_nonzero(weights) < len(weights):
-                ids = np.flatnonzero(weights)  # the other tokens never arrive
+            positive = weights != 0.0  # the other tokens never arrive
+            many = np.count_nonzero(positive)
+            if many == 1:
+                return int(positive.argmax())
+            if len(weights) >= _MANY and 0 < 8 * many < len(weights):
+                ids = np.flatnonzero(positive)
                 return int(ids[(weights[ids] / _race_times_numpy(key, len(weights), ids)).argmax()])
             return int((weights / _race_times_numpy(key, len(weights))).argmax())
         times = _race_times_torch(key, law.shape[-1], law.device)

@@ -325,7 +325,9 @@ def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tenso
     for group in _alike(rows, lambda row: (row.sampling, row.raw)):
         first, counts = rows[group[0]], [len(rows[i].feed.tokens) for i in group]
         each = [logits[i, :n] for i, n in zip(group, counts, strict=True)]
-        own, others = torch.cat(each), _adjusted(each, [rows[i] for i in group])
+        whole = len(group) == len(rows) and all(n == logits.shape[1] for n in counts)
+        own = logits.flatten(0, 1) if whole else torch.cat(each)
+        others = _adjusted(each, [rows[i] for i in group])
         law = torch.split(process(own if others is None else others, first.sampling), counts)
         raw = torch.split(raw_law(own), counts) if first.raw else [None] * len(group)
         for at, i in enumerate(group):

@@ -51,7 +51,7 @@ float soften(float* scores, int64_t many, float scale, float cap) {
     for (int64_t c = 0; c < many; ++c) scores[c] *= scale;
     if (cap > 0.0f)
         for (int64_t c = 0; c < many; ++c) scores[c] = cap * std::tanh(scores[c] / cap);
-    Floats most = Floats{} - INFINITY, poison = {}, sum = {};  // poison: not a number if one of the scores is none
+    Floats most = all(-INFINITY), poison = {}, sum = {};  // poison: not a number if one of the scores is none
     std::fill(scores + many, scores + whole, 0.0f);
     for (int64_t c = 0; c < whole; c += WIDE) poison += load(scores + c) * 0.0f;
     std::fill(scores + many, scores + whole, -INFINITY);
@@ -72,13 +72,15 @@ void add_values(
     int64_t i = 0;
     for (; i + 4 * WIDE <= d; i += 4 * WIDE) {
         Floats sums[4];
-        std::memcpy(sums, made + i, sizeof sums);
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) sums[part] = load(made + i + WIDE * part);
         for (int64_t c = 0; c < many; ++c) {
             const float* value = values + seen[c] * step + i;
 #pragma GCC unroll 4
-            for (int part = 0; part < 4; ++part) sums[part] += weights[c] * load(value + WIDE * part);
+            for (int part = 0; part < 4; ++part) sums[part] += load(value + WIDE * part) * weights[c];
         }
-        std::memcpy(made + i, sums, sizeof sums);
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) store(made + i + WIDE * part, sums[part]);
     }
     for (int64_t c = 0; c < many && i < d; ++c)
         for (int64_t k = i; k < d; ++k) made[k] += weights[c] * values[seen[c] * step + k];
@@ -108,7 +110,7 @@ void attend(
     std::vector<float>& scores, float* made
 ) {
     constexpr int64_t BLOCK = 32;
-    constexpr int TOGETHER = 8;
+    constexpr int TOGETHER = PART == 16 ? 8 : 4;
     const int64_t group = a.heads / a.kv, row = a.rows ? a.rows[b] : b, many = int64_t(seen.size());
     const int64_t room = (many + WIDE - 1) / WIDE * WIDE;
     const float* query = a.query + b * a.query_step[0] + own * group * a.query_step[1] + i * a.query_step[2];

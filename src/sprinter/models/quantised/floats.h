@@ -34,7 +34,7 @@ void multiply_floats(const T* weights, int64_t width, const float* x, float* mad
             for (int r = 0; r < R; ++r) part[r] = Vec::numbers(weights + r * width + k);
 #pragma GCC unroll 6
             for (int t = 0; t < N; ++t) {
-                const Vec::Float own = Vec::numbers(x + t * width + k);
+                const auto own = Vec::here(Vec::numbers(x + t * width + k));  // loaded once, not for each row
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) sums[r][t] = Vec::fma(part[r], own, sums[r][t]);
             }

@@ -109,11 +109,14 @@ void activate(float* x, const float* up, int64_t count, int64_t activation) {
     for (int64_t i = 0; i < count; i += WIDE) {
         Floats made = load(x + i);
         if (activation == GELU) {
-            for (int k = 0; k < WIDE; ++k) made[k] = 0.5f * made[k] * (1.0f + std::erf(made[k] * 0.70710678118655f));
+            float each[WIDE];
+            store(each, made);
+            for (float& one : each) one = 0.5f * one * (1.0f + std::erf(one * 0.70710678118655f));
+            made = load(each);
         } else {
             const Floats z = activation == SILU ? made : made * (made * made * 0.0713548162726f + 1.59576912161f);
-            const Floats e = exponential(-absolute(z));
-            made = made * (z < Floats{} ? e : Floats{} + 1.0f) / (e + 1.0f);
+            const Floats e = exponential(all(0.0f) - absolute(z));
+            made = made * below(z, 0.0f, e, all(1.0f)) / (e + 1.0f);
         }
         store(x + i, up ? made * load(up + i) : made);
     }

@@ -22,7 +22,7 @@ struct Bfloat16 {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 struct Vec {
-    static constexpr int LANES = 16, MOST = 16;
+    static constexpr int LANES = 16, MOST = 16, MANY = 0;  // from MANY rows on: multiply_many
     using Float = __m512;
     using Int = __m512i;
     static constexpr bool SIGNED = false;  // whether dot_eight takes the offset off the codes
@@ -40,6 +40,11 @@ struct Vec {
     static Float floats(Int x) { return _mm512_cvtepi32_ps(x); }
     static Float times(Int shifted, Float scale, Float less) { return fma(_mm512_castsi512_ps(shifted), scale, less); }
     static Int all(int32_t x) { return _mm512_set1_epi32(x); }
+    static Int four(const int8_t* at) {
+        int32_t made;
+        std::memcpy(&made, at, sizeof made);
+        return all(made);
+    }
     static Int load(const uint8_t* at) { return _mm512_loadu_si512(at); }
     static Int low(Int x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
     static Int high(Int x) { return low(_mm512_srli_epi16(x, 4)); }
@@ -47,6 +52,10 @@ struct Vec {
         uint64_t mask;
         std::memcpy(&mask, plane, 8);
         return _mm512_mask_add_epi8(x, mask, x, _mm512_set1_epi8(char(1 << bit)));
+    }
+    static Float here(Float x) {  // see below
+        asm("" : "+v"(x));
+        return x;
     }
     static Int dot(Int sum, Int codes, Int numbers) { return _mm512_dpbusd_epi32(sum, codes, numbers); }
     static Int dot_eight(Int sum, Int codes, Int numbers) { return dot(sum, codes, numbers); }
@@ -62,7 +71,7 @@ struct Vec {
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 struct Vec {
-    static constexpr int LANES = 8, MOST = 8;
+    static constexpr int LANES = 8, MOST = 8, MANY = 12;
     using Float = __m256;
     using Int = __m256i;
     static constexpr bool SIGNED = true;  // products of pairs of 8 bits fit into 16 only with a sign
@@ -93,6 +102,21 @@ struct Vec {
     }
     // Sums of pairs, in 16 bits, which hold those of 8, 4 or 2 products of codes of 4, 5 or 6 bits.
     static constexpr int together(int bits) { return bits < 7 ? 128 >> bits : 1; }
+    // What is made where it stands, and in a register: compilers that delay sums run out of these, and others load a
+    // number again for each product.
+    static Float here(Float x) {
+        asm("" : "+x"(x));
+        return x;
+    }
+    static Int here(Int x) {
+        asm volatile("" : "+x"(x));
+        return x;
+    }
+    static Int four(const int8_t* at) {
+        int32_t made;
+        std::memcpy(&made, at, sizeof made);
+        return all(made);
+    }
     static Int pairs(Int codes, Int numbers) { return _mm256_maddubs_epi16(codes, numbers); }
     static Int add_pairs(Int a, Int b) { return _mm256_add_epi16(a, b); }
     static Int add(Int sum, Int pairs) {
@@ -130,7 +154,7 @@ float half_to_float(uint16_t half) {
 }
 
 struct Vec {  // any processor
-    static constexpr int LANES = 4, MOST = 2;
+    static constexpr int LANES = 4, MOST = 2, MANY = 0;
     typedef float Float __attribute__((vector_size(16)));
     typedef int32_t Int __attribute__((vector_size(16)));
     typedef uint8_t Bytes __attribute__((vector_size(16)));
@@ -138,6 +162,7 @@ struct Vec {  // any processor
     static constexpr int together(int) { return 1; }
 
     static Float zero() { return Float{0, 0, 0, 0}; }
+    static Float here(Float x) { return x; }
     static Float halves(const uint8_t* at) {
         Float made;
         for (int i = 0; i < 4; ++i) {
@@ -157,6 +182,11 @@ struct Vec {  // any processor
     static Float floats(Int x) { return __builtin_convertvector(x, Float); }
     static Float times(Int shifted, Float scale, Float) { return floats(shifted - SHIFT) * scale; }
     static Int all(int32_t x) { return Int{x, x, x, x}; }
+    static Int four(const int8_t* at) {
+        int32_t made;
+        std::memcpy(&made, at, sizeof made);
+        return all(made);
+    }
     static Int load(const uint8_t* at) {
         Int made;
         std::memcpy(&made, at, 16);

@@ -103,12 +103,8 @@ void round_group(const float* x, const Rounded& made, int64_t row, int64_t g) {
     int32_t whole = 0;
     for (int part = 0; part < F::PARTS; ++part) {
         int32_t sum = 0;
-        for (int k = part * F::SCALED; k < (part + 1) * F::SCALED; k += WIDE) {
-            const Ints wide = __builtin_convertvector(nearest(load(x + k) * times), Ints);
-            const Bytes codes = __builtin_convertvector(wide, Bytes);
-            std::memcpy(made.codes + at * GROUP + k, &codes, sizeof codes);
-            sum += total(wide);
-        }
+        for (int k = part * F::SCALED; k < (part + 1) * F::SCALED; k += WIDE)
+            sum += store_bytes(made.codes + at * GROUP + k, integers(nearest(load(x + k) * times)));
         const bool without = F::BITS == 8 && Vec::SIGNED;
         made.start[made.first_start<F>(row, g) + part * CHUNK] = (part ? 0 : SHIFT) - (without ? 0 : F::OFFSET * sum);
         whole += sum;
@@ -151,56 +147,83 @@ inline typename Vec::Int codes_of(const uint8_t* codes, int j, int from) {
     }
 }
 
-// H vectors of channels at a time.
+// Sums of 32-bit integers += four codes of each channel times four numbers, those of row j of the group's codes. `pairs`:
+// the sums of 16 bits that are not yet part of `sum`.
+template <class F, class V>
+inline void add_row(int j, typename V::Int codes, typename V::Int four, typename V::Int& sum, typename V::Int& pairs) {
+    constexpr int TOGETHER = V::together(F::BITS);
+    if constexpr (F::BITS == 8) sum = V::dot_eight(sum, codes, four);
+    else if constexpr (TOGETHER == 1) sum = V::dot(sum, codes, four);
+    else {
+        const auto two = V::pairs(codes, four);
+        pairs = V::here(j % TOGETHER ? V::add_pairs(pairs, two) : two);
+        if (j % TOGETHER == TOGETHER - 1) sum = V::add(sum, pairs);
+    }
+}
+
+// The sums of a group in float32, with that of another part of it before.
+template <class F, class V>
+inline typename V::Float scaled_sum(
+    int part, typename V::Int sum, const Scales<F>& own, typename V::Float less, typename V::Float before
+) {
+    return part ? V::fma(V::floats(sum), own.scale[part], before) : V::times(sum, own.scale[0], less);
+}
+
+template <class F, class V>
+inline typename V::Float add_group(
+    typename V::Float total, typename V::Float scaled, const Scales<F>& own, float scale, float sum
+) {
+    total = V::fma(scaled, V::all(scale), total);
+    if constexpr (F::MINIMUM) total = V::less(own.minimum, V::all(sum), total);
+    return total;
+}
+
+// Into the second cache: the first one waits for too few lines at a time to keep the memory busy. Blocks follow each
+// other: as far into a block as group g is, so that the next one's scales have their turn too.
+template <class F>
+inline void fetch_ahead(const uint8_t* scales, int64_t g) {
+    for (int64_t line = 0; line < F::EACH; line += 64) __builtin_prefetch(scales + AHEAD + g * F::EACH + line, 0, 2);
+}
+
+// N rows times H vectors of channels.
 template <class F, int N, int H, class V = Vec>
 void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, int first, float* made) {
-    constexpr int TOGETHER = V::together(F::BITS);
     typename V::Float total[H][N];
     for (int i = 0; i < H * N; ++i) total[i / N][i % N] = V::zero();
     for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
-        // Into the second cache: the first one waits for too few lines at a time to keep the memory busy. Blocks follow
-        // each other: as far into a block as this group is, so that the next one's scales have their turn too.
-        for (int64_t line = 0; line < F::EACH; line += 64) __builtin_prefetch(scales + AHEAD + g * F::EACH + line, 0, 2);
+        fetch_ahead<F>(scales, g);
         const int8_t* numbers = x.codes + x.slot(row, g) * GROUP;
         const float *scale = x.scale + x.slot(row, g), *sum = x.sum + x.slot(row, g);
         const int32_t* start = x.start + x.template first_start<F>(row, g);
+        typename V::Float scaled[H][N];
 #pragma GCC unroll 2
-        for (int h = 0; h < H; ++h) {
-            const int from = first + h * V::LANES;
-            const auto own = scales_of<F>(scales, g, from);
-            const auto less = V::mul(own.scale[0], V::all(-SHIFTED));
-            typename V::Float scaled[N];
+        for (int part = 0; part < F::PARTS; ++part) {
+            typename V::Int sums[H][N], pairs[H][N];
 #pragma GCC unroll 2
-            for (int part = 0; part < F::PARTS; ++part) {
-                typename V::Int sums[N];
+            for (int h = 0; h < H; ++h)
 #pragma GCC unroll 16
-                for (int r = 0; r < N; ++r) sums[r] = V::all(start[part * CHUNK + r]);
-                [[maybe_unused]] typename V::Int pairs[N];
+                for (int r = 0; r < N; ++r) sums[h][r] = V::all(start[part * CHUNK + r]);
 #pragma GCC unroll 8
-                for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j) {
-                    const auto code = codes_of<F>(codes, j, from);
+            for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j) {
+                typename V::Int code[H];
+#pragma GCC unroll 2
+                for (int h = 0; h < H; ++h) code[h] = codes_of<F>(codes, j, first + h * V::LANES);
 #pragma GCC unroll 16
-                    for (int r = 0; r < N; ++r) {
-                        int32_t four;
-                        std::memcpy(&four, numbers + r * GROUP + 4 * j, 4);
-                        if constexpr (F::BITS == 8) sums[r] = V::dot_eight(sums[r], code, V::all(four));
-                        else if constexpr (TOGETHER == 1) sums[r] = V::dot(sums[r], code, V::all(four));
-                        else {
-                            const auto two = V::pairs(code, V::all(four));
-                            pairs[r] = j % TOGETHER ? V::add_pairs(pairs[r], two) : two;
-                            if (j % TOGETHER == TOGETHER - 1) sums[r] = V::add(sums[r], pairs[r]);
-                        }
-                    }
+                for (int r = 0; r < N; ++r) {
+                    const auto four = V::four(numbers + r * GROUP + 4 * j);
+#pragma GCC unroll 2
+                    for (int h = 0; h < H; ++h) add_row<F, V>(j, code[h], four, sums[h][r], pairs[h][r]);
                 }
-#pragma GCC unroll 16
-                for (int r = 0; r < N; ++r)
-                    scaled[r] = part ? V::fma(V::floats(sums[r]), own.scale[part], scaled[r])
-                                     : V::times(sums[r], own.scale[0], less);
             }
+#pragma GCC unroll 2
+            for (int h = 0; h < H; ++h) {
+                const auto own = scales_of<F>(scales, g, first + h * V::LANES);
+                const auto less = V::mul(own.scale[0], V::all(-SHIFTED));
 #pragma GCC unroll 16
-            for (int r = 0; r < N; ++r) {
-                total[h][r] = V::fma(scaled[r], V::all(scale[r]), total[h][r]);
-                if constexpr (F::MINIMUM) total[h][r] = V::less(own.minimum, V::all(sum[r]), total[h][r]);
+                for (int r = 0; r < N; ++r) scaled[h][r] = scaled_sum<F, V>(part, sums[h][r], own, less, scaled[h][r]);
+                if (part < F::PARTS - 1) continue;
+#pragma GCC unroll 16
+                for (int r = 0; r < N; ++r) total[h][r] = add_group<F, V>(total[h][r], scaled[h][r], own, scale[r], sum[r]);
             }
         }
     }
@@ -219,6 +242,69 @@ void multiply_rows(
     }
     constexpr int H = N <= 2 && CHANNELS > Vec::LANES ? 2 : 1;  // memory is read once, while sums take less time
     for (int from = 0; from < CHANNELS; from += H * Vec::LANES) multiply<F, N, H>(scales, codes, x, row, from, made);
+}
+
+// The same for any number of rows: the codes of a group are unpacked once, and its sums of all rows are made, four rows
+// and all channels at a time. `made` has room for whole fours.
+template <class F, class V = Vec>
+void multiply_many(int rows, const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, float* made) {
+    constexpr int H = CHANNELS / V::LANES, N = 4;
+    for (int i = 0; i < (rows + N - 1) / N * N * CHANNELS; ++i) made[i] = 0.0f;
+    const int64_t top = x.slot(row, 0), step = x.groups * CHUNK;
+    for (int64_t g = 0; g < x.groups; ++g, codes += F::CODES) {
+        fetch_ahead<F>(scales, g);
+        typename V::Int code[8][H];
+        Scales<F> own[H];
+        typename V::Float less[H];
+        for (int h = 0; h < H; ++h) {
+            own[h] = scales_of<F>(scales, g, h * V::LANES);
+            less[h] = V::mul(own[h].scale[0], V::all(-SHIFTED));
+            for (int j = 0; j < 8; ++j) code[j][h] = codes_of<F>(codes, j, h * V::LANES);
+        }
+        asm volatile("" ::: "memory");  // what is unpacked stays in memory: the sums need the registers
+        for (int chunk = 0; chunk < rows; chunk += CHUNK) {
+            const int64_t at = top + g * CHUNK + chunk / CHUNK * step;
+            const int8_t* numbers = x.codes + at * GROUP;
+            const float *scale = x.scale + at, *sum = x.sum + at;
+            const int32_t* start = x.start + at * F::PARTS;
+            float* to = made + chunk * CHANNELS;
+            const int end = std::min(rows - chunk, CHUNK);
+            for (int r = 0; r < end; r += N, numbers += N * GROUP, scale += N, sum += N, start += N, to += N * CHANNELS) {
+                typename V::Float scaled[H][N];
+#pragma GCC unroll 2
+                for (int part = 0; part < F::PARTS; ++part) {
+                    typename V::Int sums[H][N], pairs[H][N];
+#pragma GCC unroll 4
+                    for (int i = 0; i < N; ++i)
+#pragma GCC unroll 2
+                        for (int h = 0; h < H; ++h) sums[h][i] = V::all(start[part * CHUNK + i]);
+#pragma GCC unroll 8
+                    for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j)
+#pragma GCC unroll 4
+                        for (int i = 0; i < N; ++i) {
+                            const auto four = V::four(numbers + i * GROUP + 4 * j);
+#pragma GCC unroll 2
+                            for (int h = 0; h < H; ++h) {
+                                add_row<F, V>(j, code[j][h], four, sums[h][i], pairs[h][i]);
+                                if constexpr (F::BITS == 8) sums[h][i] = V::here(sums[h][i]);
+                            }
+                        }
+#pragma GCC unroll 4
+                    for (int i = 0; i < N; ++i)
+#pragma GCC unroll 2
+                        for (int h = 0; h < H; ++h)
+                            scaled[h][i] = scaled_sum<F, V>(part, sums[h][i], own[h], less[h], scaled[h][i]);
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < N; ++i)
+#pragma GCC unroll 2
+                    for (int h = 0; h < H; ++h) {
+                        float* total = to + i * CHANNELS + h * V::LANES;
+                        V::store(total, add_group<F, V>(V::numbers(total), scaled[h][i], own[h], scale[i], sum[i]));
+                    }
+            }
+        }
+    }
 }
 
 // Rows of a matrix that are not one after the other: `run` of them are, a multiple of CHANNELS if there are several runs,
@@ -243,6 +329,7 @@ void product(
 #pragma omp for
     for (int64_t at = 0; at < rows * rounded.groups; ++at)
         round_group<F>(x + at * GROUP, rounded, at / rounded.groups, at % rounded.groups);
+    const int64_t step = Vec::MANY && rows >= Vec::MANY ? TILE : Vec::MOST;
     for (int64_t top = 0; top < rows; top += TILE) {
 #pragma omp for nowait
         for (int64_t block = 0; block < blocks; ++block) {
@@ -251,10 +338,13 @@ void product(
             const uint8_t* codes = scales + F::scales(width);
             const int64_t many = std::min<int64_t>(CHANNELS, high - first);
             const int64_t end = std::min(rows, top + TILE);
-            for (int64_t row = top; row < end; row += Vec::MOST) {
-                const int now = int(std::min<int64_t>(Vec::MOST, end - row));
-                alignas(64) float made[Vec::MOST * CHANNELS];
-                multiply_rows<F>(now, scales, codes, rounded, row, made);
+            for (int64_t row = top; row < end; row += step) {
+                const int now = int(std::min<int64_t>(step, end - row));
+                alignas(64) float made[TILE * CHANNELS];
+                if constexpr (Vec::MANY > 0) {
+                    if (step == TILE) multiply_many<F>(now, scales, codes, rounded, row, made);
+                }
+                if (step != TILE) multiply_rows<F>(now, scales, codes, rounded, row, made);
                 for (int r = 0; r < now; ++r)
                     for (int64_t n = 0; n < many; ++n) {
                         float sum = made[r * CHANNELS + n];

@@ -1,4 +1,4 @@
-// Sixteen float32 numbers at a time, in any compiler's vectors.
+// Sixteen float32 numbers at a time, in vectors that the processor has: of wider ones compilers make slow code.
 
 #pragma once
 
@@ -7,77 +7,152 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 constexpr int WIDE = 16;
-typedef float Floats __attribute__((vector_size(4 * WIDE)));
-typedef int32_t Ints __attribute__((vector_size(4 * WIDE)));
-typedef int8_t Bytes __attribute__((vector_size(WIDE)));
-typedef float Half __attribute__((vector_size(2 * WIDE)));
-typedef float Quarter __attribute__((vector_size(WIDE)));
+#if defined(__AVX512F__)
+constexpr int PART = 16;
+#elif defined(__AVX2__)
+constexpr int PART = 8;
+#else
+constexpr int PART = 4;
+#endif
 
+template <class Part>
+struct Wide {
+    Part part[WIDE / PART];
+};
+
+typedef float Four __attribute__((vector_size(16)));
+typedef float FloatPart __attribute__((vector_size(4 * PART)));
+typedef int32_t IntPart __attribute__((vector_size(4 * PART)));
+using Floats = Wide<FloatPart>;
+using Ints = Wide<IntPart>;
+
+// call(i) of each part.
+template <class Call>
+inline auto each(Call call) {
+    using Made = Wide<decltype(call(0))>;
+    if constexpr (WIDE / PART == 1) return Made{{call(0)}};
+    else if constexpr (WIDE / PART == 2) return Made{{call(0), call(1)}};
+    else return Made{{call(0), call(1), call(2), call(3)}};
+}
+
+inline Floats operator+(const Floats& a, const Floats& b) {
+    return each([&](int i) { return a.part[i] + b.part[i]; });
+}
+inline Floats operator-(const Floats& a, const Floats& b) {
+    return each([&](int i) { return a.part[i] - b.part[i]; });
+}
+inline Floats operator*(const Floats& a, const Floats& b) {
+    return each([&](int i) { return a.part[i] * b.part[i]; });
+}
+inline Floats operator/(const Floats& a, const Floats& b) {
+    return each([&](int i) { return a.part[i] / b.part[i]; });
+}
+inline Floats operator+(const Floats& a, float b) { return each([&](int i) { return a.part[i] + b; }); }
+inline Floats operator-(const Floats& a, float b) { return each([&](int i) { return a.part[i] - b; }); }
+inline Floats operator*(const Floats& a, float b) { return each([&](int i) { return a.part[i] * b; }); }
+inline Floats& operator+=(Floats& a, const Floats& b) { return a = a + b; }
+
+inline Floats all(float x) { return Floats{} + x; }
+
+// Part by part: as one, it would go through memory.
 inline Floats load(const float* from) {
-    Floats made;
-    std::memcpy(&made, from, sizeof made);
+    return each([&](int i) {
+        FloatPart made;
+        std::memcpy(&made, from + i * PART, sizeof made);
+        return made;
+    });
+}
+
+inline void store(float* at, const Floats& x) {
+#pragma GCC unroll 4
+    for (int i = 0; i < WIDE / PART; ++i) std::memcpy(at + i * PART, &x.part[i], sizeof x.part[i]);
+}
+
+inline float total(Four x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+
+// In one order on every processor.
+inline float total(const Floats& x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256 sum = x.part[0] + x.part[1];
+    return total(Four(_mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1))));
+#else
+    Four fours[4];
+    std::memcpy(fours, &x, sizeof fours);
+    return total((fours[0] + fours[2]) + (fours[1] + fours[3]));
+#endif
+}
+
+inline float most_of(const Floats& x) {
+    FloatPart most = x.part[0];
+    for (int i = 1; i < WIDE / PART; ++i) most = most < x.part[i] ? x.part[i] : most;
+    float made = most[0];
+    for (int i = 1; i < PART; ++i) made = std::max(made, most[i]);
     return made;
 }
 
-inline void store(float* at, Floats x) { std::memcpy(at, &x, sizeof x); }
-
-inline float total(Floats x) {
-    Half halves[2];
-    std::memcpy(halves, &x, sizeof halves);
-    halves[0] += halves[1];
-    Quarter quarters[2];
-    std::memcpy(quarters, halves, sizeof quarters);
-    const Quarter sum = quarters[0] + quarters[1];
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+inline Floats larger(const Floats& a, const Floats& b) {
+    return each([&](int i) { return a.part[i] < b.part[i] ? b.part[i] : a.part[i]; });
 }
 
-inline int32_t total(Ints x) {
-    int32_t sum = 0;
-    for (int i = 0; i < WIDE; ++i) sum += x[i];
-    return sum;
+// `yes` where x < least, else `no`.
+inline Floats below(const Floats& x, float least, const Floats& yes, const Floats& no) {
+    return each([&](int i) { return x.part[i] < FloatPart{} + least ? yes.part[i] : no.part[i]; });
 }
 
-inline Floats larger(Floats a, Floats b) { return a < b ? b : a; }
-
-inline float most_of(Floats x) {
-    Half halves[2];
-    std::memcpy(halves, &x, sizeof halves);
-    const Half four = halves[0] < halves[1] ? halves[1] : halves[0];
-    float most = four[0];
-    for (int i = 1; i < WIDE / 2; ++i) most = std::max(most, four[i]);
-    return most;
-}
-
-inline Floats absolute(Floats x) {
-    Ints bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    bits &= 0x7fffffff;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
+inline Floats absolute(const Floats& x) {
+    return each([&](int i) { return FloatPart(IntPart(x.part[i]) & 0x7fffffff); });
 }
 
 // The nearest integers, to even ones from the middle, of numbers below 2^22.
-inline Floats nearest(Floats x) { return (x + 12582912.0f) - 12582912.0f; }
+inline Floats nearest(const Floats& x) { return (x + 12582912.0f) - 12582912.0f; }
+
+inline Ints integers(const Floats& x) {
+    return each([&](int i) { return __builtin_convertvector(x.part[i], IntPart); });
+}
+
+// Integers of 8 bits -> bytes; their sum.
+inline int32_t store_bytes(int8_t* at, const Ints& x) {
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i a = __m256i(x.part[0]), b = __m256i(x.part[1]);
+    const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+    std::memcpy(at, &bytes, sizeof bytes);
+    const __m256i sum = _mm256_add_epi32(a, b);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+#else
+    typedef int8_t BytePart __attribute__((vector_size(PART)));
+    int32_t sum = 0;
+    for (int i = 0; i < WIDE; ++i) sum += x.part[i / PART][i % PART];
+    const auto bytes = each([&](int i) { return __builtin_convertvector(x.part[i], BytePart); });
+    std::memcpy(at, &bytes, WIDE);
+    return sum;
+#endif
+}
 
 // e^x for x <= 0, to about 1e-7 of its value; 0 below -87.
-inline Floats exponential(Floats x) {
-    const Floats least = Floats{} - 87.0f, kept = x < least ? least : x;
-    const Floats rounded = nearest(kept * 1.44269504f);
+inline Floats exponential(const Floats& x) {
+    const float least = -87.0f;
+    const Floats kept = below(x, least, all(least), x), rounded = nearest(kept * 1.44269504f);
     const Floats r = (kept - rounded * 0.693145752f) - rounded * 1.42860677e-6f;
-    Floats y = Floats{} + 1.9875691500e-4f;
+    Floats y = all(1.9875691500e-4f);
     y = y * r + 1.3981999507e-3f;
     y = y * r + 8.3334519073e-3f;
     y = y * r + 4.1665795894e-2f;
     y = y * r + 1.6666665459e-1f;
     y = y * r + 5.0000001201e-1f;
     y = y * r * r + r + 1.0f;
-    const Ints bits = (__builtin_convertvector(rounded, Ints) + 127) << 23;
-    Floats power;
-    std::memcpy(&power, &bits, sizeof power);
-    return x < least ? Floats{} : y * power;
+    const Ints whole = integers(rounded);
+    const Floats power = each([&](int i) { return FloatPart((whole.part[i] + 127) << 23); });
+    return below(x, least, Floats{}, y * power);
 }
 
 }  // namespace
