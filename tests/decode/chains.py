@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -39,6 +39,7 @@ class TablePair:
     p_of: Callable[[Text], Sequence[float]]
     q_of: Callable[[Text], Sequence[float]]
     gate_of: Callable[[Text], float] = lambda prefix: 0.0
+    known_signals: dict[Any, dict[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def p(self, prefix: Text) -> Tensor:
         return torch.tensor(self.p_of(prefix), dtype=torch.float64)

@@ -31,6 +31,8 @@ from sprinter.decode.tree import Tree
 from sprinter.decode.trust import Coin, Gate, Nobody
 from sprinter.laws import residual
 
+pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
+
 
 @dataclass(frozen=True)
 class Walk(ChainRule):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from tests.decode.chains import paths
@@ -59,6 +60,7 @@ class ChainPair:
     """A chain where a MarkovPair may stand; the prompt is one token."""
 
     chain: MarkovChain
+    known_signals: dict[Any, dict[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def vocab(self) -> int:

@@ -10,6 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,12 @@ class MarkovPair:
     sharp: float = 1.0
     zeros: float = 0.0
     distance: float = 1.0
-    _memory: dict[tuple[str, Text], Tensor] = field(default_factory=dict, repr=False, compare=False)
+    _memory: dict[tuple[str, Text], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    known_signals: dict[Any, dict[str, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def p(self, prefix: Text) -> Tensor:
         """Target's law after ``prefix``, ``[vocab]``."""
@@ -166,28 +172,33 @@ class ChainDriver:
         )
 
     def _propose(self, text: list[int], request: AskDraft, count: int) -> Draft:
-        pair, tokens, laws = self._pair, [], []
-        scores: dict[str, list[float]] = {name: [] for name in HEADS}
+        tokens, laws = [], []
         for _ in range(count):
-            law = pair.q(tuple(text))
+            law = self._pair.q(tuple(text))
             if self._drafter.greedy:
                 law = one_hot(law)
-            x = self._draws.token(law, request.round, len(text), Purpose.DRAFT)
-            before = tuple(text)
-            text.append(x)
-            for head, values in scores.items():
-                at_x = head in HEADS and GIVEN[head].sees_token
-                values.append(pair.score(head, tuple(text) if at_x else before))
-            tokens.append(x)
+            tokens.append(self._draws.token(law, request.round, len(text), Purpose.DRAFT))
+            text.append(tokens[-1])
             laws.append(law)
-        q, states = torch.stack(laws), None
-        if any(signal.reads("state") for signal in SIGNALS.values()):
-            states = self._states(text[: -len(tokens)], tokens)
-        signals = {name: torch.tensor(values, dtype=torch.float64) for name, values in scores.items()}
-        signals |= read_signals(
-            SIGNALS, q, q, torch.tensor(tokens), states
-        )  # the laws of a Markov pair serve as raw and processed laws
-        return Draft(tuple(tokens), q, signals, q if self._needs_raw else None)
+        q = torch.stack(laws)
+        return Draft(tuple(tokens), q, self._signals(tuple(text), q), q if self._needs_raw else None)
+
+    def _signals(self, text: Text, q: Tensor) -> dict[str, Tensor]:
+        """The draft's signals of the last tokens of ``text``, as many as ``q [n, vocab]`` has laws of them."""
+        pair, start = self._pair, len(text) - len(q)
+        memory: dict[Any, dict[str, Tensor]] = getattr(pair, "known_signals", {})  # other pairs have none
+        key = (text, start, self._drafter.greedy, *SIGNALS)  # more may be registered
+        if key not in memory:
+            made: dict[str, Tensor] = {}
+            for head in HEADS:
+                seen = GIVEN[head].sees_token
+                scores = [pair.score(head, text[: end + seen]) for end in range(start, len(text))]
+                made[head] = torch.tensor(scores, dtype=torch.float64)
+            read = any(signal.reads("state") for signal in SIGNALS.values())
+            states = self._states(text[:start], text[start:]) if read else None
+            # The laws of a Markov pair serve as raw and processed laws.
+            memory[key] = made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
+        return {**memory[key]}
 
     def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Stand-in for hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
