@@ -25,7 +25,7 @@ __all__ = ["AddressedDraws", "Draws", "Purpose", "race", "race_words"]
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
-_MANY = 1 << 14  # tokens, from which on counting those with a probability above 0 pays
+_MANY = 1 << 14  # tokens, from which on it pays to leave out those with a probability of 0
 
 
 class Purpose(IntEnum):
@@ -75,12 +75,12 @@ class AddressedDraws:
         key = self.address(round, position, purpose, row)
         if law.device.type == "cpu":
             weights = law.numpy()
-            positive = weights != 0.0  # the other tokens never arrive
-            many = np.count_nonzero(positive)
+            present = weights != 0.0  # the other tokens never arrive
+            many = np.count_nonzero(present)
             if many == 1:
-                return int(positive.argmax())
+                return int(present.argmax())
             if len(weights) >= _MANY and 0 < 8 * many < len(weights):
-                ids = np.flatnonzero(positive)
+                ids = np.flatnonzero(present)
                 return int(ids[(weights[ids] / _race_times_numpy(key, len(weights), ids)).argmax()])
             return int((weights / _race_times_numpy(key, len(weights))).argmax())
         times = _race_times_torch(key, law.shape[-1], law.device)

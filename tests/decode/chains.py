@@ -39,7 +39,9 @@ class TablePair:
     p_of: Callable[[Text], Sequence[float]]
     q_of: Callable[[Text], Sequence[float]]
     gate_of: Callable[[Text], float] = lambda prefix: 0.0
-    known_signals: dict[Any, dict[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    known_signals: dict[Any, dict[str, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def p(self, prefix: Text) -> Tensor:
         return torch.tensor(self.p_of(prefix), dtype=torch.float64)

@@ -92,7 +92,7 @@ def test_rows_are_the_numbers_of_the_file(built: Kernel, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 70])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 33, 64, 70])
 def test_products_are_those_of_rounded_activations(built: Kernel, name: str, rows: int) -> None:
     high, width = 53, 768
     codes = take_apart(stored(name, high, width), FORMATS[name])
@@ -110,9 +110,20 @@ def test_products_are_those_of_rounded_activations(built: Kernel, name: str, row
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
-        assert torch.equal(built.product(packed, codes.form, high, x[-1:].clone(), bias)[0], found[-1])
+        few = [built.product(packed, codes.form, high, part.clone(), bias) for part in x.split(5)]
+        assert torch.equal(torch.cat(few), found)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rows", [3, 30])
+def test_what_is_no_number_stays_none(built: Kernel, name: str, rows: int) -> None:
+    codes = take_apart(stored(name, 21, 512), FORMATS[name])
+    x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(0))
+    x[1, 300], x[2, 40] = torch.nan, torch.inf
+    found = built.product(built.pack(codes), codes.form, 21, x, None)
+    assert found[1:3].isnan().all() and found[:1].isfinite().all() and found[3:].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", library.FLOATS)

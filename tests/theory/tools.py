@@ -60,7 +60,9 @@ class ChainPair:
     """A chain where a MarkovPair may stand; the prompt is one token."""
 
     chain: MarkovChain
-    known_signals: dict[Any, dict[str, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    known_signals: dict[Any, dict[str, Tensor]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def vocab(self) -> int:

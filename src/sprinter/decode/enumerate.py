@@ -48,6 +48,9 @@ class MarkovPair:
         sharp: standard deviation of the normal logits; larger values give sharper laws.
         zeros: share of entries that are 0, drawn separately for p and q, so that their supports differ.
         distance: 0 makes p = q, 1 makes them independent.
+
+    Attributes:
+        known_signals: the draft's signals that ``ChainDriver`` has computed.
     """
 
     vocab: int = 3
@@ -184,10 +187,10 @@ class ChainDriver:
         return Draft(tuple(tokens), q, self._signals(tuple(text), q), q if self._needs_raw else None)
 
     def _signals(self, text: Text, q: Tensor) -> dict[str, Tensor]:
-        """The draft's signals of the last tokens of ``text``, as many as ``q [n, vocab]`` has laws of them."""
+        """The draft's signals of the last n tokens of ``text``; ``q [n, vocab]``: their laws."""
         pair, start = self._pair, len(text) - len(q)
         memory: dict[Any, dict[str, Tensor]] = getattr(pair, "known_signals", {})  # other pairs have none
-        key = (text, start, self._drafter.greedy, *SIGNALS)  # more may be registered
+        key = (text, start, self._drafter.greedy, *SIGNALS.values())  # others may be registered
         if key not in memory:
             made: dict[str, Tensor] = {}
             for head in HEADS:

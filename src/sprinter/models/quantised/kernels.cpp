@@ -109,10 +109,10 @@ void activate(float* x, const float* up, int64_t count, int64_t activation) {
     for (int64_t i = 0; i < count; i += WIDE) {
         Floats made = load(x + i);
         if (activation == GELU) {
-            float each[WIDE];
-            store(each, made);
-            for (float& one : each) one = 0.5f * one * (1.0f + std::erf(one * 0.70710678118655f));
-            made = load(each);
+            float apart[WIDE];
+            store(apart, made);
+            for (float& one : apart) one = 0.5f * one * (1.0f + std::erf(one * 0.70710678118655f));
+            made = load(apart);
         } else {
             const Floats z = activation == SILU ? made : made * (made * made * 0.0713548162726f + 1.59576912161f);
             const Floats e = exponential(all(0.0f) - absolute(z));

@@ -22,7 +22,7 @@ struct Bfloat16 {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 struct Vec {
-    static constexpr int LANES = 16, MOST = 16, MANY = 0;  // from MANY rows on: multiply_many
+    static constexpr int LANES = 16, MOST = 16, MANY = 0;  // rows, from which on multiply_many pays; 0: never
     using Float = __m512;
     using Int = __m512i;
     static constexpr bool SIGNED = false;  // whether dot_eight takes the offset off the codes
@@ -102,8 +102,8 @@ struct Vec {
     }
     // Sums of pairs, in 16 bits, which hold those of 8, 4 or 2 products of codes of 4, 5 or 6 bits.
     static constexpr int together(int bits) { return bits < 7 ? 128 >> bits : 1; }
-    // What is made where it stands, and in a register: compilers that delay sums run out of these, and others load a
-    // number again for each product.
+    // Returns x, which the compiler must compute here and hold in a register. Else it delays sums until it runs out of
+    // registers, or loads a number again for each product.
     static Float here(Float x) {
         asm("" : "+x"(x));
         return x;

@@ -164,7 +164,7 @@ inline void add_row(int j, typename V::Int codes, typename V::Int four, typename
 // The sums of a group in float32, with that of another part of it before.
 template <class F, class V>
 inline typename V::Float scaled_sum(
-    int part, typename V::Int sum, const Scales<F>& own, typename V::Float less, typename V::Float before
+    int part, typename V::Int sum, const Scales<F>& own, typename V::Float less, const typename V::Float& before
 ) {
     return part ? V::fma(V::floats(sum), own.scale[part], before) : V::times(sum, own.scale[0], less);
 }
@@ -245,7 +245,7 @@ void multiply_rows(
 }
 
 // The same for any number of rows: the codes of a group are unpacked once, and its sums of all rows are made, four rows
-// and all channels at a time. `made` has room for whole fours.
+// and all channels at a time. `row` is the first of a chunk; `made` has room for whole fours.
 template <class F, class V = Vec>
 void multiply_many(int rows, const uint8_t* scales, const uint8_t* codes, const Rounded& x, int64_t row, float* made) {
     constexpr int H = CHANNELS / V::LANES, N = 4;
@@ -261,7 +261,7 @@ void multiply_many(int rows, const uint8_t* scales, const uint8_t* codes, const 
             less[h] = V::mul(own[h].scale[0], V::all(-SHIFTED));
             for (int j = 0; j < 8; ++j) code[j][h] = codes_of<F>(codes, j, h * V::LANES);
         }
-        asm volatile("" ::: "memory");  // what is unpacked stays in memory: the sums need the registers
+        asm volatile("" : : "r"(code), "r"(own), "r"(less) : "memory");  // what is unpacked stays in memory: the sums need the registers
         for (int chunk = 0; chunk < rows; chunk += CHUNK) {
             const int64_t at = top + g * CHUNK + chunk / CHUNK * step;
             const int8_t* numbers = x.codes + at * GROUP;
@@ -324,6 +324,7 @@ void product(
 ) {
     static_assert(CHUNK % Vec::MOST == 0, "rows that are multiplied together lie in one chunk");
     constexpr int64_t TILE = 64;  // rows whose codes stay in the cache while a block of weights is read
+    static_assert(TILE % CHUNK == 0 && CHUNK % 4 == 0, "tiles of many rows are whole chunks, and these whole fours");
     const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width);
     const Rounded rounded = room.of(width);
 #pragma omp for
