@@ -62,7 +62,7 @@ floors: $(STAMP) ## import-linter: modules import only from lower floors
 
 unit: $(STAMP) ## pytest without the slow tests and those that need a GPU or real models, with the coverage floor
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" $(PARALLEL) --cov --cov-report=term-missing
+	@$(BIN)/python -m pytest -m "not slow and not gpu and not real" $(PARALLEL) --cov --cov-report=term-missing --durations=25 --durations-min=5
 
 test-all: $(STAMP) ## pytest, slow tests too (not those that need a GPU or real models)
 	@$(BIN)/python -m pytest -m "not gpu and not real" $(PARALLEL)
