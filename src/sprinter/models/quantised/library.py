@@ -325,7 +325,7 @@ def check_products(made: Kernel) -> None:
         step = groups.abs().amax(-1, keepdim=True) / 127
         wanted = ((groups / step).round() * step).view(_TRIED, width) @ weights.T
         found = made.product(packed, form, high, x, None)
-        few = torch.cat([made.product(packed, form, high, rows, None) for rows in x.split(7)])
+        few = torch.cat([made.product(packed, form, high, rows, None) for rows in torch.split(x, 7)])
         far = float((found.double() - wanted).abs().max())
         if not far <= 1e-4 * float(wanted.abs().max()) or not torch.equal(found, few):
             raise UserError(
