@@ -4,10 +4,6 @@
 
 #include "vectors.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 namespace {
 
 // A sum that starts at SHIFT has the bits of SHIFTED + sum, if it is below 2^22. Times a scale of at most 22 bits,
@@ -124,7 +120,7 @@ struct Vec {
     }
     static Int dot_eight(Int sum, Int codes, Int numbers) {
         const Int offset = _mm256_xor_si256(codes, _mm256_set1_epi8(char(0x80)));  // codes - 128
-        return add(sum, pairs(_mm256_abs_epi8(offset), _mm256_sign_epi8(numbers, offset)));
+        return here(add(sum, pairs(_mm256_abs_epi8(offset), _mm256_sign_epi8(numbers, offset))));
     }
     static void store(float* at, Float x) { _mm256_storeu_ps(at, x); }
     static Float numbers(const float* at) { return _mm256_loadu_ps(at); }

@@ -161,6 +161,30 @@ inline void add_row(int j, typename V::Int codes, typename V::Int four, typename
     }
 }
 
+// Sums of the codes of a group's part times the numbers of N rows, from `start` on. code(j, h): row j of the codes.
+template <class F, int N, int H, class V, class Code>
+inline void sum_part(
+    int part, const int32_t* start, const int8_t* numbers, const Code& code, typename V::Int (&sums)[H][N]
+) {
+    typename V::Int pairs[H][N];
+#pragma GCC unroll 2
+    for (int h = 0; h < H; ++h)
+#pragma GCC unroll 16
+        for (int r = 0; r < N; ++r) sums[h][r] = V::all(start[part * CHUNK + r]);
+#pragma GCC unroll 8
+    for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j) {
+        typename V::Int codes[H];
+#pragma GCC unroll 2
+        for (int h = 0; h < H; ++h) codes[h] = code(j, h);
+#pragma GCC unroll 16
+        for (int r = 0; r < N; ++r) {
+            const auto four = V::four(numbers + r * GROUP + 4 * j);
+#pragma GCC unroll 2
+            for (int h = 0; h < H; ++h) add_row<F, V>(j, codes[h], four, sums[h][r], pairs[h][r]);
+        }
+    }
+}
+
 // The sums of a group in float32, with that of another part of it before.
 template <class F, class V>
 inline typename V::Float scaled_sum(
@@ -198,23 +222,9 @@ void multiply(const uint8_t* scales, const uint8_t* codes, const Rounded& x, int
         typename V::Float scaled[H][N];
 #pragma GCC unroll 2
         for (int part = 0; part < F::PARTS; ++part) {
-            typename V::Int sums[H][N], pairs[H][N];
-#pragma GCC unroll 2
-            for (int h = 0; h < H; ++h)
-#pragma GCC unroll 16
-                for (int r = 0; r < N; ++r) sums[h][r] = V::all(start[part * CHUNK + r]);
-#pragma GCC unroll 8
-            for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j) {
-                typename V::Int code[H];
-#pragma GCC unroll 2
-                for (int h = 0; h < H; ++h) code[h] = codes_of<F>(codes, j, first + h * V::LANES);
-#pragma GCC unroll 16
-                for (int r = 0; r < N; ++r) {
-                    const auto four = V::four(numbers + r * GROUP + 4 * j);
-#pragma GCC unroll 2
-                    for (int h = 0; h < H; ++h) add_row<F, V>(j, code[h], four, sums[h][r], pairs[h][r]);
-                }
-            }
+            typename V::Int sums[H][N];
+            const auto code = [&](int j, int h) { return codes_of<F>(codes, j, first + h * V::LANES); };
+            sum_part<F, N, H, V>(part, start, numbers, code, sums);
 #pragma GCC unroll 2
             for (int h = 0; h < H; ++h) {
                 const auto own = scales_of<F>(scales, g, first + h * V::LANES);
@@ -261,7 +271,8 @@ void multiply_many(int rows, const uint8_t* scales, const uint8_t* codes, const 
             less[h] = V::mul(own[h].scale[0], V::all(-SHIFTED));
             for (int j = 0; j < 8; ++j) code[j][h] = codes_of<F>(codes, j, h * V::LANES);
         }
-        asm volatile("" : : "r"(code), "r"(own), "r"(less) : "memory");  // what is unpacked stays in memory: the sums need the registers
+        // What is unpacked stays in memory: the sums need the registers.
+        asm volatile("" : : "r"(code), "r"(own), "r"(less) : "memory");
         for (int chunk = 0; chunk < rows; chunk += CHUNK) {
             const int64_t at = top + g * CHUNK + chunk / CHUNK * step;
             const int8_t* numbers = x.codes + at * GROUP;
@@ -273,22 +284,9 @@ void multiply_many(int rows, const uint8_t* scales, const uint8_t* codes, const 
                 typename V::Float scaled[H][N];
 #pragma GCC unroll 2
                 for (int part = 0; part < F::PARTS; ++part) {
-                    typename V::Int sums[H][N], pairs[H][N];
-#pragma GCC unroll 4
-                    for (int i = 0; i < N; ++i)
-#pragma GCC unroll 2
-                        for (int h = 0; h < H; ++h) sums[h][i] = V::all(start[part * CHUNK + i]);
-#pragma GCC unroll 8
-                    for (int j = part * 8 / F::PARTS; j < (part + 1) * 8 / F::PARTS; ++j)
-#pragma GCC unroll 4
-                        for (int i = 0; i < N; ++i) {
-                            const auto four = V::four(numbers + i * GROUP + 4 * j);
-#pragma GCC unroll 2
-                            for (int h = 0; h < H; ++h) {
-                                add_row<F, V>(j, code[j][h], four, sums[h][i], pairs[h][i]);
-                                if constexpr (F::BITS == 8) sums[h][i] = V::here(sums[h][i]);
-                            }
-                        }
+                    typename V::Int sums[H][N];
+                    const auto kept = [&](int j, int h) { return code[j][h]; };
+                    sum_part<F, N, H, V>(part, start, numbers, kept, sums);
 #pragma GCC unroll 4
                     for (int i = 0; i < N; ++i)
 #pragma GCC unroll 2
