@@ -38,6 +38,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 VOCAB = 61
@@ -163,6 +165,7 @@ _MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2-sliding": lambda: Qwen2ForCausalLM(
         Qwen2Config(**_GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
     ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_GROUPED, head_dim=8)),
     "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**_COMMON)),
     "gemma2": _gemma2,
     "gemma3": _gemma3,

@@ -98,7 +98,7 @@ DeviceMapOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        help="float32, bfloat16, ...; on a CPU int8, int4 or gguf; with --runner llamacpp float32, float16 or q8_0.",
+        help="float32, bfloat16, ...; int8; on a CPU int4 or gguf; with --runner llamacpp float32, float16 or q8_0.",
         show_default="by device",
         rich_help_panel=_MODELS,
     ),

@@ -187,7 +187,7 @@ class Pair:
             )
         self._heads_are_new = not heads.is_attached
         heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
-        if target.quantised and not is_quantised(heads):
+        if target.quantised and target.model.device.type == "cpu" and not is_quantised(heads):
             heads.keep_fingerprint()
             quantise_linears(heads)
         self.drafting = heads

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner, CompiledUnits, Units
+from sprinter.models.fused.trial import fused
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.interface import Runner
@@ -255,7 +256,7 @@ def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Un
         check_capture(model)
     kind = capture_kind(model)[0]
     if kind == "graphs":
-        return GraphUnits(model, windows, bool(compile))
+        return GraphUnits(model, windows, bool(compile), fused)
     if kind == "compiled":
         return CompiledUnits(model, windows, bool(compile))
     return None

@@ -56,9 +56,15 @@ def load_options(
     """
     where = device_of(device)  # a GGUF file gets the name instead: "auto" differs from "cpu" there
     quantised = name if (name := dtype_name(dtype)) in (*BITS, GGUF) else None
-    if quantised and (where.type != "cpu" or device_map is not None or quantization_config is not None):
+    on_gpu = where.type == "cuda"
+    if quantised and (device_map is not None or quantization_config is not None):
         raise UserError(
-            f"dtype {name} is for models on a CPU: give device=cpu and no device_map or quantization_config"
+            f"dtype {name} says how weights are stored: leave device_map and quantization_config out"
+        )
+    if quantised and where.type != "cpu" and not (on_gpu and quantised == "int8"):
+        instead = "dtype=int8" if on_gpu else "dtype=float16"
+        raise UserError(
+            f"dtype {name} is for models on a CPU: give device=cpu, or {instead} for {where.type}"
         )
     if quantised and attn_implementation is not None:
         raise UserError(f"dtype {name} comes with attention of its own: leave attn_implementation out")
@@ -70,10 +76,17 @@ def load_options(
     given = {"attn_implementation": attn_implementation, "quantization_config": quantization_config}
     stored = bool(compile) and name == "auto" and where.type == "cpu" and device_map is None
     return LoadOptions(
-        where, torch.float32 if quantised else dtype_of(dtype, where), device_map, trust_remote_code, compile, device,
+        where, _float_of(quantised, dtype, where), device_map, trust_remote_code, compile, device,
         {name: value for name, value in given.items() if value is not None}, dequantise or quantised is not None,
         quantised, stored, vocabulary,
     )  # fmt: skip
+
+
+def _float_of(quantised: str | None, dtype: str | torch.dtype, where: torch.device) -> torch.dtype | str:
+    """What is not quantised: float32 for our kernels on CPUs; on a GPU bfloat16, in which 8-bit codes are exact."""
+    if quantised is None:
+        return dtype_of(dtype, where)
+    return torch.float32 if where.type == "cpu" else torch.bfloat16
 
 
 def check_options(origin: Provenance, options: LoadOptions) -> None:

@@ -28,6 +28,7 @@ from sprinter.models.quantised.families import TYPES
 from sprinter.models.quantised.in_place import run_in_place
 from sprinter.models.quantised.layers import parameter_count
 from sprinter.models.quantised.quantise import quantise
+from sprinter.models.quantised.rounded import round_linears
 from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.forward import head_sizes
 from sprinter.models.source import Provenance, Source, find, load_error
@@ -192,9 +193,9 @@ def load_models(
         device: "auto" (CUDA, else MPS, else CPU) or a torch device.
         dtype: "auto" (the checkpoint's dtype; on a CPU float32, which is faster there for one row, unless ``compile``
             lets our kernels read the checkpoint's, whose laws are those of float32), a torch.dtype, or one of
-            "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". On a CPU also "int8"
-            and "int4", bits of a weight, and "gguf", the weights of a GGUF file as they are stored (see
-            ``models.quantised``); PyTorch then runs GGUF files too.
+            "float32", "bfloat16", "float16", "float64"; also "fp32", "bf16", "fp16" and "half". On CPUs and CUDA also
+            "int8", bits of a weight; on a CPU also "int4", and "gguf", the weights of a GGUF file as they are stored
+            (see ``models.quantised``); PyTorch then runs GGUF files too.
         device_map: passed to transformers instead of ``device``, to spread large models over devices.
         attn_implementation, quantization_config: passed to transformers for both models; refused for GGUF files and
             models in memory.
@@ -287,7 +288,8 @@ def _load(
     elif origin.gguf is None:
         model = _checkpoint(origin.at, origin.name, which, options, None if cut is None else cut_model)
     elif options.dequantise:
-        read = dequantised(origin.gguf, options.dtype, options.quantised, cut, **options.extra)
+        kept = options.quantised if options.device.type == "cpu" else None
+        read = dequantised(origin.gguf, options.dtype, kept, cut, **options.extra)
         model, stored, ends = read.model, read.stored, read.eos_ids
         model.to(options.device)  # type: ignore[arg-type]
     else:
@@ -298,7 +300,9 @@ def _load(
     if isinstance(head := model.get_output_embeddings(), CutHead):  # type: ignore[no-untyped-call]
         check_map(head.ids, max(words.values(), default=-1) + 1)
     quantised = options.quantised if model is not origin.at else None
-    if quantised and origin.gguf is None:
+    if quantised and options.device.type != "cpu":
+        round_linears(model)
+    elif quantised and origin.gguf is None:
         quantise(model, quantised)
     vocab_size, hidden_size = head_sizes(model)
     check_rows(words, vocab_size, which)

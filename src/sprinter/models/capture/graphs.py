@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -29,13 +30,16 @@ from sprinter.models.capture.trace import RowPass
 from sprinter.models.runners.row import Windows
 from sprinter.models.runners.tree import NOWHERE
 
-__all__ = ["LADDER", "MOST", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
+__all__ = ["LADDER", "MOST", "Fuse", "GraphUnits", "keys_bucket", "rows_bucket", "rung"]
 
 LADDER = (1, 2, 4, 8, 16, 32)
 """Input lengths that are captured; longer forward passes run eagerly."""
 
 MOST = 64
 """Maximum number of graphs that a runner keeps."""
+
+Fuse = Callable[[RowPass, Sequence[Tensor]], AbstractContextManager[None]]
+"""Context in which a pass over some buffers runs, and is captured, with kernels of its own."""
 
 _LEAST_KEYS = 128
 _capturing = Lock()
@@ -66,11 +70,13 @@ class GraphUnits:
         model: a model that the row runner serves, on one CUDA device.
         windows: its masks.
         must: raise if a unit cannot be captured, instead of logging a warning once and running eagerly.
+        fuse: see ``Fuse``.
     """
 
     model: PreTrainedModel
     windows: Windows
     must: bool = False
+    fuse: Fuse | None = None
     _graphs: OrderedDict[tuple[str, tuple[Hashable, int], int, int], _Graph] = field(
         default_factory=OrderedDict
     )
@@ -134,7 +140,8 @@ class GraphUnits:
                 not self._graphs
             ):  # torch frees a pool with the last of its graphs, and does not accept it again
                 self._pool = torch.cuda.graph_pool_handle()
-            return _Graph(run, unit, rows, length, keys, like, self._pool)
+            with nullcontext() if self.fuse is None else self.fuse(run, split_inputs(like)[1]):
+                return _Graph(run, unit, rows, length, keys, like, self._pool)
 
     def _refuse(self, kind: str, error: Exception) -> None:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

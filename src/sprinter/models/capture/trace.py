@@ -24,12 +24,12 @@ from sprinter.models.capture.attention import attention
 from sprinter.models.runners.forward import StateFilter, call_model
 from sprinter.models.runners.masks import window_mask
 
-__all__ = ["RowPass", "own_attention"]
+__all__ = ["RowBuffers", "RowPass", "own_attention"]
 
 _OWN = "sprinter_rows"
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class _RowBuffer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Writes K and V of one layer to each row's slots and returns the first ``seen`` keys.
 
     Args:
@@ -41,8 +41,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, seen: int, gather: bool
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keys, self.values, self._slots, self._seen = keys, values, slots, seen
-        self._rows, self._gather = rows, gather
+        self.keys, self.values, self.slots, self.seen = keys, values, slots, seen
+        self.rows, self._gather = rows, gather
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -53,28 +53,28 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         assert self.keys is not None and self.values is not None
         head = torch.arange(key_states.shape[1], device=key_states.device)[None, :, None]
-        place = (self._rows[:, None, None], head, self._slots[:, None, :])
+        place = (self.rows[:, None, None], head, self.slots[:, None, :])
         self.keys.index_put_(place, key_states)
         self.values.index_put_(place, value_states)
-        seen = self.keys.narrow(2, 0, self._seen), self.values.narrow(2, 0, self._seen)
+        seen = self.keys.narrow(2, 0, self.seen), self.values.narrow(2, 0, self.seen)
         if not self._gather:
             return seen
-        return seen[0].index_select(0, self._rows), seen[1].index_select(0, self._rows)
+        return seen[0].index_select(0, self.rows), seen[1].index_select(0, self.rows)
 
     def get_seq_length(self) -> int:
         return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._seen, 0
+        return self.seen, 0
 
     def get_max_length(self) -> int:
         return -1
 
 
-class _Buffers(Cache):
+class RowBuffers(Cache):
     """transformers' view of the buffers of a forward pass."""
 
-    def __init__(self, layers: Sequence[_Layer]) -> None:
+    def __init__(self, layers: Sequence[_RowBuffer]) -> None:
         super().__init__(layers=list(layers))
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -117,7 +117,7 @@ class RowPass(nn.Module):
             buffers: K and V of each layer in turn, ``[batch, heads, slots, d]``; written in place.
         """
         pairs = zip(buffers[::2], buffers[1::2], strict=True)
-        cache = _Buffers([_Layer(k, v, rows, slots, keys.shape[-1], self._gather) for k, v in pairs])
+        cache = RowBuffers([_RowBuffer(k, v, rows, slots, keys.shape[-1], self._gather) for k, v in pairs])
         masks = {
             kind: window_mask(keys, positions, window, self._mask_dtype)
             for kind, window in self._windows.items()

@@ -17,12 +17,14 @@ __all__ = [
     "Matrix",
     "QuantisedEmbedding",
     "QuantisedLinear",
+    "RoundedLinear",
     "is_quantised",
     "parameter_count",
     "plain_matrix",
     "without_gradient",
 ]
 
+_MOST_CODE = 127
 ROWS = 4096
 """Rows of a matrix that are in float32 at a time, where it is rounded."""
 _KEPT = "a quantised model cannot be saved: save the one that it was made from"
@@ -165,6 +167,49 @@ class QuantisedEmbedding(_Quantised):
         return made.reshape(*ids.shape, own.width)
 
 
+class RoundedLinear(nn.Module):
+    """A linear layer of 8 bits on a GPU.
+
+    Args:
+        weight: ``[out, in]``, rounded here. bias: ``[out]`` or None.
+
+    Attributes:
+        codes: ``[out, in]``, int8. scale: ``[out]``, float32: a weight is its code times its row's scale.
+    """
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        with torch.no_grad():
+            rows = weight.detach().float()
+            scale = (rows.abs().amax(1) / _MOST_CODE).clamp(min=torch.finfo(torch.float32).tiny)
+            codes = (rows / scale[:, None]).round_().to(torch.int8)
+        if not bool(torch.isfinite(scale).all()):
+            raise ValueError("a weight is not finite")
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """``[out, in]``, float32, made anew: for code that reads weights."""
+        return self.codes.float() * self.scale[:, None]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> RoundedLinear:
+        scale = self.scale
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.scale = scale.to(self.scale.device)  # stays in float32
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., in]`` -> ``[..., out]``."""
+        made = nn.functional.linear(x, self.codes.to(x.dtype)).float() * self.scale
+        return (made if self.bias is None else made + self.bias.float()).to(x.dtype)
+
+
 def is_quantised(model: nn.Module) -> bool:
     """Whether a model has such layers."""
     return any(isinstance(part, QuantisedLinear) for part in model.modules())
@@ -174,8 +219,9 @@ def parameter_count(model: nn.Module) -> int:
     """Number of parameters; quantised ones count as what they were."""
     parts = [part for part in model.modules() if isinstance(part, QuantisedLinear | QuantisedEmbedding)]
     matrices = {id(part._matrix): part._matrix.high * part._matrix.width for part in parts}
+    rounded = [part.codes.numel() for part in model.modules() if isinstance(part, RoundedLinear)]
     biases = [
         part.bias.numel() for part in parts if isinstance(part, QuantisedLinear) and part.bias is not None
     ]
     plain = [weights.numel() for weights in model.parameters()]
-    return sum([*plain, *matrices.values(), *biases])
+    return sum([*plain, *rounded, *matrices.values(), *biases])

@@ -1,0 +1,73 @@
+"""The kernels of ``fused_layers`` for one model: tried once, and left out with a warning where they fail or differ."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from sprinter.models.capture.trace import RowPass
+from sprinter.models.fused.layers import fused_layers, why_not_fused
+
+__all__ = ["FAR", "fused"]
+
+FAR = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""Largest distance of states from transformers', relative to their size, that rounding explains."""
+
+_TOKENS, _KEYS = 5, 16
+_tried: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_log = logging.getLogger("sprinter")
+
+
+@contextmanager
+def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Context in which the model of a pass goes through the kernels, if they know it and agree with transformers.
+
+    Args:
+        run: the pass that is captured. buffers: its keys and values, of whose shapes the trial has its own.
+    """
+    model = run.model
+    if why_not_fused(model) is not None:
+        yield
+        return
+    if model not in _tried:
+        _tried[model] = _agrees(run, buffers)
+    if not _tried[model]:
+        yield
+        return
+    with fused_layers(model):
+        yield
+
+
+def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
+    device, name = buffers[0].device, type(run.model).__name__
+    counted = torch.arange(_TOKENS, device=device)[None]
+    row, keys = torch.zeros(1, dtype=torch.long, device=device), torch.arange(_KEYS, device=device)
+
+    def states() -> Tensor:
+        own = [one.new_zeros(1, one.shape[1], _KEYS + 1, one.shape[3]) for one in buffers]
+        made: Tensor = run(counted + 7, counted, counted, row, keys, own)[1]
+        return made.float()
+
+    try:
+        with torch.inference_mode():
+            expected = states()
+            with fused_layers(run.model):
+                given = states()
+            far = float(torch.linalg.norm(given - expected) / torch.linalg.norm(expected))
+    except Exception as error:  # of a compiler, above all: the pass is captured without
+        _log.warning(
+            "%s is captured without fused layers: %s",
+            name,
+            str(error).splitlines()[0] or type(error).__name__,
+        )
+        return False
+    if not far <= FAR[buffers[0].dtype]:  # also where it is no number
+        _log.warning("%s is captured without fused layers: its states differ by %.2g", name, far)
+        return False
+    return True
