@@ -24,15 +24,17 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2Config,
 )
 
 import sprinter
 from benchmarks.gpu.arms import PEERS, PLAIN, make_arms, measure
-from benchmarks.gpu.roofline import Passes, copy_gb_per_s, describe, load_captured
+from benchmarks.gpu.roofline import Passes, copy_gb_per_s, describe, load_captured, pass_kinds
 from benchmarks.gpu.stage import Run, TimeUp, check_time, first_line, free
 from sprinter.bench.sample import Sample, Suite
 from sprinter.bench.settings import BenchSettings
 from sprinter.engine.pair import Pair
+from sprinter.models.quantised.rounded import round_linears
 from sprinter.theory.flops import config_of
 
 PROMPT_TOKENS = 128
@@ -46,11 +48,12 @@ LEAST_S = 8.0  # a case that has less time than this is left out
 
 @dataclass(frozen=True)
 class Case:
-    """A target and, where something is drafted, a draft."""
+    """A target and, where something is drafted, a draft; ``eight_bits``: the linear layers of both are rounded."""
 
     name: str
     target: PreTrainedConfig
     draft: PreTrainedConfig | None = None
+    eight_bits: bool = False
 
 
 def _llama(width: int, layers: int, heads: int, feed_forward: int, tied: bool) -> LlamaConfig:
@@ -61,17 +64,29 @@ def _llama(width: int, layers: int, heads: int, feed_forward: int, tied: bool) -
     )  # fmt: skip
 
 
+def _qwen(width: int, layers: int, heads: int, feed_forward: int) -> Qwen2Config:
+    return Qwen2Config(
+        vocab_size=151936, hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=2, intermediate_size=feed_forward, max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+
+
 def cases(smoke: bool) -> tuple[Case, ...]:
-    """What is timed; sizes of Llama 3.2 1B and Llama 3.1 8B."""
+    """What is timed; sizes of Llama 3.2 1B and Llama 3.1 8B, Qwen2.5 1.5B and 0.5B, GPT-2."""
     if smoke:
         small, large = (
             GPT2Config(vocab_size=300, n_positions=256, n_embd=32, n_layer=n, n_head=2) for n in (1, 2)
         )
-        return (Case("tiny-gpt2", small), Case("tiny-gpt2-pair", large, small))
+        pair = (large, small)
+        return Case("tiny-gpt2", small), Case("tiny-gpt2-pair", *pair), Case("tiny-gpt2-int8", *pair, True)
+    large, small = _llama(4096, 32, 32, 14336, False), _llama(2048, 16, 32, 8192, True)
     return (
-        Case("gpt2-xl by gpt2", config_of("gpt2-xl"), config_of("gpt2")),
+        Case("llama-8b by llama-1b", large, small),
+        Case("qwen-1.5b by qwen-0.5b", _qwen(1536, 28, 12, 8960), _qwen(896, 24, 14, 4864)),
+        Case("llama-8b by llama-1b, int8", large, small, True),
         Case("gpt2", config_of("gpt2")),
-        Case("llama-8b by llama-1b", _llama(4096, 32, 32, 14336, False), _llama(2048, 16, 32, 8192, True)),
+        Case("gpt2-xl by gpt2", config_of("gpt2-xl"), config_of("gpt2")),
     )
 
 
@@ -110,6 +125,7 @@ def specs_of(case: Case) -> dict[str, str]:
     """Name -> spec."""
     if case.draft is None:
         return {PLAIN: "autoregressive", PEERS[0]: PEERS[0]}
+    peers = () if case.eight_bits else (PEERS[0], ASSISTED)  # transformers has no fast layers of this kind
     kept = {f"synthetic acceptance {r:g}": f"random(rate={r},gamma={GAMMA})" for r in ACCEPTANCE}
     trusted = {f"synthetic trust {r:g}": f"coin(rate={r})" for r in TRUST}
     return {
@@ -117,8 +133,7 @@ def specs_of(case: Case) -> dict[str, str]:
         **kept,
         **trusted,
         "draft-only": "draft-only",
-        PEERS[0]: PEERS[0],
-        ASSISTED: ASSISTED,
+        **{peer: peer for peer in peers},
     }
 
 
@@ -126,6 +141,9 @@ def load_case(case: Case, run: Run) -> Pair:
     """A pair of random models."""
     target = random_model(run, case.target)
     draft = random_model(run, case.draft) if case.draft else None
+    for model in (target, draft):
+        if model is not None and case.eight_bits:
+            round_linears(model)
     return sprinter.load_pair(target, draft=draft, tokenizer=number_tokenizer(case.target.vocab_size))
 
 
@@ -148,15 +166,23 @@ def run_case(run: Run, case: Case, large: float, deadline: float) -> dict[str, A
     settings = BenchSettings(
         (1.0,),
         new_tokens=run.sizes.latency_new_tokens,
-        bases=(PLAIN, f"captured {PLAIN}", *PEERS[:1], ASSISTED),
+        bases=(PLAIN, f"captured {PLAIN}", *(() if case.eight_bits else (*PEERS[:1], ASSISTED))),
     )
-    told: dict[str, Any] = {"case": case.name, "synthetic": case.draft is not None}
+    told: dict[str, Any] = {
+        "case": case.name,
+        "eight_bits": case.eight_bits,
+        "synthetic": case.draft is not None,
+    }
     told |= {"captured": why_not or "yes", "models": {}}
     for role, loaded in (("target", models.target), ("draft", models.draft)):
         if loaded is not None:
             facts = told["models"][role] = describe(run, loaded.model, large)
-            facts["passes"] = Passes(run, loaded.model, run.sizes.passes[::3], facts["copy_gb_per_s"]).timed()
-    arms = make_arms(specs_of(case), captured, (PLAIN, SHOWN_EAGER))
+            lengths = {"eager": run.sizes.passes[::3], "captured": run.sizes.passes}
+            facts["passes"] = [
+                row for kind in pass_kinds(run)
+                for row in Passes(run, loaded.model, lengths[kind], facts["copy_gb_per_s"], kind).timed()
+            ]  # fmt: skip
+    arms = make_arms(specs_of(case), captured, () if case.eight_bits and captured else (PLAIN, SHOWN_EAGER))
     suite = number_suite(run, models.vocab_size)
     found = measure(run, f"latency-{case.name.replace(' ', '-')}", pair, arms, suite, settings, deadline)
     return told | found | {"summary": with_rounds(found["summary"])}

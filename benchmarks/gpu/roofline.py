@@ -22,6 +22,7 @@ from benchmarks.gpu.train import load_trained
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.models.memory import token_bytes
+from sprinter.models.quantised.layers import RoundedLinear
 from sprinter.models.runner import make_runner
 
 PROFILED = 5  # passes under the profiler
@@ -46,9 +47,11 @@ def copy_gb_per_s(run: Run, size_bytes: int) -> float:
 
 def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of the weights that every pass reads."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    rows, head = (layer.weight for layer in (model.get_input_embeddings(), model.get_output_embeddings()))
-    return total - (0 if rows.data_ptr() == head.data_ptr() else rows.numel() * rows.element_size())
+    rounded = [part for part in model.modules() if isinstance(part, RoundedLinear)]
+    total = sum(one.nbytes for one in (*model.parameters(), *(one for p in rounded for one in p.buffers())))
+    rows, head = model.get_input_embeddings().weight, model.get_output_embeddings()
+    tied = not isinstance(head, RoundedLinear) and rows.data_ptr() == head.weight.data_ptr()
+    return total - (0 if tied else rows.nbytes)
 
 
 def cache_bytes(model: PreTrainedModel, tokens: int) -> int:
@@ -57,35 +60,48 @@ def cache_bytes(model: PreTrainedModel, tokens: int) -> int:
 
 
 class Passes:
-    """Eager passes of our runner over a few tokens behind ``cached`` ones.
+    """Passes of our runner over a few tokens behind ``cached`` ones.
 
     Args:
         rates: bandwidths to hold them against, in 10^9 bytes a second, by name.
+        kind: "eager" or "captured".
     """
 
     def __init__(
-        self, run: Run, model: PreTrainedModel, lengths: tuple[int, ...], rates: dict[str, float]
+        self,
+        run: Run,
+        model: PreTrainedModel,
+        lengths: tuple[int, ...],
+        rates: dict[str, float],
+        kind: str = "eager",
     ) -> None:
         self._run, self._model, self._lengths, self._rates = run, model, lengths, rates
-        self._cached = cached = run.sizes.cached
-        self._runner = make_runner(model, max_len=cached + max(lengths))
+        self._cached, self._kind = run.sizes.cached, kind
+        cached = self._cached
+        self._runner = make_runner(model, max_len=cached + max(lengths), compile=kind == "captured")
         chance = torch.Generator().manual_seed(0)
         ids = torch.randint(0, self._runner.vocab_size, (1, cached + max(lengths)), generator=chance)
         self._ids = ids.to(run.device)
         self._runner.extend(self._ids[:, :cached], logits=False)
 
-    def _work(self, tokens: int) -> None:
+    def _work(self, tokens: int) -> torch.Tensor | None:
         self._runner.rewind([self._cached])
-        self._runner.extend(self._ids[:, self._cached : self._cached + tokens])
+        return self._runner.extend(self._ids[:, self._cached : self._cached + tokens]).logits
 
     def _fractions(self, moved: int, seconds: float) -> dict[str, float]:
         return {name: moved / seconds / 1e9 / rate for name, rate in self._rates.items()}
 
     def timed(self) -> list[dict[str, Any]]:
-        """One row a length: bytes, median time of a pass, its share of each bandwidth."""
-        rows = []
+        """One row a length: bytes, median time of a pass, its share of each bandwidth, and whether its first token
+        has the logits of the shortest pass, to the bit."""
+        rows: list[dict[str, Any]] = []
+        first = None
         for n in self._lengths:
             times_s = []
+            logits = self._work(n)
+            assert logits is not None
+            first = logits[0, 0].clone() if first is None else first
+            same = torch.equal(logits[0, 0], first)
             for _ in range(self._run.sizes.pass_repeats + 3):
                 synchronise(self._run.device)
                 began = time.perf_counter()
@@ -95,7 +111,8 @@ class Passes:
             moved = weight_bytes(self._model) + cache_bytes(self._model, self._cached + n)
             pass_s = statistics.median(times_s[3:])
             fraction = self._fractions(moved, pass_s)
-            rows.append({"tokens": n, "bytes": moved, "pass_ms": 1000 * pass_s, "fraction": fraction})
+            row = {"kind": self._kind, "tokens": n, "bytes": moved, "pass_ms": 1000 * pass_s}
+            rows.append(row | {"fraction": fraction, "same_bits": same})
         return rows
 
     def add_kernels(self, rows: list[dict[str, Any]]) -> None:
@@ -154,6 +171,11 @@ def load_captured(run: Run, load: Callable[..., Pair]) -> tuple[Pair | None, str
         return None, first_line(error)
 
 
+def pass_kinds(run: Run) -> tuple[str, ...]:
+    """What kinds of passes there are here; see ``Passes``."""
+    return ("eager", "captured") if run.device.type == "cuda" else ("eager",)
+
+
 def describe(run: Run, model: PreTrainedModel, large: float) -> dict[str, Any]:
     """Size of a model, and the bandwidths that its passes are held against."""
     size = weight_bytes(model)
@@ -171,20 +193,24 @@ def run_stage(run: Run, deadline: float) -> None:
     copy = {"copy_bytes": run.sizes.copy_bytes, "copy_gb_per_s": large, "cached": run.sizes.cached}
     models: dict[str, Any] = {}
     run.keep("roofline", **copy, captured=why_not or "yes", models=models)
-    timed: dict[str, Passes] = {}
+    timed: list[tuple[str, Passes, list[dict[str, Any]]]] = []
     loaded = {"target": pairs["eager"].models.target, "draft": pairs["eager"].models.draft}
     try:
         for role, method in (("target", "autoregressive"), ("draft", "draft-only")):
             check_time(deadline)
             models[role] = facts = describe(run, loaded[role].model, large)
-            timed[role] = Passes(run, loaded[role].model, run.sizes.passes, facts["copy_gb_per_s"])
-            facts["passes"] = timed[role].timed()
+            facts["passes"] = []
+            for kind in pass_kinds(run):
+                passes = Passes(run, loaded[role].model, run.sizes.passes, facts["copy_gb_per_s"], kind)
+                rows = passes.timed()
+                timed.append((role, passes, rows))
+                facts["passes"] += rows
             facts["steps"] = {name: {"step_ms": step_ms(run, pair, method)} for name, pair in pairs.items()}
             add_step_facts(facts)
             run.keep("roofline")
-        for role, found in timed.items():
+        for role, passes, rows in timed:
             check_time(deadline)
-            found.add_kernels(models[role]["passes"])
+            passes.add_kernels(rows)
             add_step_facts(models[role])
             run.keep("roofline")
     except TimeUp:

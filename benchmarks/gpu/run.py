@@ -1,10 +1,12 @@
 """One command for an NVIDIA GPU: train a mid-size pair, run the arms on it, hold passes against the roofline.
 
-    python benchmarks/gpu/run.py --text FILE... --out DIR [--minutes 9] [--stages train,arms,latency,roofline]
+    python benchmarks/gpu/run.py --text FILE... --out DIR [--minutes 9] [--stages train,arms,real,latency,roofline]
+                                 [--pair TARGET [DRAFT]]
 
 train     a 344 M target, a 30 M draft distilled from it and a gate, on the given text (.txt or .jsonl, plain or gzip);
           they stay in DIR, so that later calls may leave this stage out
 arms      our methods and transformers' own on held-out text, temperatures 1 and 0, meter complete
+real      a real pair (--pair; else the built-in one): laws of captured passes against float32, then arms
 latency   random weights of GPT-2 and Llama sizes, acceptance and trust set to given rates
 roofline  share of the copy's bandwidth that passes and steps reach
 
@@ -50,6 +52,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--text", type=Path, nargs="+", default=[], metavar="FILE", help=".txt or .jsonl, also .gz"
     )
+    parser.add_argument(
+        "--pair",
+        nargs="+",
+        default=[],
+        metavar="MODEL",
+        help="target and draft of the stage real: folders or GGUF files",
+    )
     parser.add_argument("--out", type=Path, help="folder for the pair and the rows (some GB)")
     parser.add_argument("--results", type=Path, help="folder for gpu.json and gpu.md; --out if left out")
     parser.add_argument("--minutes", type=float, default=9.0, help="hard limit of the whole command")
@@ -74,10 +83,13 @@ def check(args: argparse.Namespace) -> list[str]:
     wanted = [name.strip() for name in args.stages.split(",")]
     if unknown := [name for name in wanted if name not in SHARES]:
         raise UserError(f"there is no stage '{unknown[0]}': choose from {', '.join(SHARES)}")
-    if "train" in wanted and SMOKE and not args.text:
+    reading = [name for name in wanted if name in ("train", "real")]
+    if reading and SMOKE and not args.text:
         args.text = [made_up_text(scratch("text") / "text.txt")]
-    if "train" in wanted and not args.text:
-        raise UserError("the stage train needs text: give --text FILE..., or --stages without train")
+    if reading and not args.text:
+        raise UserError(f"the stage {reading[0]} needs text: give --text FILE..., or --stages without it")
+    if len(args.pair) > 2:
+        raise UserError(f"--pair takes a target and a draft, and {len(args.pair)} models were given")
     if missing := [file for file in args.text if not file.is_file()]:
         raise UserError(f"there is no file '{missing[0]}': check --text")
     if args.minutes <= 0:
@@ -90,7 +102,8 @@ def recorded_command(argv: list[str]) -> str:
     words, given = [], ""
     for word in argv:
         given = word if word.startswith("--") else given
-        words.append(Path(word).name if given in ("--text", "--out", "--results") and word != given else word)
+        is_path = given in ("--text", "--out", "--results", "--pair") and word != given
+        words.append(Path(word).name if is_path else word)
     return f"python benchmarks/gpu/run.py {shlex.join(words)}"
 
 
@@ -103,7 +116,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
         card = torch.cuda.get_device_properties(0)
         told["gpu_memory_bytes"], told["multiprocessors"] = card.total_memory, card.multi_processor_count
     if shutil.which("nvidia-smi"):
-        fields = "power.limit,clocks.max.sm,clocks.max.memory"
+        fields = "driver_version,power.limit,clocks.max.sm,clocks.max.memory"
         line = subprocess.run(
             ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
             capture_output=True, text=True, check=False, timeout=20,
@@ -112,7 +125,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
     return told
 
 
-def run_stage(run: Run, name: str, files: list[Path]) -> None:
+def run_stage(run: Run, name: str, files: list[Path], pair: list[str]) -> None:
     """One stage; its module is imported here, so that a mistake is reported before the slow imports."""
     deadline = run.clock.deadline(name)
     run.say(f"stage {name}, until {deadline - run.clock.began:.0f} s")
@@ -124,6 +137,10 @@ def run_stage(run: Run, name: str, files: list[Path]) -> None:
         from benchmarks.gpu import arms
 
         arms.run_stage(run, deadline)
+    elif name == "real":
+        from benchmarks.gpu import real
+
+        real.run_stage(run, pair, files, deadline)
     elif name == "latency":
         from benchmarks.gpu import latency
 
@@ -134,13 +151,13 @@ def run_stage(run: Run, name: str, files: list[Path]) -> None:
         roofline.run_stage(run, deadline)
 
 
-def run_all(run: Run, stages: list[str], files: list[Path]) -> list[str]:
+def run_all(run: Run, stages: list[str], files: list[Path], pair: list[str]) -> list[str]:
     """All stages; one that fails is reported and the next begins. Returns the names of those that failed."""
     failed: list[str] = []
     for name in stages:
         began = time.monotonic()
         try:
-            run_stage(run, name, files)
+            run_stage(run, name, files, pair)
         except Exception as error:  # a lent device is dear: the other stages are still worth having
             first = name == stages[0]
             if (run.smoke and not isinstance(error, TimeUp)) or (first and isinstance(error, UserError)):
@@ -175,7 +192,7 @@ def main(argv: list[str]) -> int:
         run = Run(args.out, results, device, sizes, args.smoke, compiles, clock, markdown)
         head = {"benchmark": "gpu", "command": recorded_command(argv), "smoke": args.smoke}
         run.told = {**head, "environment": machine(args), "stages": {}}
-        failed = run_all(run, stages, args.text)
+        failed = run_all(run, stages, args.text, args.pair)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -83,7 +83,7 @@ def passes_text(models: Mapping[str, Any]) -> str:
             rows.append(
                 (
                     role,
-                    f"pass, {one['tokens']} tokens",
+                    f"{one['kind']} pass, {one['tokens']} tokens",
                     number(one["pass_ms"], 3),
                     number(busy, 3),
                     size,
@@ -93,7 +93,18 @@ def passes_text(models: Mapping[str, Any]) -> str:
         for name, step in facts.get("steps", {}).items():
             shares = (number(step["fraction"][kind]) for kind in ("large", "same_size"))
             rows.append((role, f"{name} step", number(step["step_ms"], 3), "", "", *shares))
-    return table(rows)
+    same = {
+        one["same_bits"] for facts in models.values() for one in facts["passes"] if one["kind"] == "captured"
+    }
+    told = {
+        frozenset(
+            {True}
+        ): "The first token's logits are the same, to the bit, in captured passes of all lengths.",
+        frozenset(
+            {True, False}
+        ): "The first token's logits are not the same bits in captured passes of all lengths.",
+    }.get(frozenset(same), "")
+    return f"{table(rows)}\n\n{told}"
 
 
 def arms_section(stage: Mapping[str, Any]) -> str:
@@ -118,9 +129,21 @@ def latency_section(stage: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def real_section(stage: Mapping[str, Any]) -> str:
+    """Laws, then arms by weights and temperature."""
+    rows = [("target's passes", "KL from float32, nats", "same most likely token", "positions")]
+    for name, one in stage["laws"].items():
+        rows.append((name, f"{one['kl']:.2g}", number(one["same_first"], 3), f"{one['positions']:,}"))
+    parts = [f"{' with '.join(stage['pair'])}.", table(rows)]
+    bases = ("transformers:plain", "captured autoregressive")
+    parts += [f"{one['dtype']}\n\n{arms_text(one, bases)}" for one in stage["temperatures"]]
+    return "\n\n".join(parts)
+
+
 SECTIONS = {
     "train": train_text,
     "arms": arms_section,
+    "real": real_section,
     "latency": latency_section,
     "roofline": roofline_section,
 }

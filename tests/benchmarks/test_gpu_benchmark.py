@@ -17,7 +17,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-STAGES = ("train", "arms", "latency", "roofline")
+STAGES = ("train", "arms", "real", "latency", "roofline")
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--smoke", "--device", "cpu", "--stages", "train,speed"], "no stage 'speed'"),
         (["--smoke", "--device", "cpu"], "needs text"),
         (["--smoke", "--device", "cpu", "--text", "nowhere.txt"], "no file 'nowhere.txt'"),
+        (["--smoke", "--device", "cpu", "--stages", "real"], "the stage real needs text"),
+        (["--smoke", "--device", "cpu", "--stages", "arms", "--pair", "a", "b", "c"], "3 models were given"),
         (["--smoke", "--device", "cpu", "--stages", "arms", "--minutes", "0"], "is no time"),
         (["--smoke", "--device", "cpu", "--stages", "arms"], "run the stage train first"),
         (["--smoke", "--device", "cpu", "--stages", "roofline"], "run the stage train first"),
@@ -119,6 +121,7 @@ def test_whole_run_on_tiny_models(text: Path, tmp_path: Path) -> None:
     assert all("stage_seconds" in stage and "error" not in stage for stage in told["stages"].values())
     check_training(told["stages"]["train"])
     check_arms(told["stages"]["arms"])
+    check_real(told["stages"]["real"])
     check_latency(told["stages"]["latency"])
     check_roofline(told["stages"]["roofline"])
     page = (tmp_path / "results" / "gpu.md").read_text(encoding="utf-8")
@@ -152,9 +155,23 @@ def check_arms(stage: dict[str, Any]) -> None:
         assert rows["draft-only"]["trusted_share"] == 1 and rows["draft-only"]["drift_coverage"] == 1
 
 
+def check_real(stage: dict[str, Any]) -> None:
+    assert stage["pair"] == ["the built-in pair"]
+    laws = stage["laws"]["eager bfloat16"]
+    assert 0 < laws["kl"] < 0.05 and 0.9 < laws["same_first"] <= 1 and laws["positions"] > 100
+    for measured in stage["temperatures"]:
+        rows = {row["arm"]: row for row in measured["summary"]}
+        assert {"autoregressive", "lookup", "speculative", "transformers:assisted"} <= rows.keys()
+    assert [one["temperature"] for one in stage["temperatures"]] == [0.0, 1.0]
+
+
 def check_latency(stage: dict[str, Any]) -> None:
     assert stage["left_out"] == {}
-    plain, pair = stage["cases"]
+    plain, pair, rounded = stage["cases"]
+    assert (
+        rounded["eight_bits"]
+        and rounded["models"]["target"]["weight_bytes"] < pair["models"]["target"]["weight_bytes"]
+    )
     assert not plain["synthetic"] and pair["synthetic"]
     rows = {row["arm"]: row for row in pair["summary"]}
     assert {"synthetic acceptance 0.6", "synthetic trust 0.8", "transformers:assisted"} < rows.keys()
