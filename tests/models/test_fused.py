@@ -236,10 +236,14 @@ def test_plans_cover_each_column_once_and_fit_in_memory(processors: int) -> None
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "gemma3"])
 def test_captured_graphs_keep_the_bits_of_a_token(kind: str, dtype: torch.dtype) -> None:
+    rounded = dtype == torch.int8
+    dtype = torch.bfloat16 if rounded else dtype
     model = fresh(kind).to("cuda", dtype)  # type: ignore[arg-type]
+    if rounded:
+        round_linears(model)
     eager, captured = (make_runner(model, max_len=90, compile=compile) for compile in (False, True))
     tokens = torch.randint(0, 61, (1, 40), generator=torch.Generator().manual_seed(1)).cuda()
     first = None
