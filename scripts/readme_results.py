@@ -29,7 +29,8 @@ def where(results: dict[str, Any]) -> str:
 
 
 def _made(run: dict[str, Any]) -> str:
-    return f"`{run['command'].strip()} --data DIR`"
+    data = "" if run.get("benchmark") == "gpu" else " --data DIR"
+    return f"`{run['command'].strip()}{data}`"
 
 
 def _place(run: dict[str, Any]) -> str:

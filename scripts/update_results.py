@@ -94,6 +94,21 @@ def engine_headline() -> str:
     )
 
 
+def gpu_headline() -> str:
+    """Share of the bandwidth, and plain decoding relative to transformers."""
+    cases = {case["case"]: case for case in need("gpu/h100")["stages"]["latency"]["cases"]}
+    large, small = cases["llama-8b by llama-1b"], cases["qwen-1.5b by qwen-0.5b"]
+    shares = [
+        row["fraction"]["large"] for row in large["models"]["target"]["passes"] if row["kind"] == "captured"
+    ]
+    plain = {row["arm"]: row for row in small["summary"]}["captured autoregressive"]
+    return (
+        f"Captured passes of an 8 B target over 1 to 32 tokens reach {min(shares):.2f} to {max(shares):.2f} of a "
+        f"copy's bandwidth; plain decoding of a 1.5 B one is {plain['speed_over']['transformers:plain'][0]:.1f} times "
+        "as fast as transformers' (random weights)."
+    )
+
+
 def llamacpp_headline() -> str:
     """Our plain decoding over llama-cpp-python's."""
     parts = need("llamacpp/speed")["results"].values()
@@ -236,6 +251,14 @@ TOPICS = {
             "engine/revisions": "Before and after drafts became trees",
         },
         engine_headline,
+    ),
+    "gpu": Topic(
+        "an H100: passes against a copy's bandwidth, plain and speculative decoding beside transformers",
+        {
+            "gpu/h100": "Real sizes with random weights, and a pair trained on the way",
+            "gpu/h100_builtin": "Laws of captured passes",
+        },
+        gpu_headline,
     ),
     "serve": Topic(
         "the server beside vLLM's and llama.cpp's, under load, and its log-likelihoods against transformers'",

@@ -144,7 +144,9 @@ def load_case(case: Case, run: Run) -> Pair:
     for model in (target, draft):
         if model is not None and case.eight_bits:
             round_linears(model)
-    return sprinter.load_pair(target, draft=draft, tokenizer=number_tokenizer(case.target.vocab_size))
+    return sprinter.load_pair(
+        target, draft=draft, tokenizer=number_tokenizer(case.target.vocab_size), compile=False
+    )
 
 
 def with_rounds(summary: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,9 +1,20 @@
-"""gpu.md: the tables of gpu.json."""
+"""gpu.md: the tables of gpu.json.
+
+    python benchmarks/gpu/tables.py GPU.JSON
+
+prints them as a part of a page of results.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from benchmarks.common import cells
 from pair_evaluate import table
@@ -37,6 +48,8 @@ def train_text(stage: Mapping[str, Any]) -> str:
 
 def arms_text(measured: Mapping[str, Any], bases: Sequence[str], rounds: bool = False) -> str:
     """One table of arms; ``rounds`` shows what a round takes in the place of drift."""
+    if not measured["summary"]:
+        return f"Temperature {measured['temperature']:g}: no prompt was answered by every arm in the time."
     tail = ("tokens/round", "ms/round") if rounds else ("mean drift", "trusted")
     rows = [("arm", "tokens/s", *(f"÷ {base}" for base in bases), "target calls/token", *tail)]
     for row in sorted(measured["summary"], key=lambda row: -row["tokens_per_s"]):
@@ -154,11 +167,23 @@ def markdown(told: Mapping[str, Any]) -> str:
     where = told["environment"]
     title = f"# GPU benchmark: {where.get('gpu') or where.get('cpu')}"
     versions = f"torch {where['torch']}, transformers {where['transformers']}, commit {where['commit']}"
-    parts = [title, f"{versions}; `{told['command']}`"]
+    return "\n\n".join([title, f"{versions}; `{told['command']}`", *sections(told)])
+
+
+def sections(told: Mapping[str, Any]) -> list[str]:
+    """A heading and a text for each stage."""
+    parts = []
     for name, stage in told["stages"].items():
         parts.append(f"## {name}")
         parts += [f"Failed: {stage['error']}."] if "error" in stage else []
         parts.append(
             SECTIONS[name](stage) if "stage_seconds" in stage else "Not finished; gpu.json has the rest."
         )
-    return "\n\n".join(parts)
+    return parts
+
+
+if __name__ == "__main__":
+    found = sections(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    print(
+        "\n\n".join(found).replace("\n### ", "\n#### ").replace("## ", "### ", 1).replace("\n## ", "\n### ")
+    )

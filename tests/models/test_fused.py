@@ -20,10 +20,12 @@ from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.choose import _choose, make_runner
-from sprinter.models.fused import layers, plan, trial
-from sprinter.models.fused.layers import fused_layers, why_not_fused
-from sprinter.models.fused.plan import COLUMNS, MOST, ROWS, product_plan, stages, tokens_block
-from sprinter.models.fused.trial import fused
+from sprinter.models.quantised import fused as layers
+from sprinter.models.quantised import fused_plan as plan
+from sprinter.models.quantised import fused_trial as trial
+from sprinter.models.quantised.fused import fused_layers, why_not_fused
+from sprinter.models.quantised.fused_plan import COLUMNS, MOST, ROWS, product_plan, stages, tokens_block
+from sprinter.models.quantised.fused_trial import fused
 from sprinter.models.quantised.rounded import round_linears
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is installed on Linux alone")
@@ -100,7 +102,7 @@ def test_products_are_split_among_programs_and_what_reads_them_adds_the_parts(
     layer = layers._Layer(model_of("llama").model.layers[0], *_NO_NORMS)
     linear = torch.nn.Linear(300, 32, device=DEVICE)
     x, states = (torch.randn(3, width, generator=chance, device=DEVICE) for width in (300, 32))
-    matrix = layers._Matrix.of(layers.MatrixPart(linear, 0, 0, 20), layers.MatrixPart(linear, 0, 20, 12))
+    matrix = layers._Matrices.of(layers.MatrixPart(linear, 0, 0, 20), layers.MatrixPart(linear, 0, 20, 12))
     parts = layers._multiply(x, matrix)
     assert len(parts) == 3 and parts.dtype == torch.float32
     expected = x @ linear.weight.T

@@ -1,7 +1,7 @@
 """``dtype="int8"`` on a GPU: linear layers whose weights are whole numbers of 8 bits, with a factor for each output.
 
-Nothing is calibrated. Short passes, captured as CUDA graphs, read the 8 bits alone (``models.fused``); in long ones
-PyTorch multiplies by the numbers in the dtype of the states, where they are exact, so that both compute the same.
+Nothing is calibrated. Short passes, captured as CUDA graphs, read the 8 bits alone (``models.quantised.fused``); in
+long ones PyTorch multiplies by the numbers in the dtype of the states, where they are exact: both compute the same.
 """
 
 from __future__ import annotations

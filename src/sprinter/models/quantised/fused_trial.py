@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.models.capture.trace import RowPass
-from sprinter.models.fused.layers import fused_layers, why_not_fused
+from sprinter.models.quantised.fused import fused_layers, why_not_fused
 
 __all__ = ["FAR", "fused"]
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sprinter.models.capture.trace import RowBuffers
-from sprinter.models.fused.plan import (
+from sprinter.models.quantised.families import FAMILIES, LayerFamily, LayerShape, MatrixPart, Norms
+from sprinter.models.quantised.fused_plan import (
     CHUNK,
     COLUMNS,
     MOST,
@@ -32,7 +33,6 @@ from sprinter.models.fused.plan import (
     stages,
     tokens_block,
 )
-from sprinter.models.quantised.families import FAMILIES, LayerFamily, LayerShape, MatrixPart, Norms
 from sprinter.models.quantised.layers import RoundedLinear, plain_matrix
 from sprinter.models.runners.forward import NOTING, decoder_layers
 
@@ -113,7 +113,7 @@ def fused_layers(model: PreTrainedModel) -> Iterator[None]:
         forwards.append((last, _FinalNorm(last, behind[0])))
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(head) in (nn.Linear, RoundedLinear) and head.bias is None:
-        forwards.append((head, _Head(head)))
+        forwards.append((head, _Output(head)))
     try:
         for part, forward in forwards:
             part.forward = forward
@@ -139,13 +139,13 @@ def _final(norm: Any, layer: Any) -> tuple[Tensor, Tensor | None] | None:
     return norm.weight, getattr(norm, "bias", None)
 
 
-class _Matrix(NamedTuple):
+class _Matrices(NamedTuple):
     """Up to three matrices ``[rows, columns]`` that read the same input.
 
     Attributes:
         weight: the first. rows: of each; 0: there is none. offsets: of the second and third behind it, in elements.
         steps: from row to row and from column to column. scale: of the first's rows, if it has 8 bits, and where the
-        others' begin. bias: likewise.
+        others' begin. bias: so too.
     """
 
     weight: Tensor
@@ -158,7 +158,7 @@ class _Matrix(NamedTuple):
     bias_offsets: tuple[int, int]
 
     @classmethod
-    def of(cls, *parts: MatrixPart) -> _Matrix:
+    def of(cls, *parts: MatrixPart) -> _Matrices:
         found = [_weights(part.linear) for part in parts]
         weights = [_rows(part, weight) for part, (weight, _) in zip(parts, found, strict=True)]
         scales = [_rows(part, scale) for part, (_, scale) in zip(parts, found, strict=True)]
@@ -193,9 +193,9 @@ def _offsets(tensors: list[Any]) -> tuple[int, int]:
     return second, third
 
 
-def _multiply(x: Tensor, matrix: _Matrix, split: bool = True) -> Tensor:
+def _multiply(x: Tensor, matrix: _Matrices, split: bool = True) -> Tensor:
     """``x [M, columns]`` -> ``[splits, M, rows]`` in float32; without splits ``[1, M, rows]`` in the dtype of x."""
-    from sprinter.models.fused import kernels
+    from sprinter.models.quantised import fused_kernels as kernels
 
     (tokens, columns), rows = x.shape, matrix.rows
     plan = product_plan(sum(rows), columns, device_of(x.device).processors) if split else Plan(1, columns)
@@ -214,7 +214,7 @@ def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:
     return instead if tensor is None else tensor.detach()
 
 
-def _compiled(x: Tensor, matrix: _Matrix) -> dict[str, Any]:
+def _compiled(x: Tensor, matrix: _Matrices) -> dict[str, Any]:
     """How a product with ``x [M, columns]`` is compiled."""
     tokens, memory = len(x), device_of(x.device).memory
     return {
@@ -242,9 +242,9 @@ class _Layer:
         self._number = family.attends(layer).layer_idx
         parts = family.parts(layer)
         self._heads, self._kv = (parts[name].rows // self._shape.d for name in "qk")
-        self._qkv = _Matrix.of(parts["q"], parts["k"], parts["v"])
-        self._out, self._down = _Matrix.of(parts["o"]), _Matrix.of(parts["down"])
-        self._feed = _Matrix.of(parts["up"], *([parts["gate"]] if "gate" in parts else []))
+        self._qkv = _Matrices.of(parts["q"], parts["k"], parts["v"])
+        self._out, self._down = _Matrices.of(parts["o"]), _Matrices.of(parts["down"])
+        self._feed = _Matrices.of(parts["up"], *([parts["gate"]] if "gate" in parts else []))
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
         """``[batch, n, d]`` -> ``[batch, n, d]``."""
@@ -284,7 +284,7 @@ class _Layer:
         positions: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """``[M, width]`` -> ``[M, heads * d]``."""
-        from sprinter.models.fused import kernels
+        from sprinter.models.quantised import fused_kernels as kernels
 
         shape, heads, kv, tokens = self._shape, self._heads, self._kv, len(normed)
         n, norms, buffers = tokens // batch, self._norms, cache.layers[self._number]
@@ -324,7 +324,7 @@ class _Layer:
 
     def _inner(self, normed: Tensor) -> Tensor:
         """``[M, width]`` -> ``[M, inner]``."""
-        from sprinter.models.fused import kernels
+        from sprinter.models.quantised import fused_kernels as kernels
 
         matrix, (tokens, columns) = self._feed, normed.shape
         rows, gated = matrix.rows[0], matrix.rows[1] > 0
@@ -347,7 +347,7 @@ class _Layer:
         norm_bias: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """x plus the sum of the parts (which ``after`` norms), and the norm of that (or, without a weight, x again)."""
-        from sprinter.models.fused import kernels
+        from sprinter.models.quantised import fused_kernels as kernels
 
         tokens, width = x.shape
         states = x if parts is None else torch.empty_like(x)
@@ -375,12 +375,12 @@ class _FinalNorm:
         return type(self._norm).forward(self._norm, hidden_states, *given, **named)
 
 
-class _Head:
+class _Output:
     """``forward`` of the output layer."""
 
     def __init__(self, head: Any) -> None:
         self._head = head
-        self._matrix = _Matrix.of(MatrixPart(head, 0, 0, head.out_features))
+        self._matrix = _Matrices.of(MatrixPart(head, 0, 0, head.out_features))
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
