@@ -143,7 +143,7 @@ def main() -> None:
     parser = option_parser(__doc__)
     parser.add_argument("--pair", choices=[*PAIRS], default="builtin")
     parser.add_argument("--draft", help="folder of a draft for SmolLM2")
-    parser.add_argument("--prompts", type=int, default=sized(12, 2))
+    parser.add_argument("--prompts", type=int, default=sized(12, 2), help="one by one; 0: batches alone")
     parser.add_argument("--rows", type=int, nargs="*", default=sized([4, 16, 32], [2]), help="of the batches")
     parser.add_argument("--batches", type=int, default=sized(4, 1), help="of each number of rows")
     chosen = parser.parse_args()
@@ -158,8 +158,10 @@ def main() -> None:
         for sample in load_suite("wikipedia", chosen.data, limit=max(chosen.prompts, *chosen.rows, 1)).samples
     ]
     results = kept_results(NAME)
+    # Other numbers of rows stay as they were measured.
+    anew = [*([1] if chosen.prompts else []), *chosen.rows]
     measured: list[dict[str, Any]] = [
-        run for run in results.get("measured", []) if run["pair"] != chosen.pair
+        run for run in results.get("measured", []) if run["pair"] != chosen.pair or run["rows"] not in anew
     ]
     drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
     for draft, pair in drafts.items():
@@ -168,11 +170,12 @@ def main() -> None:
             "draft": draft,
             "costs": asdict(pair.pass_costs),
         }
-        alone = timed(
-            lambda i, options, pair=pair: text_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
-            chosen.prompts, f"{draft}, one text",
-        )  # fmt: skip
-        measured.append({**facts, "rows": 1, "arms": alone})
+        if chosen.prompts:
+            alone = timed(
+                lambda i, options, pair=pair: text_s(pair, texts[i % chosen.prompts], i, options),  # type: ignore[misc]
+                chosen.prompts, f"{draft}, one text",
+            )  # fmt: skip
+            measured.append({**facts, "rows": 1, "arms": alone})
         for rows in chosen.rows:
             together = timed(
                 lambda i, options, pair=pair, rows=rows: batch_s(pair, texts[:rows], 1000 * i, options),  # type: ignore[misc]
@@ -180,7 +183,12 @@ def main() -> None:
             )  # fmt: skip
             measured.append({**facts, "rows": rows, "arms": together})
     results |= {"benchmark": NAME, "measured": measured}
-    note_run(results, NAME, chosen.pair, began)
+    note_run(
+        results,
+        NAME,
+        chosen.pair if chosen.prompts else f"{chosen.pair}, {'+'.join(map(str, chosen.rows))} rows",
+        began,
+    )
     write_results(NAME, results, table(results))
 
 
