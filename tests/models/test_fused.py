@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,9 +18,11 @@ from transformers import PreTrainedModel
 
 from sprinter.models.capture import graphs
 from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.marks import Watch
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.choose import _choose, make_runner
+from sprinter.models.cut import cut_output
 from sprinter.models.quantised import fused as layers
 from sprinter.models.quantised import fused_plan as plan
 from sprinter.models.quantised import fused_trial as trial
@@ -124,6 +127,28 @@ def test_long_passes_and_other_caches_take_the_usual_way(monkeypatch: pytest.Mon
         assert torch.equal(given, expected[0]) and torch.equal(model(few).logits, expected[1])
 
 
+def test_other_threads_take_the_usual_way_and_see_no_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens = model_of("llama"), torch.ones(1, 3, dtype=torch.long)
+    watch = Watch(contents=False)
+    assert watch.changed(model) and not watch.changed(model)
+    expected = run_pass(model, tokens, [0])[0]
+    monkeypatch.setattr(layers, "_multiply", None)  # nothing may call it
+    with fused_layers(model), ThreadPoolExecutor(1) as pool:
+        given = pool.submit(run_pass, model, tokens, [0]).result()[0]
+        assert not pool.submit(watch.changed, model).result()
+    assert torch.equal(given, expected) and not watch.changed(model)
+
+
+def test_an_output_layer_that_is_cut_is_fused_too() -> None:
+    model = model_of("llama")
+    cut_output(model, torch.tensor([1, 3, 9]))
+    tokens = torch.ones(1, 1, dtype=torch.long)
+    expected = run_pass(model, tokens, [0])[0]
+    with fused_layers(model):
+        assert "forward" in vars(model.get_output_embeddings().words)
+        torch.testing.assert_close(run_pass(model, tokens, [0])[0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_the_model_is_as_before_behind_it() -> None:
     model = model_of("llama")
     inside = []
@@ -190,6 +215,53 @@ def test_kernels_that_fail_a_trial_are_left_out_once(
             assert not any("forward" in vars(part) for part in model.modules())
     (line,) = caplog.records
     assert line.levelno == logging.WARNING and why in line.getMessage() and "\n" not in line.getMessage()
+
+
+def test_a_trial_looks_at_logits_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of("llama")
+    run = RowPass(model, _choose(model).windows)
+    buffers = run_pass(model, torch.ones(1, 1, dtype=torch.long), [0])[2]
+    monkeypatch.setattr(layers._Output, "__call__", lambda self, x: torch.full((*x.shape[:-1], 61), -5.0))
+    with fused(run, buffers) as applies:
+        assert not applies
+    assert "differ" in caplog.text
+
+
+def test_a_trial_without_memory_says_nothing_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("llama")
+    run = RowPass(model, _choose(model).windows)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layers._Layer, "_inner", full)
+        buffers = run_pass(model, torch.ones(1, 1, dtype=torch.long), [0])[2]
+        with pytest.raises(torch.OutOfMemoryError), fused(run, buffers):
+            pass
+    with fused(run, buffers) as applies:
+        assert applies
+
+
+def test_a_kernel_that_fails_later_leaves_the_text_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if ON_GPU:
+        pytest.skip("it pretends that there is a GPU")
+    fake_cuda(monkeypatch)
+    model = tiny("llama")
+    monkeypatch.setitem(trial._tried, model, True)
+    monkeypatch.setattr(layers._Layer, "_inner", lambda self, normed: _broken())
+    windows = _choose(model).windows
+    told = Told(
+        CapturedRunner(model, 1, 40, windows, GraphUnits(model, windows, True, fused)), "llama", seed=4
+    )
+    for n in (2, 3, 1):
+        told.extend([n])
+    (line,) = caplog.records
+    assert "without fused layers: no such instruction" in line.getMessage()
 
 
 def test_a_trial_passes_and_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import nn
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.heads.drafting import OutputLayer
 from sprinter.models import options as options_module
 from sprinter.models.choose import capture_kind, make_runner
+from sprinter.models.cut import some_rows
 from sprinter.models.options import load_options
 from sprinter.models.quantised.layers import RoundedLinear, parameter_count
 from sprinter.models.quantised.rounded import round_linears
@@ -22,12 +25,13 @@ from sprinter.models.quantised.rounded import round_linears
 def test_a_rounded_layer_is_near_the_linear_one_and_exact_on_its_codes() -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(96, 40), torch.randn(5, 96)
-    rounded = RoundedLinear(linear.weight, linear.bias)
+    rounded = RoundedLinear.of(linear.weight, linear.bias)
+    weight = rounded.codes.float() * rounded.scale[:, None]
     assert rounded.codes.dtype == torch.int8 and rounded.codes.abs().amax(1).eq(127).all()
     half = rounded.scale[:, None] / 2
-    assert bool(((rounded.weight - linear.weight).abs() <= half * 1.0001).all())
+    assert bool(((weight - linear.weight).abs() <= half * 1.0001).all())
     expected = linear(x)
-    torch.testing.assert_close(rounded(x), x @ rounded.weight.T + linear.bias, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(rounded(x), x @ weight.T + linear.bias, rtol=1e-5, atol=1e-5)
     made = rounded.to(torch.bfloat16)(x.bfloat16())
     assert made.dtype == torch.bfloat16 and rounded.scale.dtype == torch.float32
     assert float((made.float() - expected).norm() / expected.norm()) < 0.02
@@ -36,10 +40,10 @@ def test_a_rounded_layer_is_near_the_linear_one_and_exact_on_its_codes() -> None
 def test_a_row_of_zeros_stays_one_and_what_is_no_number_is_refused() -> None:
     weight = torch.randn(3, 8)
     weight[1] = 0
-    assert torch.equal(RoundedLinear(weight).weight[1], torch.zeros(8))
+    assert torch.equal(RoundedLinear.of(weight).codes[1], torch.zeros(8, dtype=torch.int8))
     weight[2, 3] = torch.nan
     with pytest.raises(ValueError, match="not finite"):
-        RoundedLinear(weight)
+        RoundedLinear.of(weight)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3", "phi3", "gpt_neox"])
@@ -72,6 +76,25 @@ def test_a_model_that_gives_no_numbers_is_refused() -> None:
         round_linears(model)
 
 
+def test_a_rounded_model_is_not_saved_without_its_weights(tmp_path: Path) -> None:
+    model = fresh("llama")
+    round_linears(model)
+    with pytest.raises(TypeError, match="cannot be saved"):
+        model.save_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def test_an_output_layer_of_eight_bits_can_be_cut_and_shared_with_heads() -> None:
+    model, ids = fresh("llama"), torch.tensor([2, 5, 60])
+    round_linears(model)
+    head: Any = model.get_output_embeddings()
+    where, some = some_rows(head, ids)
+    x = torch.randn(4, 32)
+    torch.testing.assert_close(some(x), head(x)[:, where])
+    shared = OutputLayer(model, 61)
+    assert shared(x.bfloat16()).dtype == torch.bfloat16  # states keep their dtype, and no matrix is made
+
+
 def test_which_devices_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options_module, "device_of", torch.device)
 
@@ -84,6 +107,9 @@ def test_which_devices_take_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = options("int8", "cuda")
     assert on_gpu.quantised == "int8" and on_gpu.dtype == torch.bfloat16 and on_gpu.dequantise
     assert options("int8", "cpu").dtype == torch.float32
+    assert options("int8", "cuda", attn_implementation="sdpa").extra == {"attn_implementation": "sdpa"}
+    with pytest.raises(UserError, match="attention of its own"):
+        options("int8", "cpu", attn_implementation="sdpa")
     with pytest.raises(UserError, match="dtype int4 is for models on a CPU: give device=cpu, or dtype=int8"):
         options("int4", "cuda")
     with pytest.raises(UserError, match="leave device_map and quantization_config out"):

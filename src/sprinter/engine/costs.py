@@ -204,7 +204,8 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
         "versions": (__version__, torch.__version__),
         "kernels": library_name()
         if any(
-            one is not None and (one.quantised or is_joined(one.model)) for one in (pair.target, pair.draft)
+            one is not None and ((one.quantised and one.model.device.type == "cpu") or is_joined(one.model))
+            for one in (pair.target, pair.draft)
         )
         else None,
         "code": [hash_file(path) for folder in (quantised, runners) for path in _files(folder)],

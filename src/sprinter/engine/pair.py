@@ -179,7 +179,8 @@ class Pair:
                 f"heads that draft read the target's hidden states, which llama.cpp does not give: load '{target.id}' "
                 "with runner='torch' (--runner torch)"
             )
-        changed = is_quantised(heads) and not target.quantised
+        on_cpu = bool(target.quantised) and target.model.device.type == "cpu"  # with our kernels' layers
+        changed = is_quantised(heads) and not on_cpu
         if changed or (heads.output is not None and heads.output.ids is not None):
             how = "have 8 bits" if changed else "draft a part of the vocabulary"
             raise UserError(
@@ -187,7 +188,7 @@ class Pair:
             )
         self._heads_are_new = not heads.is_attached
         heads.attach(target.model, target.id, target.hidden_size, target.vocab_size)
-        if target.quantised and target.model.device.type == "cpu" and not is_quantised(heads):
+        if on_cpu and not is_quantised(heads):
             heads.keep_fingerprint()
             quantise_linears(heads)
         self.drafting = heads

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from sprinter.errors import UserError
 from sprinter.fingerprint import count_as, ids_name, weights_fingerprint
-from sprinter.models.quantised.layers import QuantisedLinear
+from sprinter.models.quantised.layers import QuantisedLinear, RoundedLinear
 
 __all__ = [
     "CUT_TYPE", "VOCABULARY_FORMAT", "CutHead", "CutLlamaConfig", "CutLlamaForCausalLM", "check_cut", "check_map",
@@ -212,6 +212,9 @@ def some_rows(layer: nn.Module, ids: Tensor) -> tuple[Tensor, nn.Module]:
         UserError: the layer is neither.
     """
     if isinstance(layer, QuantisedLinear):
+        return ids, layer.some_rows(ids)
+    if isinstance(layer, RoundedLinear):
+        ids = ids.to(layer.codes.device)
         return ids, layer.some_rows(ids)
     if type(layer) is not nn.Linear or type(layer.weight.data) is not Tensor or layer.weight.is_meta:
         raise UserError(

@@ -66,7 +66,7 @@ def load_options(
         raise UserError(
             f"dtype {name} is for models on a CPU: give device=cpu, or {instead} for {where.type}"
         )
-    if quantised and attn_implementation is not None:
+    if quantised and not on_gpu and attn_implementation is not None:
         raise UserError(f"dtype {name} comes with attention of its own: leave attn_implementation out")
     if quantization_config is not None and device_map is None:
         device_map = {"": where}  # quantised weights cannot be moved afterwards

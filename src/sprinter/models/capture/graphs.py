@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -38,8 +38,8 @@ LADDER = (1, 2, 4, 8, 16, 32)
 MOST = 64
 """Maximum number of graphs that a runner keeps."""
 
-Fuse = Callable[[RowPass, Sequence[Tensor]], AbstractContextManager[None]]
-"""Context in which a pass over some buffers runs, and is captured, with kernels of its own."""
+Fuse = Callable[[RowPass, Sequence[Tensor]], AbstractContextManager[bool]]
+"""Context in which a pass over some buffers runs, and is captured, with kernels of its own: whether it does."""
 
 _LEAST_KEYS = 128
 _capturing = Lock()
@@ -84,6 +84,7 @@ class GraphUnits:
     _watch: Watch = field(default_factory=lambda: Watch(contents=False))
     _places: WeakKeyDictionary[Unit, Hashable] = field(default_factory=WeakKeyDictionary)
     _pool: Any = None
+    _unfused: bool = False
     _full: bool = False
 
     def begin(self) -> None:
@@ -140,8 +141,18 @@ class GraphUnits:
                 not self._graphs
             ):  # torch frees a pool with the last of its graphs, and does not accept it again
                 self._pool = torch.cuda.graph_pool_handle()
-            with nullcontext() if self.fuse is None else self.fuse(run, split_inputs(like)[1]):
-                return _Graph(run, unit, rows, length, keys, like, self._pool)
+            if self.fuse is not None and not self._unfused:
+                applies = False
+                try:
+                    with self.fuse(run, split_inputs(like)[1]) as applies:
+                        return _Graph(run, unit, rows, length, keys, like, self._pool)
+                except Exception as error:  # of a kernel's compiler, for example
+                    if not applies or _is_out_of_memory(error):
+                        raise
+                    self._unfused = True
+                    why = (str(error).splitlines() or [type(error).__name__])[0]
+                    _log.warning("%s is captured without fused layers: %s", type(self.model).__name__, why)
+            return _Graph(run, unit, rows, length, keys, like, self._pool)
 
     def _refuse(self, kind: str, error: Exception) -> None:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__

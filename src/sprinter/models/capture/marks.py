@@ -24,7 +24,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from sprinter.models.runners.forward import NOTING
 
-__all__ = ["Watch", "digest", "hash_file", "places"]
+__all__ = ["Momentary", "Watch", "digest", "hash_file", "places"]
 
 _WHOLE = 4096
 """Maximum number of elements of a tensor of which all are checked."""
@@ -75,6 +75,10 @@ class Watch:
         return before != (self._places, self._written)
 
 
+class Momentary:
+    """Base class of what a module has in the place of its ``forward`` while it is captured, which is no change."""
+
+
 def _identity(module: nn.Module, rotary: bool) -> tuple[list[Hashable], list[Tensor]]:
     """Classes and object ids of all submodules and their attributes, and their tensors."""
     held: list[Hashable] = []
@@ -85,7 +89,9 @@ def _identity(module: nn.Module, rotary: bool) -> tuple[list[Hashable], list[Ten
         if part is None:
             continue
         if rotary or part._parameters or not hasattr(part, "inv_freq"):
-            held += (id(type(part)), *map(id, vars(part).values()), *_hooks(part))
+            # Copied to a list first: another thread may be capturing the model, and replace a forward meanwhile.
+            own_values = [id(one) for one in list(vars(part).values()) if not isinstance(one, Momentary)]
+            held += (id(type(part)), *own_values, *_hooks(part))
             for own in (part._parameters, part._buffers):
                 if own:
                     tensors += [x for x in own.values() if x is not None]

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sprinter.models.capture.marks import Momentary
 from sprinter.models.capture.trace import RowBuffers
 from sprinter.models.quantised.families import FAMILIES, LayerFamily, LayerShape, MatrixPart, Norms
 from sprinter.models.quantised.fused_plan import (
@@ -112,6 +114,7 @@ def fused_layers(model: PreTrainedModel) -> Iterator[None]:
     if last is not None and behind is not None:
         forwards.append((last, _FinalNorm(last, behind[0])))
     head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    head = getattr(head, "words", head)  # of one that is cut
     if type(head) in (nn.Linear, RoundedLinear) and head.bias is None:
         forwards.append((head, _Output(head)))
     try:
@@ -224,7 +227,24 @@ def _compiled(x: Tensor, matrix: _Matrices) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class _Layer:
+class _Own(Momentary):
+    """``forward`` of a module in the thread that captures; in others the module's own.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module, self._thread = module, get_ident()
+
+    def _is_here(self) -> bool:
+        return get_ident() == self._thread
+
+    def _usual(self, *given: Any, **named: Any) -> Any:
+        return type(self._module).forward(self._module, *given, **named)
+
+
+class _Layer(_Own):
     """``forward`` of a decoder layer.
 
     Args:
@@ -235,8 +255,9 @@ class _Layer:
     def __init__(
         self, layer: Any, norms: Norms, following: tuple[Tensor | None, Tensor | None] | None
     ) -> None:
+        super().__init__(layer)
         family = FAMILIES[type(layer)]
-        self._layer, self._norms, self._following = layer, norms, following
+        self._norms, self._following = norms, following
         self._shape: LayerShape = family.shape(layer)
         self._given, self._cache = family.given, family.cache
         self._number = family.attends(layer).layer_idx
@@ -252,13 +273,14 @@ class _Layer:
         cache, mask = by_name.get(self._cache), by_name.get("attention_mask")
         batch, n, width = hidden_states.shape
         if (
-            not isinstance(cache, RowBuffers)
+            not self._is_here()
+            or not isinstance(cache, RowBuffers)
             or batch * n > MOST
             or mask is None
             or mask.dtype != torch.bool
             or by_name.get("encoder_hidden_states") is not None
         ):
-            return type(self._layer).forward(self._layer, hidden_states, *given, **named)
+            return self._usual(hidden_states, *given, **named)
         x = hidden_states.reshape(-1, width).contiguous()
         norms = self._norms
         read, normed = getattr(hidden_states, _NEXT, (None, None))
@@ -362,30 +384,31 @@ class _Layer:
         return states, normed
 
 
-class _FinalNorm:
+class _FinalNorm(_Own):
     """``forward`` of the norm behind the layers: what the last layer has made, if that is what it is given."""
 
     def __init__(self, norm: nn.Module, weight: Tensor) -> None:
-        self._norm, self._weight = norm, weight
+        super().__init__(norm)
+        self._weight = weight
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
         read, normed = getattr(hidden_states, _NEXT, (None, None))
-        if read is self._weight and normed is not None:
+        if self._is_here() and read is self._weight and normed is not None:
             return normed.view(hidden_states.shape)
-        return type(self._norm).forward(self._norm, hidden_states, *given, **named)
+        return self._usual(hidden_states, *given, **named)
 
 
-class _Output:
+class _Output(_Own):
     """``forward`` of the output layer."""
 
     def __init__(self, head: Any) -> None:
-        self._head = head
+        super().__init__(head)
         self._matrix = _Matrices.of(MatrixPart(head, 0, 0, head.out_features))
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if len(rows) > MOST:
-            usual: Tensor = type(self._head).forward(self._head, x)
+        if not self._is_here() or len(rows) > MOST:
+            usual: Tensor = self._usual(x)
             return usual
         made = _multiply(rows.contiguous(), self._matrix, split=False)
         return made.view(*x.shape[:-1], -1)

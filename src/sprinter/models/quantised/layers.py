@@ -171,43 +171,52 @@ class RoundedLinear(nn.Module):
     """A linear layer of 8 bits on a GPU.
 
     Args:
-        weight: ``[out, in]``, rounded here. bias: ``[out]`` or None.
-
-    Attributes:
         codes: ``[out, in]``, int8. scale: ``[out]``, float32: a weight is its code times its row's scale.
+        bias: ``[out]`` or None.
     """
 
     codes: Tensor
     scale: Tensor
 
-    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, codes: Tensor, scale: Tensor, bias: nn.Parameter | None = None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        with torch.no_grad():
-            rows = weight.detach().float()
-            scale = (rows.abs().amax(1) / _MOST_CODE).clamp(min=torch.finfo(torch.float32).tiny)
-            codes = (rows / scale[:, None]).round_().to(torch.int8)
-        if not bool(torch.isfinite(scale).all()):
-            raise ValueError("a weight is not finite")
+        self.out_features, self.in_features = codes.shape
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
         self.bias = bias
 
-    @property
-    def weight(self) -> Tensor:
-        """``[out, in]``, float32, made anew: for code that reads weights."""
-        return self.codes.float() * self.scale[:, None]
+    @classmethod
+    @torch.no_grad()
+    def of(cls, weight: Tensor, bias: nn.Parameter | None = None) -> Self:
+        """Of weights ``[out, in]``, rounded.
 
-    def _apply(self, fn: Any, recurse: bool = True) -> RoundedLinear:
+        Raises:
+            ValueError: a weight is not finite.
+        """
+        rows = weight.detach().float()
+        scale = (rows.abs().amax(1) / _MOST_CODE).clamp(min=torch.finfo(torch.float32).tiny)
+        if not bool(torch.isfinite(scale).all()):
+            raise ValueError("a weight is not finite")
+        return cls((rows / scale[:, None]).round_().to(torch.int8), scale, bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
         scale = self.scale
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.scale = scale.to(self.scale.device)  # stays in float32
         return self
 
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        raise TypeError(_KEPT)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in]`` -> ``[..., out]``."""
         made = nn.functional.linear(x, self.codes.to(x.dtype)).float() * self.scale
         return (made if self.bias is None else made + self.bias.float()).to(x.dtype)
+
+    def some_rows(self, ids: Tensor) -> RoundedLinear:
+        """A layer with the outputs ``ids`` ``[k]`` alone."""
+        bias = None if self.bias is None else nn.Parameter(self.bias.detach()[ids], requires_grad=False)
+        return RoundedLinear(self.codes[ids], self.scale[ids], bias)
 
 
 def is_quantised(model: nn.Module) -> bool:

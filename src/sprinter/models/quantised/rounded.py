@@ -37,7 +37,7 @@ def round_linears(model: PreTrainedModel) -> None:
     for part, paths in found.items():
         weight: Any = plain_matrix(part)
         try:
-            rounded = RoundedLinear(weight, part.bias)  # type: ignore[arg-type]
+            rounded = RoundedLinear.of(weight, part.bias)  # type: ignore[arg-type]
         except ValueError as error:
             raise UserError(f"{name} cannot be quantised: in {paths[0]}, {error}: use bfloat16") from error
         for path in paths:
