@@ -37,7 +37,7 @@ def chat(
         Literal["exact", "all"],
         typer.Option(
             help="What a turn reuses of earlier turns. all: everything that was read. exact: what leaves texts the "
-            "same to the bit: whole blocks of prompts; with --dtype gguf, int8 or int4 on a CPU all but the nodes of trees."
+            "same to the bit: whole blocks of prompts; on a CPU with --dtype gguf, int8 or int4 all but trees' nodes."
         ),
     ] = "all",
     json: Annotated[
