@@ -46,7 +46,7 @@ def test_a_model_that_reads_its_weights_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_refusals_say_what_to_do(tmp_path: Path) -> None:
     for dtype in ("int8", "int4", "gguf"):
-        with pytest.raises(UserError, match=f"dtype {dtype} is for models on a CPU"):
+        with pytest.raises(UserError, match=f"dtype {dtype} says how weights are stored: leave device_map"):
             load_models(builtin_paths()["target"], dtype=dtype, device_map="cpu")
         with pytest.raises(UserError, match=f"dtype {dtype} comes with attention of its own"):
             load_models(builtin_paths()["target"], dtype=dtype, attn_implementation="eager")
