@@ -11,7 +11,8 @@ latency   random weights of GPT-2 and Llama sizes, acceptance and trust set to g
 roofline  share of the copy's bandwidth that passes and steps reach
 
 The time is a hard limit: what comes late asks fewer prompts or is left out. gpu.json and gpu.md are written after every
-stage; the last line on stdout is the JSON. With --device cpu --smoke sizes are tiny and text is made up, for tests.
+stage, page.md (for docs/results) at the end; the last line on stdout is the JSON. With --device cpu --smoke sizes are
+tiny and text is made up, for tests.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from transformers.utils import logging
 
 from benchmarks.common import ROOT
 from benchmarks.gpu.stage import FULL, SHARES, TINY, Clock, Run, TimeUp, first_line
-from benchmarks.gpu.tables import markdown
+from benchmarks.gpu.tables import markdown, page
 from benchmarks.smoke import SMOKE, made_up_text, scratch
 from sprinter.bench.environment import environment
 from sprinter.errors import UserError
+from sprinter.files import write_atomic
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -190,9 +192,12 @@ def main(argv: list[str]) -> int:
         device, sizes = torch.device(args.device), TINY if args.smoke else FULL
         compiles = args.device == "cuda" and not args.no_compile
         run = Run(args.out, results, device, sizes, args.smoke, compiles, clock, markdown)
-        head = {"benchmark": "gpu", "command": recorded_command(argv), "smoke": args.smoke}
+        head = {"benchmark": "gpu", "command": recorded_command(argv)} | (
+            {"smoke": True} if args.smoke else {}
+        )
         run.told = {**head, "environment": machine(args), "stages": {}}
         failed = run_all(run, stages, args.text, args.pair)
+        write_atomic(results / "page.md", page(run.told) + "\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,20 +1,9 @@
-"""gpu.md: the tables of gpu.json.
-
-    python benchmarks/gpu/tables.py GPU.JSON
-
-prints them as a part of a page of results.
-"""
+"""gpu.md: the tables of gpu.json; page.md: the same as a part of a page of results."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
-    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from benchmarks.common import cells
 from pair_evaluate import table
@@ -182,8 +171,7 @@ def sections(told: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-if __name__ == "__main__":
-    found = sections(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    print(
-        "\n\n".join(found).replace("\n### ", "\n#### ").replace("## ", "### ", 1).replace("\n## ", "\n### ")
-    )
+def page(told: Mapping[str, Any]) -> str:
+    """All stages, for a page of results, whose headings are of the second level."""
+    lines = "\n\n".join(sections(told)).splitlines()
+    return "\n".join(f"#{line}" if line.startswith("##") else line for line in lines)

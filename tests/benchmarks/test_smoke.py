@@ -38,6 +38,8 @@ SLOW = {
     "serve/crowd",
     "serve/schema",
     "methods/tuner",
+    "methods/never_slower",
+    "real/weights",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")
 NEEDS |= {"real/elsewhere": "speculators", "serve/evaluate": "lm_eval", "serve/schema": "schemathesis"}

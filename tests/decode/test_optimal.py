@@ -109,7 +109,13 @@ def written(stop: StopRule, pair: MarkovPair, length: int = 400) -> Stats:
 
 
 @pytest.mark.parametrize(
-    ("distance", "step", "token"), [(0.1, 0.25, 0.03), (0.4, 0.4, 0.2), (0.4, 0.05, 0.0), (1.0, 0.25, 0.03)]
+    ("distance", "step", "token"),
+    [
+        (0.1, 0.25, 0.03),
+        pytest.param(0.4, 0.4, 0.2, marks=pytest.mark.slow),
+        (0.4, 0.05, 0.0),
+        pytest.param(1.0, 0.25, 0.03, marks=pytest.mark.slow),
+    ],
 )
 def test_no_fixed_length_is_much_cheaper(distance: float, step: float, token: float) -> None:
     """Under its own costs, against the best length of each pair chosen in hindsight: over six pairs, and of each."""

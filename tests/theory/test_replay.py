@@ -171,6 +171,7 @@ def test_coins_on_both_texts_near_the_real_loop() -> None:
 
 
 @pytest.mark.statistical
+@pytest.mark.slow  # half a minute
 def test_several_drafts_near_the_real_loop() -> None:
     """Batches on a chain: replayed and real target calls, 300 texts each; five standard errors are below 6 %."""
     chain = MarkovChain.random(5, 10, seed=6)
