@@ -49,10 +49,14 @@ def laws(model: PreTrainedModel, texts: Sequence[Tensor], a_pass: int, captured:
 
 
 def distance(reference: Sequence[Tensor], other: Sequence[Tensor]) -> dict[str, float]:
-    """Mean KL divergence in nats, and the share of positions whose most likely token is the same."""
+    """Mean KL divergence from the first, in nats, and the share of positions whose most likely token is the same.
+
+    Args:
+        reference, other: log-probabilities ``[n, V]`` of each text.
+    """
     pairs = list(zip(reference, other, strict=True))
-    divergence = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs])
-    same = torch.cat([p.argmax(-1) == q.argmax(-1) for p, q in pairs])
+    divergence = torch.cat([(law.exp() * (law - near)).sum(-1) for law, near in pairs])
+    same = torch.cat([law.argmax(-1) == near.argmax(-1) for law, near in pairs])
     return {"kl": float(divergence.mean()), "same_first": float(same.float().mean()), "positions": len(same)}
 
 

@@ -32,7 +32,13 @@ __all__ = [
     "RowsError",
     "SprinterError",
     "UserError",
+    "first_line",
 ]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that is not empty; its class if there is none."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 class SprinterError(Exception):

@@ -16,6 +16,8 @@ from tests.models.told import Told
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sprinter.cli.doctor import _pass_kind
+from sprinter.models import choose
 from sprinter.models.capture import graphs
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.marks import Watch
@@ -191,6 +193,15 @@ def test_what_the_kernels_do_not_run(kind: str, change: Any, why: str) -> None:
     assert why in (why_not_fused(model) or "")
     with fused(RowPass(model, _choose(model).windows), []):
         assert not any("forward" in vars(part) for part in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("llama", "of fused layers"), ("gpt_neox", "do not know GPTNeoX")]
+)
+def test_doctor_says_whether_layers_are_fused(kind: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "capture_kind", lambda model: ("graphs", "CUDA graphs"))
+    said = _pass_kind(model_of(kind))
+    assert said.startswith("graphs: CUDA graphs, ") and told in said
 
 
 def _wrong(*_: object) -> Tensor:

@@ -16,6 +16,7 @@ from sprinter.cli.doctor_probe import Probing, run_probe, show_probe
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.pages import console, print_json
 from sprinter.cli.unused import refuse_unused
+from sprinter.errors import first_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -103,7 +104,7 @@ def _checks(loading: Loading) -> Iterator[Finding]:
     try:
         pair = _loaded(loading)
     except Exception as error:
-        yield Finding("pair", "fail", _first_line(error))
+        yield Finding("pair", "fail", first_line(error))
         return
     yield _safely("pair", lambda: _sizes(pair, builtin=loading.target is None))
     for which in ("target", "draft"):
@@ -131,13 +132,8 @@ def _safely(name: str, check: Callable[[], Found]) -> Finding:
     try:
         status, detail = check()
     except Exception as error:
-        return Finding(name, "fail", _first_line(error))
+        return Finding(name, "fail", first_line(error))
     return Finding(name, status, detail)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _versions() -> Found:
@@ -302,11 +298,15 @@ def _pass_kind(model: Any) -> str:
 
     from sprinter.models.capture.runner import PASS, CapturedRunner
     from sprinter.models.choose import capture_kind, make_runner
+    from sprinter.models.quantised.fused import why_not_fused
 
     kind, reason = capture_kind(model)
     if kind == "none":
         return f"eager: {reason}"
-    if kind in ("graphs", "kernels"):
+    if kind == "graphs":
+        why = why_not_fused(model)
+        return f"{kind}: {reason}, {'of fused layers' if why is None else f'layers are not fused: {why}'}"
+    if kind == "kernels":
         return f"{kind}: {reason}"
     runner = make_runner(model, max_len=4, compile=None)
     some = torch.ones(1, 2, dtype=torch.long)

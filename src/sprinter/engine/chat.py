@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from sprinter.engine.tokens import text_ids
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 from sprinter.models.pair import LoadedPair
 
 __all__ = ["ChatMessage", "RenderedChat", "conversation", "render_chat"]
@@ -194,7 +194,7 @@ def _check_end(talk: Sequence[Mapping[str, Any]]) -> None:
 
 def _failed(error: Exception) -> UserError:
     """Templates are code that comes with checkpoints: what they raise on purpose, and their faults."""
-    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    first = first_line(error)
     if type(error) is TemplateError:  # its raise_exception
         return UserError(f"the chat template of the tokenizer fails on these messages ({first}): change them")
     return UserError(f"the chat template of the tokenizer fails ({first}): give another tokenizer")

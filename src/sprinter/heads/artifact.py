@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 from sprinter.files import write_atomic
 from sprinter.heads.calibration import read_calibration
 from sprinter.heads.head import OF_TARGET, GateHead, Head, HeadConfig
@@ -162,7 +162,6 @@ def from_hub(name: str, what: str = "gate") -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "README.md"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
-            f"cannot get {what} '{name}' from the hub ({first_line}): check the id and the network"
+            f"cannot get {what} '{name}' from the hub ({first_line(error)}): check the id and the network"
         ) from None

@@ -22,7 +22,6 @@ from sprinter.models.capture.runner import CapturedRunner, CompiledUnits, Units
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.interface import Runner
-from sprinter.models.quantised.fused import why_not_fused
 from sprinter.models.quantised.fused_trial import fused
 from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.straight import Straight
@@ -164,11 +163,7 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
         return "none", "it lies on several devices"
     kind = devices.pop().type
     if kind == "cuda":
-        why = why_not_fused(model)
-        return (
-            "graphs",
-            "CUDA graphs, of fused layers" if why is None else f"CUDA graphs; layers are not fused: {why}",
-        )
+        return "graphs", "CUDA graphs"
     if kind == "cpu":
         return _compiled_kind(model)
     return "none", f"there is no capture on {kind}"

@@ -18,7 +18,7 @@ from huggingface_hub import hf_hub_download, snapshot_download
 from torch import nn
 from transformers import PreTrainedModel
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 
 __all__ = ["Provenance", "Source", "find", "load_error", "models_folder"]
 
@@ -208,8 +208,7 @@ def load_error(error: BaseException, name: str, which: str) -> UserError:
         return UserError(
             f"the {which} {name} has weights whose shapes do not fit its config.json: fetch it again"
         )
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return UserError(f"the {which} {name} cannot be loaded: {first[:300]}")
+    return UserError(f"the {which} {name} cannot be loaded: {first_line(error)[:300]}")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from sprinter.engine.pair import Pair
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import SprinterError, UserError, first_line
 from sprinter.fingerprint import weights_fingerprint
 from sprinter.models.pair import load_models
 from sprinter.training.label_step import Labeller, LabelSettings, LabelStep
@@ -102,7 +102,7 @@ class RayEngine:
                     ray.init(num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 where = f"the cluster at '{self._address}'" if self._address else "a cluster on this machine"
-                raise UserError(f"cannot use {where} ({_first_line(error)}): check --ray-address") from None
+                raise UserError(f"cannot use {where} ({first_line(error)}): check --ray-address") from None
             started = True
         else:
             started = False
@@ -186,10 +186,6 @@ def _plain(error: BaseException) -> BaseException:
     while each is not None:
         for inner in (each, getattr(each, "cause", None)):
             if isinstance(inner, SprinterError):
-                return type(inner)(_first_line(inner)) if type(inner) in (SprinterError, UserError) else inner
+                return type(inner)(first_line(inner)) if type(inner) in (SprinterError, UserError) else inner
         each = each.__cause__ or each.__context__
     return error
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

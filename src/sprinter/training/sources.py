@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 
 __all__ = [
     "FIELDS",
@@ -172,9 +172,8 @@ def read_hub(
         for number, record in enumerate(rows):
             yield f"row {number} of data set '{shown}'", record
     except Exception as error:  # the package raises errors of its own, and network errors
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"cannot load data set '{shown}' ({first}): check its name, split and the network"
+            f"cannot load data set '{shown}' ({first_line(error)}): check its name, split and the network"
         ) from None
 
 

@@ -27,7 +27,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 from sprinter.models.cachedir import cache_dir, check_own, make_cache_dir
 from sprinter.models.capture.attention import own_attention_kernel
 from sprinter.models.capture.kernels import own_products
@@ -189,7 +189,7 @@ def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
                         recipe.export(), package_path=str(part), inductor_configs=_options(recipe.model)
                     )
         except Exception as error:  # models fail to export or compile in many ways
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            why = first_line(error)
             raise UserError(f"{name} cannot be compiled ({why[:200]}): use compile=False") from error
         if not still():
             raise UserError(f"{name} changed while it was compiled: ask again when its weights are at rest")
@@ -236,7 +236,7 @@ def _load(path: Path, must: bool) -> Compiled | None:
 
             loaded = aoti_load_package(str(path), run_single_threaded=True)
     except (OSError, RuntimeError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first_line(error)
         line = f"the compiled code in {path} cannot be loaded ({why[:200]})"
         fix = f"see that {gettempdir()} has room and may hold programs, or set TMPDIR to another folder"
         if must:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from sprinter.errors import SprinterError, UserError
+from sprinter.errors import SprinterError, UserError, first_line
 from sprinter.models.capture.compiled import Compiled
 from sprinter.models.capture.marks import Watch, places
 from sprinter.models.capture.runner import Unit, as_module, split_inputs
@@ -150,12 +150,15 @@ class GraphUnits:
                     if not applies or _is_out_of_memory(error):
                         raise
                     self._unfused = True
-                    why = (str(error).splitlines() or [type(error).__name__])[0]
-                    _log.warning("%s is captured without fused layers: %s", type(self.model).__name__, why)
+                    _log.warning(
+                        "%s is captured without fused layers: %s",
+                        type(self.model).__name__,
+                        first_line(error),
+                    )
             return _Graph(run, unit, rows, length, keys, like, self._pool)
 
     def _refuse(self, kind: str, error: Exception) -> None:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        why = first_line(error)
         line = f"{type(self.model).__name__} cannot be captured as a CUDA graph ({why})"
         if self.must:
             raise UserError(f"{line}: use compile=False") from error

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 from sprinter.models.gguf.output_head import GgufHead
 
 __all__ = ["FAMILIES", "Family", "family_of", "llama3_factors", "model_config", "not_here"]
@@ -175,10 +175,9 @@ def model_config(
 
 def not_here(name: str, why: Exception) -> UserError:
     """The error for a file that llama.cpp can run and PyTorch cannot."""
-    said = next((line.strip() for line in str(why).splitlines() if line.strip()), type(why).__name__)
     return UserError(
-        f"PyTorch cannot run the GGUF file {name} ({said[:200]}): use runner auto or llamacpp, or give the directory "
-        "that it was made from"
+        f"PyTorch cannot run the GGUF file {name} ({first_line(why)[:200]}): use runner auto or llamacpp, or give "
+        "the directory that it was made from"
     )
 
 

@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from sprinter.errors import UserError
+from sprinter.errors import UserError, first_line
 from sprinter.models.gguf.output_head import gguf_head
 from sprinter.models.gguf.splits import PRE_TOKENIZERS
 from sprinter.models.gguf.vocabulary import CONTROL, JSON_KEY, NORMAL, ROLES, UNUSED, USER_DEFINED
@@ -176,9 +176,8 @@ def _by_transformers(path: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:
-        first = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(
-            f"transformers cannot rebuild the tokenizer of {path} ({first[:200]}): give tokenizer="
+            f"transformers cannot rebuild the tokenizer of {path} ({first_line(error)[:200]}): give tokenizer="
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer

@@ -30,7 +30,7 @@ from sprinter.models.quantised.fused_plan import (
     WARPS,
     Plan,
     attention_chunks,
-    device_of,
+    device_facts,
     product_plan,
     stages,
     tokens_block,
@@ -201,7 +201,7 @@ def _multiply(x: Tensor, matrix: _Matrices, split: bool = True) -> Tensor:
     from sprinter.models.quantised import fused_kernels as kernels
 
     (tokens, columns), rows = x.shape, matrix.rows
-    plan = product_plan(sum(rows), columns, device_of(x.device).processors) if split else Plan(1, columns)
+    plan = product_plan(sum(rows), columns, device_facts(x.device).processors) if split else Plan(1, columns)
     dtype = torch.float32 if split else x.dtype
     out = torch.empty(plan.splits, tokens, sum(rows), dtype=dtype, device=x.device)
     tiles = sum(-(-count // ROWS) for count in rows)
@@ -219,7 +219,7 @@ def _given(tensor: Tensor | None, instead: Tensor) -> Tensor:
 
 def _compiled(x: Tensor, matrix: _Matrices) -> dict[str, Any]:
     """How a product with ``x [M, columns]`` is compiled."""
-    tokens, memory = len(x), device_of(x.device).memory
+    tokens, memory = len(x), device_facts(x.device).memory
     return {
         "BLOCK_N": ROWS, "BLOCK_K": COLUMNS, "TOKENS": tokens_block(tokens), "EXACT": x.dtype == torch.float32,
         "SCALED": matrix.scale is not None, "num_warps": WARPS,

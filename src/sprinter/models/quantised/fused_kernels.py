@@ -2,7 +2,7 @@
 
 A forward pass over few tokens reads each weight once and computes little: its time is that of reading, and of starting
 kernels. So a layer is nine kernels. Each element of a result is summed in an order that depends neither on the number
-of tokens nor on what they are: a token has the same law, to the bit, in every short forward pass (see ``product``).
+of tokens nor on what they are: a token of a chain has the same law, to the bit, in every short forward pass.
 
 Products over many columns are split among more programs than a matrix has blocks of rows. What reads the result adds
 the parts, ``[splits, tokens, channels]`` in float32, in their order.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sprinter.errors import first_line
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.quantised.fused import fused_layers, why_not_fused
 
@@ -64,8 +65,7 @@ def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
     except torch.OutOfMemoryError:
         raise  # says nothing of the kernels
     except Exception as error:  # of a compiler, above all: the pass is captured without
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        _log.warning("%s is captured without fused layers: %s", name, why)
+        _log.warning("%s is captured without fused layers: %s", name, first_line(error))
         return False
     if not all(one <= FAR[buffers[0].dtype] for one in far):  # also where one is no number
         _log.warning("%s is captured without fused layers: its states differ by %.2g", name, max(far))
