@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.conftest import UNMEASURED
 
 import sprinter
 import sprinter.decode
@@ -287,6 +288,12 @@ def test_every_dependency_is_pinned_and_given_a_reason() -> None:
     assert {*wanted, *developing} - pinned == set()
     reasons = text_of("docs/decisions/0001-dependencies.md")
     assert [name for name in wanted if f"| {name} |" not in reasons] == []
+
+
+def test_modules_without_coverage_exist() -> None:
+    for folder, names in UNMEASURED.items():
+        for name in names:
+            assert (ROOT / "tests" / folder / f"test_{name}.py").is_file(), f"tests/{folder}/test_{name}.py"
 
 
 def test_the_script_for_ci_can_be_run() -> None:

@@ -37,8 +37,10 @@ SLOW = {
     "serve/load",
     "serve/crowd",
     "serve/schema",
+    "methods/budgets",
     "methods/tuner",
     "methods/never_slower",
+    "real/rows",
     "real/weights",
 }
 NEEDS = dict.fromkeys(("llamacpp/agreement", "llamacpp/speed", "llamacpp/tokenizers"), "llama_cpp")

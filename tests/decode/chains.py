@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -39,9 +39,7 @@ class TablePair:
     p_of: Callable[[Text], Sequence[float]]
     q_of: Callable[[Text], Sequence[float]]
     gate_of: Callable[[Text], float] = lambda prefix: 0.0
-    known_signals: dict[Any, dict[str, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    known_answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def p(self, prefix: Text) -> Tensor:
         return torch.tensor(self.p_of(prefix), dtype=torch.float64)
@@ -129,6 +127,14 @@ def paths(
         yield draws.weight, record
         if not draws.next_path():
             return
+
+
+def law_of(every: Iterable[tuple[float, Record]]) -> dict[Text, float]:
+    """The law of the texts of all paths."""
+    law: defaultdict[Text, float] = defaultdict(float)
+    for chance, record in every:
+        law[ids(record)] += chance
+    return dict(law)
 
 
 def ids(record: Record) -> Text:

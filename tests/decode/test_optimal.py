@@ -113,7 +113,7 @@ def written(stop: StopRule, pair: MarkovPair, length: int = 400) -> Stats:
     [
         (0.1, 0.25, 0.03),
         pytest.param(0.4, 0.4, 0.2, marks=pytest.mark.slow),
-        (0.4, 0.05, 0.0),
+        pytest.param(0.4, 0.05, 0.0, marks=pytest.mark.slow),
         pytest.param(1.0, 0.25, 0.03, marks=pytest.mark.slow),
     ],
 )

@@ -59,6 +59,7 @@ class LawsOfModels(ABC):
     def __init__(self, vocab: int) -> None:
         self.vocab, self.heads = vocab, {kind: head(kind) for kind in FEATURES}
         self._read = cache(self._read_once)
+        self.known_answers: dict[Any, Any] = {}
 
     def p(self, prefix: Text) -> Tensor:
         """The target's law, ``[V]`` float64."""

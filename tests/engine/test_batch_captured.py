@@ -18,6 +18,7 @@ from sprinter.models.pair import LoadedModel, LoadedPair
 
 METHODS = ("autoregressive", "sprinter(tau=0.5)", "speculative(gamma=3)", "draft-only", "svip(h=0.4)", "disco",
            "lookup(n=2, gamma=4)", "batch(drafts=2, gamma=2)")  # fmt: skip
+TEXTS = 10
 
 
 def loaded(kind: str) -> LoadedModel:
@@ -29,19 +30,19 @@ def head(kind: str, *features: str) -> Head:
     return Head(config, config.network())
 
 
-@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("ahead", [1, 4])
 def test_captured_rows_write_what_eager_ones_write_alone(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     heads = [head("gate", "hidden"), head("disco", "entropy", "position")]
     pair = sprinter.Pair(LoadedPair(loaded("llama"), loaded("qwen2"), None), None, heads)
     asked: dict[str, Any] = {
-        "method": [METHODS[i % len(METHODS)] for i in range(16)],
-        "temperature": [(1.0, 0.7, 0.0)[i % 3] for i in range(16)],
-        "top_k": [(0, 5)[i % 2] for i in range(16)],
-        "max_new_tokens": [5 + 3 * i for i in range(16)],
-        "seed": list(range(16)),
-        "ahead": [ahead] * 16,
+        "method": [METHODS[i % len(METHODS)] for i in range(TEXTS)],
+        "temperature": [(1.0, 0.7, 0.0)[i % 3] for i in range(TEXTS)],
+        "top_k": [(0, 5)[i % 2] for i in range(TEXTS)],
+        "max_new_tokens": [5 + 3 * i for i in range(TEXTS)],
+        "seed": list(range(TEXTS)),
+        "ahead": [ahead] * TEXTS,
     }
-    prompts = [[(5 * i + j) % VOCAB for j in range(1 + i)] for i in range(16)]
+    prompts = [[(5 * i + j) % VOCAB for j in range(1 + i)] for i in range(TEXTS)]
     alone = [
         pair.generate(prompt, **{name: values[i] for name, values in asked.items()})
         for i, prompt in enumerate(prompts)
@@ -57,5 +58,5 @@ def test_captured_rows_write_what_eager_ones_write_alone(monkeypatch: pytest.Mon
     for one, other in zip(alone, together, strict=True):
         assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
         assert one.stats.target_calls == other.stats.target_calls
-    assert units[id(tiny("llama"))].calls["target"] > 20
-    assert units[id(tiny("qwen2"))].calls["draft"] > 20
+    assert units[id(tiny("llama"))].calls["target"] > 10
+    assert units[id(tiny("qwen2"))].calls["draft"] > 10

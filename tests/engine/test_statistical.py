@@ -34,13 +34,7 @@ def chi_square_tail(statistic: float, degrees: int) -> float:
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(
-    "method",
-    [
-        "speculative(gamma=2)",
-        # The same law is enumerated in tests/decode; these two take minutes.
-        pytest.param("sprinter(tau=1.0)", marks=pytest.mark.slow),
-        pytest.param("specinfer(drafts=2, gamma=2)", marks=pytest.mark.slow),
-    ],
+    "method", ["speculative(gamma=2)", "sprinter(tau=1.0)", "specinfer(drafts=2, gamma=2)"]
 )
 def test_first_two_tokens_have_the_targets_law(
     builtin_pair: sprinter.Pair, exact_law: dict[tuple[int, int], float], method: str
@@ -48,10 +42,11 @@ def test_first_two_tokens_have_the_targets_law(
     """False alarm: 1 in 1,000 a method; the seeds are fixed."""
     counts = dict.fromkeys(exact_law, 0)
     accepted = 0
-    for seed in range(RUNS):
-        out = builtin_pair.generate(
-            PROMPT, method=method, max_new_tokens=3, seed=seed, temperature=0.9, top_k=TOP_K
-        )
+    texts = builtin_pair.generate_batch(
+        [PROMPT] * RUNS, rows=50, seed=[*range(RUNS)],
+        method=method, max_new_tokens=3, temperature=0.9, top_k=TOP_K,
+    )  # fmt: skip
+    for out in texts:
         counts[out.tokens[0].id, out.tokens[1].id] += 1
         accepted += out.stats.accepted
     assert 0.1 * RUNS < accepted < 1.95 * RUNS, (

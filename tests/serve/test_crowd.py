@@ -19,11 +19,18 @@ PROMPTS = [
 ]
 
 
-# int8: its kernels are compiled first, some ten seconds
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("int8", marks=pytest.mark.slow)])
-def test_alone_and_in_a_crowd(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "others"),
+    [
+        ("float64", 8),
+        pytest.param("float64", 32, marks=pytest.mark.slow),
+        pytest.param("int8", 32, marks=pytest.mark.slow),
+    ],
+)
+def test_alone_and_in_a_crowd(dtype: str, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """float64, and kernels in which a token has the same law in every forward pass."""
     monkeypatch.setattr(crowd, "NEW_TOKENS", 16)
+    monkeypatch.setattr(crowd, "OTHERS", others)
     methods = crowd.PAIRS["builtin"][0]
     asked = crowd.requests(methods, PROMPTS, 2)
     pair = sprinter.load_pair(dtype=dtype, compile=False)

@@ -7,12 +7,13 @@ import math
 
 import pytest
 import torch
-from tests.theory.tools import INSTANCES, ChainPair, chains, check_family, expected, from_zero
+from tests.decode.chains import law_of, paths
+from tests.theory.tools import INSTANCES, ChainPair, chains, check_family, expected, from_zero, mean_of
 
 from sprinter.decode.accept import Batch, Exact, Fuzzy, Mentored, Opt, RandomAccept, Uno
 from sprinter.decode.draft import Origin, Record
 from sprinter.decode.drafter import Model
-from sprinter.decode.enumerate import joint_law, target_joint_law
+from sprinter.decode.enumerate import target_joint_law
 from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed
 from sprinter.errors import UserError
@@ -67,7 +68,8 @@ def test_short_drafts_in_the_enumerated_loop(gamma: int, drafts_last: bool) -> N
     chain = from_zero(MarkovChain.random(2, 4, seed=6))
     method = Method(stop=Fixed(gamma), to_horizon=drafts_last)
     counts = speculative_counts(chain, gamma, drafts_last)
-    found = [expected(method, chain, rejections), expected(method, chain, lambda r: r.stats.target_calls)]
+    every = list(paths(method, ChainPair(chain), 4))
+    found = [mean_of(every, rejections), mean_of(every, lambda r: r.stats.target_calls)]
     assert found == pytest.approx(list(counts), abs=1e-10)
 
 
@@ -79,10 +81,11 @@ def test_lossy_rules_in_the_enumerated_loop(rule: Opt) -> None:
     chain = from_zero(MarkovChain.random(2, 3, seed=1))
     method = Method(stop=Fixed(3), accept=rule, to_horizon=True)
     on = rule_on_chain(chain, rule)
-    assert expected(method, chain, rejections) == pytest.approx(on.rejections, abs=1e-10)
-    drift = expected(method, chain, lambda record: sum(token.drift or 0.0 for token in record.tokens))
+    every = list(paths(method, ChainPair(chain), 3))
+    assert mean_of(every, rejections) == pytest.approx(on.rejections, abs=1e-10)
+    drift = mean_of(every, lambda record: sum(token.drift or 0.0 for token in record.tokens))
     assert drift == pytest.approx(on.drift, abs=1e-10)
-    own, target = joint_law(method, ChainPair(chain), 3), target_joint_law(ChainPair(chain), 3)  # type: ignore[arg-type]
+    own, target = law_of(every), target_joint_law(ChainPair(chain), 3)  # type: ignore[arg-type]
     kl = sum(p * math.log(p / own[text]) for text, p in target.items())
     reversed_ = sum(p * math.log(p / target[text]) for text, p in own.items() if p > 0)
     assert (kl, reversed_) == pytest.approx((on.kl, on.kl_reversed), abs=1e-10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +60,7 @@ class ChainPair:
     """A chain where a MarkovPair may stand; the prompt is one token."""
 
     chain: MarkovChain
-    known_signals: dict[Any, dict[str, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    known_answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def vocab(self) -> int:
@@ -117,8 +115,12 @@ def class_paths(
 
 def expected(method: Method, chain: MarkovChain, count: Callable[[Record], float]) -> float:
     """Exact expectation over every path of the real loop; the prompt is state 0."""
-    pair = ChainPair(chain)
-    return math.fsum(chance * count(record) for chance, record in paths(method, pair, chain.horizon))
+    return mean_of(paths(method, ChainPair(chain), chain.horizon), count)
+
+
+def mean_of(every: Iterable[tuple[float, Record]], count: Callable[[Record], float]) -> float:
+    """Expectation over all paths."""
+    return math.fsum(chance * count(record) for chance, record in every)
 
 
 def from_zero(chain: MarkovChain) -> MarkovChain:

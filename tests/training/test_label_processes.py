@@ -64,8 +64,9 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes of POSIX")
-def test_killed_ten_times_at_random_moments(
-    pair: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("times", [4, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_again_and_again_at_random_moments(
+    pair: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], times: int
 ) -> None:
     assert run(capsys, "--data", str(data), "--out", str(tmp_path / "whole"), *pair, *OPTIONS)[0] == 0
     whole, out = read_info(tmp_path / "whole"), tmp_path / "out"
@@ -78,11 +79,11 @@ def test_killed_ten_times_at_random_moments(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as forker:
         assert forker.stdin is not None and forker.stdout is not None
-        while killed < 10:
+        while killed < times:
             forker.stdin.write("go\n")
             forker.stdin.flush()
             child = int(forker.stdout.readline())
-            # Two shards further at most, then at any moment of the next step: ten kills do not reach the end.
+            # Two shards further at most, then at any moment of the next step: the kills do not reach the end.
             wanted = kept[-1] + chance.randrange(3)
             while len(shard_paths(out)) < wanted:
                 time.sleep(0.001)

@@ -50,7 +50,7 @@ class MarkovPair:
         distance: 0 makes p = q, 1 makes them independent.
 
     Attributes:
-        known_signals: the draft's signals that ``ChainDriver`` has computed.
+        known_answers: what ``ChainDriver`` has computed: laws and signals of texts.
     """
 
     vocab: int = 3
@@ -61,9 +61,7 @@ class MarkovPair:
     _memory: dict[tuple[str, Text], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    known_signals: dict[Any, dict[str, Tensor]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    known_answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def p(self, prefix: Text) -> Tensor:
         """Target's law after ``prefix``, ``[vocab]``."""
@@ -122,6 +120,7 @@ class ChainDriver:
             names = [name for name, one in SIGNALS.items() if not one.reads("state")]
             self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
+        self._memory = pair.known_answers
         self._seen: int | None = None  # tokens whose states heads are shown; None: all that were read
 
     def answer(self, request: LoopRequest) -> Answer:
@@ -189,9 +188,8 @@ class ChainDriver:
     def _signals(self, text: Text, q: Tensor) -> dict[str, Tensor]:
         """The draft's signals of the last n tokens of ``text``; ``q [n, vocab]``: their laws."""
         pair, start = self._pair, len(text) - len(q)
-        memory: dict[Any, dict[str, Tensor]] = getattr(pair, "known_signals", {})  # other pairs have none
-        key = (text, start, self._drafter.greedy, *SIGNALS.values())  # others may be registered
-        if key not in memory:
+        key, known = (text, start, self._drafter.greedy), tuple(SIGNALS.values())  # others may be registered
+        if key not in self._memory or self._memory[key][0] != known:
             made: dict[str, Tensor] = {}
             for head in HEADS:
                 seen = GIVEN[head].sees_token
@@ -200,8 +198,8 @@ class ChainDriver:
             read = any(signal.reads("state") for signal in SIGNALS.values())
             states = self._states(text[:start], text[start:]) if read else None
             # The laws of a Markov pair serve as raw and processed laws.
-            memory[key] = made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
-        return {**memory[key]}
+            self._memory[key] = known, made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
+        return {**self._memory[key][1]}
 
     def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Stand-in for hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
@@ -223,11 +221,13 @@ class ChainDriver:
         prefixes = [tuple(text[: end + 1]) for end in range(request.start, len(text))]
         self._scored.grow(request.tokens[linear:], request.parents)
         prefixes += [(*text, *path) for path in self._scored.paths()]
-        p = torch.stack([self._pair.p(prefix) for prefix in prefixes])
-        heads = {
-            kind: torch.tensor([self._pair.score(kind, one) for one in prefixes]) for kind in TARGET_HEADS
-        }
-        return Scores(p, p if self._needs_raw else None, heads)
+        key = tuple(prefixes)
+        if key not in self._memory:
+            scores = {kind: [self._pair.score(kind, one) for one in prefixes] for kind in TARGET_HEADS}
+            heads = {kind: torch.tensor(values) for kind, values in scores.items()}
+            self._memory[key] = torch.stack([self._pair.p(prefix) for prefix in prefixes]), heads
+        p, heads = self._memory[key]
+        return Scores(p, p if self._needs_raw else None, {**heads})
 
 
 class MarkovHeads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -368,23 +369,29 @@ def _gate_score(answer: Draft, i: int) -> float | None:
     return None if scores is None else float(scores[i])
 
 
+@lru_cache(maxsize=1024, typed=True)
+def _number(value: int) -> Tensor:
+    """A number or flag as a tensor without dimensions, made once: rules read it and write into none."""
+    return torch.tensor(value)
+
+
 def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
     """(trusted, stop) for token i of an answer."""
     method = row.method
     if method.trust.never and method.length is not None:
         return False, row.drafted >= method.length
     signals = {name: values[i] for name, values in answer.signals.items()}
-    signals |= {"drafted": torch.tensor(row.drafted), "copied": torch.tensor(row.copied(answer))}
+    signals |= {"drafted": _number(row.drafted), "copied": _number(row.copied(answer))}
     if "uniform" in method.needs:
         number = row.draws.uniform(row.record.stats.rounds, position, Purpose.TRUST)
         signals["uniform"] = torch.tensor(number, dtype=torch.float64)
     trusted, row.trust_state = method.trust.trust(signals, row.trust_state)
     within = row.budget is not None and not method.trust.never and not row.guarded
     if within and row.copied(answer):  # checked: what a copy drifts is not predicted
-        trusted = torch.tensor(False)
+        trusted = _number(False)
     elif within and row.budget is not None:
         wanted = None if method.moves_threshold else bool(trusted)
-        trusted = torch.tensor(row.budget.allows(signals, position, wanted))
+        trusted = _number(row.budget.allows(signals, position, wanted))
     stop, row.stop_state = method.stop.stop({**signals, "trusted": trusted}, row.stop_state)
     if within and method.cap is None and type(method.stop) is Never:
         stop = ~trusted & ~signals["copied"]  # no other rule would end the run
@@ -414,7 +421,7 @@ def draft_tree(row: Row) -> Asking:
         signals = {name: values[0] for name, values in found.signals.items()}
         if method.stop.learns:
             row.levels.append(signals)
-        given = {"drafted": torch.tensor(row.drafted), "trusted": torch.tensor(False)}
+        given = {"drafted": _number(row.drafted), "trusted": _number(False)}
         stop, row.stop_state = method.stop.stop({**signals, **given}, row.stop_state)
         stopped = bool(stop) or row.drafted == depth
         tips = [] if stopped else growth.tips()

@@ -124,15 +124,18 @@ def _own_configs() -> tuple[type, list[Any]]:
 
 @contextmanager
 def own_products() -> Iterator[None]:
-    """Context in which the compiler prefers our kernel."""
+    """Context in which the compiler prefers our kernel, and parses each template once instead of once a product."""
     product, configs = _own_configs()
+    from torch._inductor.codegen.common import KernelTemplate
     from torch._inductor.codegen.cpp_micro_gemm import micro_gemm_configs
 
-    before = dict(micro_gemm_configs)
+    before, parse = dict(micro_gemm_configs), KernelTemplate._template_from_string
     micro_gemm_configs.clear()
     micro_gemm_configs.update({product: configs, **before})
+    KernelTemplate._template_from_string = staticmethod(cache(parse))  # type: ignore[method-assign]
     try:
         yield
     finally:
+        KernelTemplate._template_from_string = staticmethod(parse)  # type: ignore[method-assign]
         micro_gemm_configs.clear()
         micro_gemm_configs.update(before)
