@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib import pyplot as plt
@@ -78,6 +79,7 @@ class Pair:
     seed: int = 0
     noise: float = 1.0
     _memory: dict[tuple[int, ...], tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False)
+    known_answers: dict[Any, Any] = field(default_factory=dict, compare=False)
 
     def laws(self, prefix: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """p and q, each ``[vocab]``, float64."""

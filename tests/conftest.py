@@ -11,9 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from sprinter.engine import costs
-
-# Modules that take long, and whose lines others run: measuring coverage would add nearly half of their time. Modules
+# Modules that take long, and whose lines others run: measuring coverage would add nearly half to their time. Modules
 # that enumerate laws say so themselves.
 UNMEASURED = {
     "bench": {"arms"},
@@ -42,8 +40,9 @@ def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """What a test finds compiled must not depend on what was done on this machine before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPRINTER_CACHE", str(tmp_path_factory.mktemp("compiled")))
-        # Costs need not be exact here, and beside other tests they would hardly ever stand still.
-        patch.setattr(costs, "_LONGEST_S", 0.2)
+        # Costs need not be exact here, and beside other tests they would hardly ever stand still. By name, because what
+        # this imports would import triton before the variable above is set.
+        patch.setattr("sprinter.engine.costs._LONGEST_S", 0.2)
         yield
 
 

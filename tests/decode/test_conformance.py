@@ -247,9 +247,15 @@ class StopsByNumbers(Fixed):
         return signals["drafted"], state
 
 
+class WritesIntoSignals(Fixed):
+    def stop(self, signals: Mapping[str, Tensor], state: State) -> tuple[Tensor, State]:
+        return signals["drafted"].clamp_(max=2) < 0, state
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
+        (WritesIntoSignals(), r"writes into the signals \['drafted'\]"),
         (HidesThatItLooksToStop(), "looks at x and does not say so"),
         (StopsByNumbers(), "must be a bool tensor"),
     ],

@@ -16,7 +16,7 @@ from sprinter.heads.head import Head, HeadConfig
 from sprinter.models.capture.runner import CapturedRunner
 from sprinter.models.pair import LoadedModel, LoadedPair
 
-METHODS = ("autoregressive", "sprinter(tau=0.5)", "speculative(gamma=3)", "draft-only", "svip(h=0.4)", "disco",
+METHODS = ("speculative(gamma=3)", "sprinter(tau=0.5)", "autoregressive", "disco", "svip(h=0.4)", "draft-only",
            "lookup(n=2, gamma=4)", "batch(drafts=2, gamma=2)")  # fmt: skip
 TEXTS = 10
 

@@ -1,4 +1,4 @@
-"""A seed's text does not depend on who else is served, over HTTP: one request alone and among 32 other streams."""
+"""A seed's text does not depend on who else is served, over HTTP: one request alone and among other streams."""
 
 from __future__ import annotations
 

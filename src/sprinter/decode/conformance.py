@@ -297,6 +297,7 @@ def _signals(count: int, seed: int) -> dict[str, Tensor]:
 def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
     """Check that a decision is pure, boolean, elementwise, and independent of x unless ``sees_token`` is set."""
     call, signals = getattr(rule, decide), _signals(64, 1)
+    before = {name: values.clone() for name, values in signals.items()}
     assert rule.needs <= signals.keys(), (
         f"{rule}: needs unknown signals {sorted(rule.needs - signals.keys())}"
     )
@@ -313,6 +314,8 @@ def _check_decision(rule: TrustRule | StopRule, decide: str) -> None:
             others = {name: low + high - one[name] for name, (low, high) in _spans(seeing=True).items()}
             other, _ = call({**one, **others}, rule.start())
             assert bool(first) == bool(other), f"{rule}: looks at x and does not say so (sees_token)"
+    changed = sorted(name for name, values in before.items() if not torch.equal(values, signals[name]))
+    assert not changed, f"{rule}: writes into the signals {changed}, which others read too"
 
 
 def _check_learning(rule: TrustRule | StopRule) -> None:

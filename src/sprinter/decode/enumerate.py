@@ -120,7 +120,6 @@ class ChainDriver:
             names = [name for name, one in SIGNALS.items() if not one.reads("state")]
             self._heads = HeadDrafts(own.begin(), prompt, sampling, draws, names, needs_raw, pair.vocab)
         self._drafted, self._scored = TreeText(prompt), TreeText(prompt[:-1])
-        self._memory = pair.known_answers
         self._seen: int | None = None  # tokens whose states heads are shown; None: all that were read
 
     def answer(self, request: LoopRequest) -> Answer:
@@ -187,9 +186,9 @@ class ChainDriver:
 
     def _signals(self, text: Text, q: Tensor) -> dict[str, Tensor]:
         """The draft's signals of the last n tokens of ``text``; ``q [n, vocab]``: their laws."""
-        pair, start = self._pair, len(text) - len(q)
+        pair, start, memory = self._pair, len(text) - len(q), self._pair.known_answers
         key, known = (text, start, self._drafter.greedy), tuple(SIGNALS.values())  # others may be registered
-        if key not in self._memory or self._memory[key][0] != known:
+        if key not in memory or memory[key][0] != known:
             made: dict[str, Tensor] = {}
             for head in HEADS:
                 seen = GIVEN[head].sees_token
@@ -198,8 +197,8 @@ class ChainDriver:
             read = any(signal.reads("state") for signal in SIGNALS.values())
             states = self._states(text[:start], text[start:]) if read else None
             # The laws of a Markov pair serve as raw and processed laws.
-            self._memory[key] = known, made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
-        return {**self._memory[key][1]}
+            memory[key] = known, made | read_signals(SIGNALS, q, q, torch.tensor(text[start:]), states)
+        return {**memory[key][1]}
 
     def _states(self, text: Sequence[int], tokens: Sequence[int]) -> Tensor:
         """Stand-in for hidden states, ``[n, 1]``: a number that depends on the prefix alone."""
@@ -221,12 +220,12 @@ class ChainDriver:
         prefixes = [tuple(text[: end + 1]) for end in range(request.start, len(text))]
         self._scored.grow(request.tokens[linear:], request.parents)
         prefixes += [(*text, *path) for path in self._scored.paths()]
-        key = tuple(prefixes)
-        if key not in self._memory:
+        key, memory = tuple(prefixes), self._pair.known_answers
+        if key not in memory:
             scores = {kind: [self._pair.score(kind, one) for one in prefixes] for kind in TARGET_HEADS}
             heads = {kind: torch.tensor(values) for kind, values in scores.items()}
-            self._memory[key] = torch.stack([self._pair.p(prefix) for prefix in prefixes]), heads
-        p, heads = self._memory[key]
+            memory[key] = torch.stack([self._pair.p(prefix) for prefix in prefixes]), heads
+        p, heads = memory[key]
         return Scores(p, p if self._needs_raw else None, {**heads})
 
 

@@ -371,8 +371,8 @@ def _gate_score(answer: Draft, i: int) -> float | None:
 
 @lru_cache(maxsize=1024, typed=True)
 def _number(value: int) -> Tensor:
-    """A number or flag as a tensor without dimensions, made once: rules read it and write into none."""
-    return torch.tensor(value)
+    """A number or flag as a tensor without dimensions, made once. No rule writes into it."""
+    return torch.tensor(value, device="cpu")
 
 
 def _ask_rules(row: Row, answer: Draft, i: int, position: int) -> tuple[bool, bool]:
