@@ -22,6 +22,7 @@ UNMEASURED = {
     },
     "models": {"captured", "in_place", "quantised", "trees"},
     "serve": {"completions", "crowd", "draft_heads"},
+    "tests": {"house", "random"},
     "theory": {"pareto", "signals", "speculation"},
     "training": {"label_processes", "mine"},
 }  # fmt: skip
@@ -43,6 +44,7 @@ def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         # Costs need not be exact here, and beside other tests they would hardly ever stand still. By name, because what
         # this imports would import triton before the variable above is set.
         patch.setattr("sprinter.engine.costs._LONGEST_S", 0.2)
+        patch.setattr("sprinter.engine.costs._HOST_REPEATS", 1)
         yield
 
 

@@ -38,6 +38,7 @@ SLOW = {
     "serve/crowd",
     "serve/schema",
     "methods/budgets",
+    "methods/mixed",
     "methods/tuner",
     "methods/never_slower",
     "real/rows",

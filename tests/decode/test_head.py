@@ -43,7 +43,9 @@ def first(law: dict[Text, float], length: int) -> dict[Text, float]:
     return found
 
 
-@pytest.mark.parametrize("name", LOSSY)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "coin" else ()) for name in LOSSY]
+)
 def test_the_head_has_the_law_of_the_target(name: str) -> None:
     pair = MarkovPair(3, 4)
     without = joint_law(LOSSY[name], pair, 3)
