@@ -43,8 +43,12 @@ demo: $(STAMP) ## three prompts; plain, exact and within drift 0.1: one table
 	@$(BIN)/python -m sprinter.cli.demo
 
 # --- checks ----------------------------------------------------------------------------------------------------------
-test: $(STAMP) ## lint, types, floors, tests with the coverage floor, then wheel and sdist
-	@$(MAKE) lint types floors unit real package
+# The package is built and tried beside the first checks, which use one core; its output follows theirs.
+test: $(STAMP) ## lint, types, floors, wheel and sdist, then tests with the coverage floor
+	@log=$$(mktemp); $(MAKE) package >"$$log" 2>&1 & package=$$!; \
+	$(MAKE) lint types floors || { kill $$package; rm -f "$$log"; exit 1; }; \
+	wait $$package; packed=$$?; cat "$$log"; rm -f "$$log"; exit $$packed
+	@$(MAKE) unit real
 	@echo "== all checks passed"
 
 lint: $(STAMP) ## ruff, check and format

@@ -55,7 +55,7 @@ def test_theorem_1_in_the_enumerated_loop(states: int, horizon: int) -> None:
         assert calls == pytest.approx(found + 1 - last, abs=1e-10)
 
 
-@pytest.mark.parametrize(("states", "horizon"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(("states", "horizon"), [pytest.param(2, 3, marks=pytest.mark.slow), (3, 2)])
 def test_theorem_3_in_the_enumerated_loop(states: int, horizon: int) -> None:
     chain = from_zero(MarkovChain.random(states, horizon, seed=4))
     found = expected(to_horizon(horizon, drafts=2), chain, rejections)
@@ -161,6 +161,7 @@ def test_short_drafts_by_monte_carlo() -> None:
     check_family(found, truths)
 
 
+@pytest.mark.slow  # the same is enumerated above
 @pytest.mark.statistical
 def test_lossy_rules_by_monte_carlo() -> None:
     """20 chains under opt, uno, random and mentored in turn: drift and rejections; false-alarm rate 0.1 % each."""

@@ -173,6 +173,7 @@ def test_whole_texts_in_the_enumerated_loop(tp: float, fp: float) -> None:
     assert (calls, drift, bonus) == pytest.approx(sequential_counts(chain, tp, fp), abs=1e-10)
 
 
+@pytest.mark.slow  # the same is enumerated above
 @pytest.mark.statistical
 def test_theorems_3_3_and_3_4_by_monte_carlo() -> None:
     """20 random (η_TP, η_FP, r), cap 8: the mean of N, of the stop time, and of the tokens of a round; 0.1 % each."""

@@ -61,6 +61,7 @@ def test_expected_tokens_in_the_enumerated_loop(gamma: int) -> None:
     assert found == pytest.approx(float(expected_tokens(overlap(p, q), gamma)), abs=1e-10)
 
 
+@pytest.mark.slow  # the same is enumerated above
 @pytest.mark.statistical
 def test_expected_tokens_by_monte_carlo() -> None:
     """20 random laws and draft lengths, 250 first rounds each; false-alarm rate 0.1 %."""
