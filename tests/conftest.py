@@ -6,25 +6,32 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-# Modules that take long, and whose lines others run: measuring coverage would add nearly half to their time. Modules
-# that enumerate laws say so themselves.
+TESTS = Path(__file__).parent
+# Modules that take long, such as those that enumerate laws: measuring coverage makes them much slower, and other tests
+# run their lines.
 UNMEASURED = {
-    "bench": {"arms"},
-    "decode": {"addresses", "budget", "calibrated", "check_drafter", "mutants", "switch", "trees"},
-    "engine": {
-        "adjusted_laws", "async", "batch", "batch_captured", "budget_option", "disturbed", "draft_heads", "drafters",
-        "failures", "generate", "heads", "llamacpp", "logprobs", "never_slower", "prefix", "statistical", "text",
-    },
-    "models": {"captured", "in_place", "quantised", "trees"},
-    "serve": {"completions", "crowd", "draft_heads"},
-    "tests": {"house", "random"},
-    "theory": {"pareto", "signals", "speculation"},
-    "training": {"label_processes", "mine"},
+    "test_house", "test_random",
+    "bench/test_arms",
+    "decode/test_addresses", "decode/test_budget", "decode/test_calibrated", "decode/test_chain_rules",
+    "decode/test_check_drafter", "decode/test_conformance", "decode/test_fuzzy_bound", "decode/test_guards",
+    "decode/test_head", "decode/test_joint_law", "decode/test_mutants", "decode/test_optimal",
+    "decode/test_several", "decode/test_switch", "decode/test_trees",
+    "engine/test_adjusted_laws", "engine/test_async", "engine/test_batch", "engine/test_batch_captured",
+    "engine/test_budget_option", "engine/test_disturbed", "engine/test_draft_heads", "engine/test_drafters",
+    "engine/test_failures", "engine/test_generate", "engine/test_heads", "engine/test_llamacpp",
+    "engine/test_llamacpp_laws", "engine/test_logprobs", "engine/test_never_slower", "engine/test_prefix",
+    "engine/test_runner_laws", "engine/test_statistical", "engine/test_text",
+    "models/test_captured", "models/test_in_place", "models/test_quantised", "models/test_trees",
+    "serve/test_completions", "serve/test_crowd", "serve/test_draft_heads",
+    "theory/test_chains", "theory/test_pareto", "theory/test_predict", "theory/test_replay",
+    "theory/test_sequential", "theory/test_signals", "theory/test_speculation",
+    "training/test_label_processes", "training/test_mine",
 }  # fmt: skip
 
 ON_GPU = torch.cuda.is_available()
@@ -50,8 +57,9 @@ def no_compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need a GPU are skipped where there is none; coverage is not measured everywhere."""
+    unmeasured = {TESTS / name for name in UNMEASURED}
     for item in items:
         if item.get_closest_marker("gpu") and not ON_GPU:
             item.add_marker(pytest.mark.skip(reason="there is no GPU"))
-        if item.path.stem.removeprefix("test_") in UNMEASURED.get(item.path.parent.name, ()):
+        if item.path.with_suffix("") in unmeasured:
             item.add_marker(pytest.mark.no_cover)

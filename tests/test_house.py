@@ -291,10 +291,7 @@ def test_every_dependency_is_pinned_and_given_a_reason() -> None:
 
 
 def test_modules_without_coverage_exist() -> None:
-    for folder, names in UNMEASURED.items():
-        for name in names:
-            path = (ROOT if folder == "tests" else ROOT / "tests") / folder / f"test_{name}.py"
-            assert path.is_file(), path
+    assert [name for name in sorted(UNMEASURED) if not (ROOT / "tests" / f"{name}.py").is_file()] == []
 
 
 def test_the_script_for_ci_can_be_run() -> None:

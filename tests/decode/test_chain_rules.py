@@ -31,8 +31,6 @@ from sprinter.decode.tree import Tree
 from sprinter.decode.trust import Coin, Gate, Nobody
 from sprinter.laws import residual
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 
 @dataclass(frozen=True)
 class Walk(ChainRule):

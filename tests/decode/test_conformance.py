@@ -21,8 +21,6 @@ from sprinter.decode.stop import Fixed
 from sprinter.decode.trust import Coin, Gate, Nobody, State, TrustRule
 from sprinter.laws import tv_distance
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 
 # --- every registered rule -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", TRUST.names())

@@ -51,8 +51,6 @@ from sprinter.decode.spec import Method
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.random import AddressedDraws, Purpose
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 COUNTS = {  # threshold on -> (whole text bounded in, prefixes weighted by)
     "kl": [("kl", "target")],
     "kl_reversed": [("kl_reversed", "own")],

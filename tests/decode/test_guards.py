@@ -25,8 +25,6 @@ from sprinter.errors import UserError
 from sprinter.laws import tv_distance
 from sprinter.random import AddressedDraws
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_the_rule_of_the_guard_is_sound(ratio: float) -> None:

@@ -21,8 +21,6 @@ from sprinter.decode.trust import Coin, Everyone, Gate
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 LOSSY = {
     "gate": Method(trust=Gate(0.4), stop=Untrusted(), cap=3),
     "gate, tail": Method(trust=Gate(0.3), stop=Untrusted(tail=1), cap=3),

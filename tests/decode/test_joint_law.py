@@ -26,8 +26,6 @@ from sprinter.decode.spec import METHODS, Method, parse_method
 from sprinter.decode.stop import Fixed, StopRule
 from sprinter.decode.trust import Coin, Everyone, Gate
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 DENSE = MarkovPair(seed=11)
 ZEROS = MarkovPair(seed=12, sharp=2.0, zeros=0.35)
 SMALL = MarkovPair(seed=13, vocab=2)

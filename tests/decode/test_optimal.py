@@ -18,8 +18,6 @@ from sprinter.decode.stop import Fixed, StopRule
 from sprinter.errors import UserError
 from sprinter.random import AddressedDraws
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 
 def at(chance: float, overlap: float, tokens: float, cost: float, rule: Optimal) -> tuple[torch.Tensor, ...]:
     """A state whose regression predicts 0.5 at entropy 1 (log-odds 0)."""

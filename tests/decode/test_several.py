@@ -20,8 +20,6 @@ from sprinter.errors import UserError
 from sprinter.laws import residual, tv_distance
 from sprinter.random import AddressedDraws
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 NAMES = ("batch", "specinfer", "spectr")
 
 

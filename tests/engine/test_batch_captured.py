@@ -18,7 +18,7 @@ from sprinter.models.pair import LoadedModel, LoadedPair
 
 METHODS = ("speculative(gamma=3)", "sprinter(tau=0.5)", "autoregressive", "disco", "svip(h=0.4)", "draft-only",
            "lookup(n=2, gamma=4)", "batch(drafts=2, gamma=2)")  # fmt: skip
-TEXTS = 10
+TEXTS = 16
 
 
 def loaded(kind: str) -> LoadedModel:
@@ -58,5 +58,5 @@ def test_captured_rows_write_what_eager_ones_write_alone(monkeypatch: pytest.Mon
     for one, other in zip(alone, together, strict=True):
         assert [token.id for token in one.tokens] == [token.id for token in other.tokens]
         assert one.stats.target_calls == other.stats.target_calls
-    assert units[id(tiny("llama"))].calls["target"] > 10
-    assert units[id(tiny("qwen2"))].calls["draft"] > 10
+    assert units[id(tiny("llama"))].calls["target"] > 20
+    assert units[id(tiny("qwen2"))].calls["draft"] > 20

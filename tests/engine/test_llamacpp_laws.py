@@ -25,8 +25,6 @@ from sprinter.models.gguf import write as gguf_write
 from sprinter.models.gguf.load import EOS_KEY, GgufModel
 from sprinter.models.runner import make_runner
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 gguf = pytest.importorskip("gguf", reason=NO_GGUF)
 pytest.importorskip("llama_cpp", reason=NO_LLAMA)
 

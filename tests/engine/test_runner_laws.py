@@ -26,8 +26,6 @@ from sprinter.engine.jobs import Models
 from sprinter.heads.head import Head
 from sprinter.random import AddressedDraws, Purpose
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 CLOSE = 1e-9
 SEVERAL = ("batch", "specinfer", "spectr")
 OWN = {

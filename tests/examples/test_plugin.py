@@ -58,7 +58,7 @@ def test_it_is_listed_and_generates(environment: dict[str, str]) -> None:
     plain = sprinter.load_pair(compile=False).generate(
         PROMPT, method="autoregressive", max_new_tokens=24, temperature=0
     )
-    accepted = 0
+    accepted = []
     for method in ("bigrams(gamma=4)", "drafter=bigrams(least=2),stop=svip(h=0.3),accept=exact"):
         ended = run(environment, *command, "--method", method)
         assert ended.returncode == 0, ended.stderr
@@ -66,5 +66,5 @@ def test_it_is_listed_and_generates(environment: dict[str, str]) -> None:
         assert text["token_ids"] == [token.id for token in plain.tokens], (
             "an exact method writes the greedy text"
         )
-        accepted += text["stats"]["accepted"]
-    assert accepted > 0
+        accepted.append(text["stats"]["accepted"])
+    assert accepted[0] > 0

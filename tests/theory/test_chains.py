@@ -28,8 +28,6 @@ from sprinter.theory.chains import (
 )
 from sprinter.theory.montecarlo import Estimate, estimate, simulate
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 
 def to_horizon(horizon: int, drafts: int = 1) -> Method:
     accept = Batch() if drafts > 1 else Exact()

@@ -29,8 +29,6 @@ from sprinter.theory.predict import CostRatio, best, measure_costs, predict
 from sprinter.theory.recording import Recording, probe
 from sprinter.theory.replay import check_replayable
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 CHAIN = MarkovChain.random(4, 10, seed=3)
 
 

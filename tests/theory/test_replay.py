@@ -23,8 +23,6 @@ from sprinter.theory.montecarlo import answer_all, estimate, simulate
 from sprinter.theory.outcomes import group_laws, grouping, split_rest
 from sprinter.theory.replay import CoupledDraws, ReplayDriver, replay
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 P, Q = (law[2] for law in laws(4, 6, seed=8))
 RULES = [
     Exact(),

@@ -33,8 +33,6 @@ from sprinter.theory.sequential import (
     trusted_law,
 )
 
-pytestmark = pytest.mark.no_cover  # enumerations: see CONTRIBUTING.md
-
 RATES = torch.rand(INSTANCES, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).tolist()
 
 
