@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ChatOption", "CheckpointOption", "DataOption", "EpochsOption", "FieldOption", "HeldOutOption", "JsonOption",
-    "LimitOption", "LossOption", "LossTemperatureOption", "LrOption", "MoreOption", "NewTokensOption",
+    "LimitOption", "LossOption", "LossTemperatureOption", "LrOption", "MinutesOption", "MoreOption", "NewTokensOption",
     "PrecisionOption", "PromptTokensOption", "RestartOption", "SeedOption", "SplitOption", "StepsOption",
     "SystemOption", "TemperatureOption", "ThreadsOption", "TokensOption", "WarmUpOption", "fields_of", "load_target",
     "on_states", "on_texts", "on_training",
@@ -68,6 +68,10 @@ EpochsOption = Annotated[float, typer.Option(help="Passes over the texts.")]
 StepsOption = Annotated[
     int | None, typer.Option(help="Steps, instead of --epochs.", show_default="by --epochs")
 ]
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(help="Maximum time of training; the schedule ends with it.", show_default="no limit"),
+]
 TokensOption = Annotated[int, typer.Option(help="Tokens per step, prompts included.")]
 LrOption = Annotated[float, typer.Option(help="Peak learning rate of AdamW.")]
 LossTemperatureOption = Annotated[
@@ -86,7 +90,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
-    """The target as it was asked for, and its weights in float32 on the CPU."""
+    """The target as it was asked for, and its weights in float32, on the same GPU if it is on one, else on the CPU."""
+    import torch
     from torch import nn
 
     from sprinter import load_pair
@@ -97,14 +102,11 @@ def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
 
     pair = load(loading) if loading.target is not None else load_pair(source, **given)
     target = pair.models.target
-    if (
-        isinstance(target.model, nn.Module)
-        and target.weights == "float32"
-        and target.model.device.type == "cpu"
-    ):
+    device = target.model.device if isinstance(target.model, nn.Module) else torch.device("cpu")
+    if isinstance(target.model, nn.Module) and target.weights == "float32":
         return pair, target.module("distilling")
     options = {name: given[name] for name in ("tokenizer", "revision", "trust_remote_code") if name in given}
-    floats = load_models(source, device="cpu", dtype="float32", dequantise=True, **options)
+    floats = load_models(source, device=str(device), dtype="float32", dequantise=True, **options)
     return pair, floats.target.module("distilling")
 
 

@@ -23,14 +23,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from safetensors.torch import save as to_bytes
-from torch import Tensor
+from torch import Tensor, nn
 
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
+from sprinter.models.memory import free_bytes, largest_batch
 from sprinter.training.drafts.losses import TopLaws
 from sprinter.training.drafts.settings import TextSettings
+from sprinter.training.drafts.waves import WaveWriter
 from sprinter.training.examples import ExampleEncoder, read_examples
 from sprinter.training.prompts import PromptRule, PromptSplitter, is_record, survey
 from sprinter.training.sources import read_records
@@ -54,6 +56,10 @@ _TASKS = ("task", "kind", "category")
 _SAME = ("format", "target_fingerprint", "weights", "vocab_size")
 _WRITING = ("seed", "temperature", "new_tokens", "top")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_ROWS, _GPU_ROWS = (32, 96), (1024, 2048)
+"""Texts that are written at the same time, and those of a shard."""
+_CACHE_SHARE = 1 / 3
+"""Part of a GPU's free memory for the caches of a wave; what a prompt's pass computes takes about as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +146,17 @@ def write_texts(
         UserError: too few texts, texts of another target or other settings in ``out``, a full disk, ...
     """
     sources = [str(source) for source in data]
+    write, shard = _writer(pair, settings)
     prompts = _prompts(pair, sources, settings)
     info = _info(pair, sources, settings)
     _check(out, info)
     began, tokens, texts = time.perf_counter(), 0, list[TargetText]()
-    for number, at in enumerate(range(0, len(prompts), settings.shard)):
-        part, path = prompts[at : at + settings.shard], out / f"texts-{number:05d}.safetensors"
+    for number, at in enumerate(range(0, len(prompts), shard)):
+        part, path = prompts[at : at + shard], out / f"texts-{number:05d}.safetensors"
         key = _key(info, at, part)
         found = read_shard(path, key) if path.is_file() else None
         if found is None:
-            found = _written(pair, part, at, settings)
+            found = write(part, at)
             tokens += sum(len(text.ids) - text.prompt for text in found)
             save_bytes(path, shard_bytes(found, key))
         texts += (
@@ -157,7 +164,7 @@ def write_texts(
             for text, prompt in zip(found, part, strict=True)
         )
         if progress is not None:
-            done = min(at + settings.shard, len(prompts))
+            done = min(at + shard, len(prompts))
             progress(TextsProgress(done, len(prompts), tokens, time.perf_counter() - began))
     kept = tuple(text for text in texts if len(text.ids) > text.prompt)
     if settings.held_out > 0 and len(kept) > 1 and not any(text.held_out for text in kept):
@@ -227,14 +234,46 @@ def shard_bytes(texts: Sequence[TargetText], key: str) -> bytes:
     )
 
 
-def _written(
-    pair: Pair, prompts: Sequence[_DraftPrompt], first: int, settings: TextSettings
+def _writer(
+    pair: Pair, settings: TextSettings
+) -> tuple[Callable[[Sequence[_DraftPrompt], int], list[TargetText]], int]:
+    """What answers the prompts of a shard, given the number of the first one; and the number of texts of a shard."""
+    target, top = pair.models.target, min(settings.top, pair.models.vocab_size)
+    on_gpu = isinstance(target.model, nn.Module) and target.model.device.type == "cuda"
+    rows, shard = _GPU_ROWS if on_gpu else _ROWS
+    rows = settings.rows or rows
+    if not on_gpu:
+        return lambda prompts, first: _answered(
+            pair, prompts, first, settings, rows, top
+        ), settings.shard or shard
+    room = free_bytes(target.model.device) or 0
+    fits = largest_batch(
+        [target.model], settings.prompt_tokens + settings.new_tokens, int(room * _CACHE_SHARE)
+    )
+    waves = WaveWriter(
+        target, pair.models.vocab_size, rows=max(1, min(rows, fits)), prompt_tokens=settings.prompt_tokens,
+        new_tokens=settings.new_tokens, temperature=settings.temperature, top=top,
+    )  # fmt: skip
+    return lambda prompts, first: _in_waves(waves, prompts, settings.seed + first), settings.shard or shard
+
+
+def _in_waves(waves: WaveWriter, prompts: Sequence[_DraftPrompt], seed: int) -> list[TargetText]:
+    return [
+        TargetText(
+            torch.cat([torch.tensor(prompt.ids), answer.ids]), len(prompt.ids), answer.top_ids, answer.top_probs,
+            prompt.task, False,
+        )
+        for prompt, answer in zip(prompts, waves.write([prompt.ids for prompt in prompts], seed), strict=True)
+    ]  # fmt: skip
+
+
+def _answered(
+    pair: Pair, prompts: Sequence[_DraftPrompt], first: int, settings: TextSettings, rows: int, top: int
 ) -> list[TargetText]:
-    top = min(settings.top, pair.models.vocab_size)
     done = pair.generate_batch(
         [list(prompt.ids) for prompt in prompts], method="autoregressive", max_new_tokens=settings.new_tokens,
         temperature=settings.temperature, seed=[settings.seed + first + i for i in range(len(prompts))],
-        logprobs=top, rows=min(settings.rows, len(prompts)),
+        logprobs=top, rows=min(rows, len(prompts)),
     )  # fmt: skip
     texts = []
     for prompt, answer in zip(prompts, done, strict=True):

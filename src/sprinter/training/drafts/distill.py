@@ -50,7 +50,7 @@ def distill(
 
     Args:
         pair: the target, which writes the texts and judges the draft; any weights that Sprinter runs.
-        weights: the target in a floating-point dtype on the CPU, for its embeddings and whole laws.
+        weights: the target in a floating-point dtype, where the student is trained: its embeddings and whole laws.
         data: prompts, see ``training.sources``.
         out: the draft's folder; an interrupted run in it is continued.
         texts, student, training, judging: settings of the stages.
@@ -132,7 +132,7 @@ def _judged(
     """β at the texts' temperature and of first choices, and accepted tokens a call, by task: of the saved weights."""
     held, temperature = texts.part(True), float(texts.info["settings"]["temperature"])
     assert pair.tokenizer is not None
-    draft = load_models(folder, tokenizer=pair.tokenizer, device="cpu", dtype="float32").target
+    draft = load_models(folder, tokenizer=pair.tokenizer, device=str(weights.device), dtype="float32").target
     model = draft.module("a distilled draft")
     beta = overlaps(weights, model, held, temperature)
     first = {

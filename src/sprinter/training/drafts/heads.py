@@ -70,7 +70,7 @@ def train_heads(
 
     Args:
         pair: the target, which writes the texts and judges the heads; any weights that Sprinter runs.
-        weights: the target in a floating-point dtype on the CPU.
+        weights: the target in a floating-point dtype, where the heads are trained.
         data: prompts, see ``training.sources``.
         out: the folder of the heads; an interrupted run in it is continued.
         texts, shape, training, judging: settings of the stages.

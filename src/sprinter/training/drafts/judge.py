@@ -32,7 +32,7 @@ def overlaps(
     """Mean β = Σ min(p, q) over the answers' positions, by task and for "all", from whole laws.
 
     Args:
-        target, student: models on the CPU.
+        target, student: models in a floating-point dtype.
         texts: held-out texts.
         temperature: of both laws; 0: β is 1 where the first choices agree.
 

@@ -130,16 +130,19 @@ def run_to_end(
     with _threads(settings.threads):
         run.resume()
         batches = stream(run.texts, settings.tokens, settings.seed, run.done)
-        while run.done < run.steps:
+        ended = run.ended  # read once a step: the time goes on
+        while not ended:
             if (number := run.refresh()) is not None:
                 run.own = run.drafts(number, judge)
             run.step(next(batches))
-            if run.done % settings.checkpoint == 0 or run.done == run.steps:
+            ended = run.ended
+            if run.done % settings.checkpoint == 0 or ended:
                 point = run.note()
                 run.save()
                 if progress is not None:
                     progress(point, run.steps)
     learner.training(False)
+    run.steps = run.done
     return run
 
 
@@ -148,7 +151,7 @@ class Run:
 
     Attributes:
         history: one point per checkpoint.
-        done, steps: steps made, and in all. tokens, seconds: of the whole training.
+        done, steps: steps made, and in all, or fewer if the time ends before. tokens, seconds: of the whole training.
         resumed: step that an earlier run had reached; 0: none.
     """
 
@@ -179,9 +182,23 @@ class Run:
         self._hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
         self._began = time.perf_counter()
 
+    @property
+    def share(self) -> float:
+        """Part of the training that is done: of its steps, or of its time if that ends before."""
+        share = self.done / self.steps
+        if self.settings.minutes is None:
+            return share
+        spent = self.seconds + time.perf_counter() - self._began
+        return max(share, spent / (60 * self.settings.minutes))
+
+    @property
+    def ended(self) -> bool:
+        """Whether no step is left."""
+        return self.share >= 1.0
+
     def step(self, batch: TextBatch) -> None:
         """One optimizer step."""
-        loss = _WARM if self.done < self.settings.warm_up * self.steps else parse_loss(self.settings.loss)
+        loss = _WARM if self.share < self.settings.warm_up else parse_loss(self.settings.loss)
         found = self._losses(batch)
         parts = {name: found.parts[name] for name in LOSSES}
         own = loss.of(parts)
@@ -193,7 +210,7 @@ class Run:
         if not bool(torch.isfinite(value)):
             raise SprinterError(f"the loss is not finite at step {self.done}: try a smaller lr")
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.lr * _schedule(self.done, self.steps)
+            group["lr"] = self.settings.lr * _schedule(self.done, self.steps, self.share)
         self._optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([*self._named.values()], _CLIP)
@@ -311,13 +328,13 @@ def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
     return own if 0 < own <= 1 else 1.0
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Share of the peak learning rate."""
+def _schedule(step: int, steps: int, share: float) -> float:
+    """Share of the peak learning rate, given the part of the training that is done."""
     ramp = max(1, round(_RAMP * steps))
     if step < ramp:
         return (step + 1) / ramp
-    share = (step - ramp) / max(1, steps - ramp)
-    return _LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * share))
+    fallen = max(0.0, share - ramp / steps) / max(1 / steps, 1 - ramp / steps)
+    return _LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
 
 
 @contextmanager

@@ -29,8 +29,8 @@ class TextSettings:
         prompt_tokens: maximum prompt length; running texts are truncated, examples beyond it are skipped.
         prompt_share: share of a running text's words that is its prompt.
         top: number of most probable tokens that are stored of each law; the others are one further outcome.
-        rows: texts that are written at the same time.
-        shard: texts per shard, the unit of resuming.
+        rows: texts that are written at the same time; None: 32, on a GPU 1,024 if its memory allows.
+        shard: texts per shard, the unit of resuming; None: 96, on a GPU 2,048.
         held_out: share of the prompts, chosen by a hash of their tokens, that the draft is evaluated on.
         limit: maximum number of texts to read; None: all.
         field, split, chat, system: how the data are read, as in ``sprinter gate label``.
@@ -42,8 +42,8 @@ class TextSettings:
     prompt_tokens: int = 512
     prompt_share: float = 0.3
     top: int = 64
-    rows: int = 32
-    shard: int = 96
+    rows: int | None = None
+    shard: int | None = None
     held_out: float = 0.05
     limit: int | None = None
     field: str | None = None
@@ -54,8 +54,11 @@ class TextSettings:
     def __post_init__(self) -> None:
         whole("seed", self.seed)
         Sampling(temperature=self.temperature)
-        for name in ("new_tokens", "prompt_tokens", "top", "rows", "shard"):
+        for name in ("new_tokens", "prompt_tokens", "top"):
             at_least(name, getattr(self, name), 1)
+        for name in ("rows", "shard"):
+            if getattr(self, name) is not None:
+                at_least(name, getattr(self, name), 1)
         between("prompt_share", self.prompt_share, 0.0, 1.0)
         between("held_out", self.held_out, 0.0, 0.5)
         if self.limit is not None:
@@ -174,6 +177,8 @@ class TrainingSettings:
             the laws hardly overlap.
         steps: number of optimizer steps; None: as many as ``epochs`` passes over the texts take.
         epochs: passes over the texts, if ``steps`` is None.
+        minutes: maximum time of training; the learning rate has fallen when it is over. None: no limit. How many steps
+            are made then depends on the machine, so that no second run gives the same weights.
         tokens: tokens per step, prompts included.
         lr: peak learning rate of AdamW; it rises over the first 2 % of the steps and falls with a cosine to a tenth.
         decay: weight decay of matrices other than embeddings.
@@ -193,6 +198,7 @@ class TrainingSettings:
     warm_up: float = 0.5
     steps: int | None = None
     epochs: float = 4.0
+    minutes: float | None = None
     tokens: int = 2048
     lr: float = 1e-3
     decay: float = 0.01
@@ -221,6 +227,12 @@ class TrainingSettings:
         between("decay", self.decay, 0.0, 1.0)
         if self.temperature is not None:
             between("temperature", self.temperature, 0.05, 1.0)
+        if self.minutes is not None:
+            between("minutes", self.minutes, 1e-3, 1e6)
+            if self.on_policy:
+                raise UserError(
+                    "minutes does not go with on_policy, which begins at a certain step: leave one out"
+                )
         for name in ("tokens", "gamma", "checkpoint"):
             at_least(name, getattr(self, name), 1)
         for name in ("steps", "threads"):

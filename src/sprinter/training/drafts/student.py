@@ -35,7 +35,7 @@ _LONGEST = 8192
 def make_student(
     target: PreTrainedModel, settings: StudentSettings = StudentSettings(), kept: Tensor | None = None
 ) -> LlamaForCausalLM:
-    """A student in float32 on the CPU.
+    """A student in float32 on the target's device.
 
     Args:
         target: model in a floating-point dtype; its weights are copied.
@@ -66,6 +66,7 @@ def make_student(
         elif not config.tie_word_embeddings:
             student.lm_head.weight.copy_(_outputs(target, turn))
     embedding.padding_idx = None
+    student.to(target.device)  # type: ignore[arg-type]
     student.train()
     return student
 
