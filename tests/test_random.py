@@ -285,3 +285,19 @@ def test_draws_from_truncated_laws_of_large_vocabularies_look_at_what_is_left(
         draws = AddressedDraws(i)
         times = numbers._race_times_numpy(draws.address(1, 2, Purpose.DRAFT), 50_000)
         assert draws.token(law, 1, 2, Purpose.DRAFT) == int((law.numpy() / times).argmax())
+
+
+@pytest.mark.parametrize("vocab", [1 << 12, 50_000])
+@pytest.mark.parametrize("share", [1.0, 0.6, 0.3, 0.01])
+def test_a_race_that_leaves_out_times_has_the_same_winner(vocab: int, share: float) -> None:
+    """Flat, steep and nearly one-hot laws, with and without zeros, in both dtypes."""
+    chance = np.random.default_rng(5)
+    draws = AddressedDraws(3)
+    for number in range(60):
+        logits = chance.normal(size=vocab) * (0.0, 1.0, 4.0, 12.0)[number % 4]
+        weights = np.exp(logits - logits.max())
+        weights[chance.random(vocab) >= share] = 0.0
+        weights[number] = 1.0
+        law = torch.from_numpy((weights / weights.sum()).astype((np.float32, np.float64)[number % 2]))
+        times = numbers._race_times_numpy(draws.address(1, number, Purpose.DRAFT), vocab)
+        assert draws.token(law, 1, number, Purpose.DRAFT) == int((law.numpy() / times).argmax())

@@ -25,7 +25,8 @@ __all__ = ["AddressedDraws", "Draws", "Purpose", "race", "race_words"]
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
-_MANY = 1 << 14  # tokens, from which on it pays to leave out those with a probability of 0
+_MANY = 1 << 12  # tokens, from which on it pays to leave out those that cannot win
+_SLACK = np.float32(1 - 1e-5)  # for rounding
 
 
 class Purpose(IntEnum):
@@ -79,10 +80,12 @@ class AddressedDraws:
             many = np.count_nonzero(present)
             if many == 1:
                 return int(present.argmax())
-            if len(weights) >= _MANY and 0 < 8 * many < len(weights):
+            if len(weights) < _MANY:
+                return int((weights / _race_times_numpy(key, len(weights))).argmax())
+            if 0 < 2 * many < len(weights):
                 ids = np.flatnonzero(present)
-                return int(ids[(weights[ids] / _race_times_numpy(key, len(weights), ids)).argmax()])
-            return int((weights / _race_times_numpy(key, len(weights))).argmax())
+                return int(ids[_first_arrival(weights[ids], key, len(weights), ids)])
+            return _first_arrival(weights, key, len(weights))
         times = _race_times_torch(key, law.shape[-1], law.device)
         return int((law / times).argmax())
 
@@ -124,8 +127,29 @@ def _words_torch(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return high, low
 
 
+def _first_arrival(weights: np.ndarray, key: int, vocab: int, ids: np.ndarray | None = None) -> int:
+    """Index of the largest of some weights over their times; the others' times are not all computed.
+
+    A time −ln(1 − u) is at least u, so a token whose weight over u is less than what another reaches cannot win.
+    """
+    below = _race_numbers(key, vocab, ids)
+    bound = weights / -below
+    first = int(bound.argmax())
+    reached = weights[first] / -np.log1p(below[first])
+    some = np.flatnonzero(bound >= reached * _SLACK)
+    return int(some[(weights[some] / -np.log1p(below[some])).argmax()]) if len(some) else first
+
+
 def _race_times_numpy(key: int, vocab: int, ids: np.ndarray | None = None) -> np.ndarray:
     """Exp(1) times of all tokens, or of those in ``ids``, float32, strictly positive."""
+    u = _race_numbers(key, vocab, ids)
+    # -log1p(-u) keeps full relative precision for early arrivals, which decide the race.
+    np.log1p(u, out=u)
+    return np.negative(u, out=u)
+
+
+def _race_numbers(key: int, vocab: int, ids: np.ndarray | None) -> np.ndarray:
+    """−u for numbers u in (0, 1) of all tokens, or of those in ``ids``, float32."""
     high, low = _words(vocab)
     if ids is not None:
         high, low = high[ids], low[ids]
@@ -143,10 +167,8 @@ def _race_times_numpy(key: int, vocab: int, ids: np.ndarray | None = None) -> np
     u = x.astype(np.float32)
     u += np.float32(0.5)
     u *= np.float32(-(2.0**-32))
-    # -log1p(-u) keeps full relative precision for early arrivals, which decide the race.
     np.maximum(u, np.float32(-1 + 2.0**-24), out=u)
-    np.log1p(u, out=u)
-    return np.negative(u, out=u)
+    return u
 
 
 def race_words(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:

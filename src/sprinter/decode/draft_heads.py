@@ -295,29 +295,33 @@ class HeadDrafts:
         if logits is None:
             return None
         logits = logits[..., : self._vocab]
-        self._check(logits, paths)
+        peaks = self._peaks(logits, paths)
         raw = raw_law(logits)
         if self._adjust is not None:
             logits = self._adjust.after(paths)(_each(logits, len(paths)))
             raw = _each(raw, len(paths))
+            peaks = logits.amax(-1).tolist()
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        some, reached = (logits > -torch.inf).any(-1).tolist(), None
-        if not all(some):
-            reached = [i for i, one in enumerate(some) if one]
+        reached = None
+        if min(peaks) == -torch.inf:
+            reached = [i for i, peak in enumerate(peaks) if peak > -torch.inf]
             if not reached:
                 return None
             logits, raw = logits[reached], raw[reached]
         return process(logits, self._sampling), raw, logits, reached
 
-    def _check(self, logits: Tensor, paths: Sequence[tuple[int, ...]]) -> None:
-        worst = next((peak for peak in logits.amax(-1).tolist() if isnan(peak) or peak == torch.inf), None)
+    def _peaks(self, logits: Tensor, paths: Sequence[tuple[int, ...]]) -> list[float]:
+        """The largest logit of each row, none of them NaN or +inf."""
+        peaks: list[float] = logits.amax(-1).tolist()
+        worst = next((peak for peak in peaks if isnan(peak) or peak == torch.inf), None)
         if worst is not None:
             position = len(self._grown.text) + len(paths[0])
             raise SprinterError(
                 f"the {self._kind} heads' logits are {'NaN' if isnan(worst) else '+inf'} at position {position}: check "
                 "their weights, and try dtype=float32"
             )
+        return peaks
 
 
 def _each(values: Tensor, count: int) -> Tensor:

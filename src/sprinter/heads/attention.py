@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import rotate_half
 
-__all__ = ["HeadAttention", "KeptKeys", "known_prefix", "seen_by_nodes"]
+__all__ = ["HeadAttention", "KeptKeys", "attend", "known_prefix", "seen_by_nodes"]
 
 _ROOM = 128  # entries, at first
 
@@ -22,18 +22,33 @@ def known_prefix(ids: Sequence[int], before: Sequence[int]) -> int:
 
 def seen_by_nodes(
     paths: Sequence[tuple[int, ...]], nodes: Mapping[tuple[int, ...], int], base: int, device: torch.device
-) -> Tensor:
-    """What nodes of a tree attend to ``[m, base + nodes]``: the text, their ancestors and themselves.
+) -> Tensor | None:
+    """What nodes of a tree attend to ``[m, base + nodes]``: the text, their ancestors and themselves. None: all.
 
     Args:
         paths: tokens from the text to each of m nodes. nodes: number of every node by path, theirs included.
         base: number of entries of the text.
     """
+    if len(paths) == 1 and len(nodes) == len(paths[0]):  # a chain
+        return None
     sees = torch.zeros(len(paths), base + len(nodes), dtype=torch.bool)
     sees[:, :base] = True
     for i, path in enumerate(paths):
         sees[i, [base + nodes[path[:end]] for end in range(1, len(path) + 1)]] = True
     return sees.to(device)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, sees: Tensor | None = None) -> Tensor:
+    """Mean values ``[..., heads, n, size]`` of queries ``[..., heads, n, size]`` over keys and values
+    ``[..., heads, k, size]``.
+
+    Args:
+        sees: ``[n, k]`` bool; None: all of them.
+    """
+    if query.ndim > 3:
+        return nn.functional.scaled_dot_product_attention(query, keys, values, sees)
+    # PyTorch's fused attention on a CPU wants a batch.
+    return nn.functional.scaled_dot_product_attention(query[None], keys[None], values[None], sees)[0]
 
 
 class KeptKeys:
@@ -93,8 +108,8 @@ class HeadAttention(nn.Module):
     def turned(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """``[..., n, heads · size]`` -> ``[..., heads, n, size]``, turned to their positions."""
         apart, (cos, sin) = x.reshape(*x.shape[:-1], -1, self.size).transpose(-2, -3), rope
-        turned: Tensor = apply_rotary_pos_emb(apart, apart, cos, sin, unsqueeze_dim=-3)[0]
-        return turned
+        cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
+        return apart * cos + rotate_half(apart) * sin  # type: ignore[no-untyped-call,no-any-return]
 
     def join(self, values: Tensor) -> Tensor:
         """``[..., heads, n, size]`` -> ``[..., n, d]``."""

@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, KeptKeys, known_prefix, seen_by_nodes
+from sprinter.heads.attention import HeadAttention, KeptKeys, attend, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import TextOfHeads, TokenHeads, linear_weights
 
 __all__ = ["EntryHeads", "EntryLayer"]
@@ -178,7 +178,7 @@ class _EntryText(TextOfHeads):
         residual, (query, key, value) = heads.entries(embeds, features, positions)
         keys, values = self._kept.put(first, key, value)
         sees = torch.arange(keys.shape[1], device=device)[None] <= positions[:, None]
-        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
+        attended = attend(query, keys, values, sees)
         self._outs[()] = heads.finish(residual, attended)[-1]
 
     def logits(self, paths: Sequence[tuple[int, ...]]) -> Tensor | None:
@@ -200,5 +200,5 @@ class _EntryText(TextOfHeads):
         self._nodes |= {path: before + i for i, path in enumerate(paths)}
         keys, values = self._kept.put(base + before, key, value)
         sees = seen_by_nodes(paths, self._nodes, base, device)
-        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
+        attended = attend(query, keys, values, sees)
         self._outs |= dict(zip(paths, heads.finish(residual, attended), strict=True))

@@ -18,7 +18,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from sprinter.errors import UserError
-from sprinter.heads.attention import HeadAttention, KeptKeys, known_prefix, seen_by_nodes
+from sprinter.heads.attention import HeadAttention, KeptKeys, attend, known_prefix, seen_by_nodes
 from sprinter.heads.drafting import (
     HeadFiles,
     OutputLayer,
@@ -127,7 +127,7 @@ class GlideHeads(TokenHeads):
         """
         x = embeds + self.self_attn.join(attended)
         query = self.cross_attn.query(self.cross_layernorm(x), self.rope(x, positions))
-        x = x + self.cross_attn.join(nn.functional.scaled_dot_product_attention(query, *target, sees))
+        x = x + self.cross_attn.join(attend(query, *target, sees))
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -176,7 +176,7 @@ class _GlideText(TextOfHeads):
         own_keys, own_values = self._kept.put(first, *new)
         made = heads.target_keys(states[heads.layers[0]][read:], places[read:-1])
         self._target = self._kept_target.put(read, *made)
-        attended = nn.functional.scaled_dot_product_attention(query[:, -1:], own_keys, own_values)
+        attended = attend(query[:, -1:], own_keys, own_values)
         out = heads.finish(embeds[-1:], attended, places[-1:], self._target)
         self._logits[()] = heads.token_logits(out)[0]
 
@@ -198,7 +198,7 @@ class _GlideText(TextOfHeads):
         query, key, value = heads.entries(embeds, positions)
         keys, values = self._kept.put(base + before, key, value)
         sees = seen_by_nodes(paths, self._nodes, base, device)
-        attended = nn.functional.scaled_dot_product_attention(query, keys, values, sees)
+        attended = attend(query, keys, values, sees)
         out = heads.finish(embeds, attended, positions, self._target)
         self._logits |= dict(zip(paths, heads.token_logits(out), strict=True))
 

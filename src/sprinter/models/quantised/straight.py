@@ -7,7 +7,7 @@ run. A pass that is anything more than that, or a model that is, takes the usual
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 from weakref import ref
 
@@ -69,11 +69,13 @@ class Straight:
         position_ids: Tensor,
         attention_mask: Tensor | Mapping[str, Tensor | None] | None,
         past_key_values: RowCache,
-    ) -> tuple[Tensor | None, Tensor] | None:
-        """Logits, if they are wanted, and the states that they are made of; None: this pass takes the usual way.
+        layers: Sequence[int] = (),
+    ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | None:
+        """Logits, if they are wanted, the states that they are made of, and those of some decoder layers; None: this
+        pass takes the usual way.
 
         Args:
-            tokens: ``[batch, n]``. The others as transformers has them.
+            tokens: ``[batch, n]``. layers: numbers from 0. The others as transformers has them.
         """
         model: Any = self._model()
         inner = model.model
@@ -94,8 +96,9 @@ class Straight:
             return None
         embedded = inner.embed_tokens(tokens)
         positions = inner.rotary_emb(embedded, position_ids=position_ids)
-        hidden = inner.norm(run(embedded, positions, attention_mask))
-        return (model.lm_head(hidden) if logits else None), hidden
+        *states, last = run(embedded, positions, attention_mask, layers)
+        hidden = inner.norm(last)
+        return (model.lm_head(hidden) if logits else None), hidden, tuple(states)
 
 
 def _watched(module: Any) -> bool:

@@ -12,7 +12,8 @@ the layers that its model holds behind it at that time: one that is wrapped, rep
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 from weakref import ref
 
@@ -196,25 +197,33 @@ class _Forward:
         assert positions is not None
         cosine, sine = (part.float().expand(batch, n, shape.turned).contiguous() for part in positions)
         if isinstance(cache, RowCache) and (call := self._stack.together(self._place, cache)) is not None:
-            return self._stack.run(self._place, call, x, cosine, sine, mask, cache)
+            last = self._place + len(call.numbers) - 1
+            return self._stack.run(self._place, last, call, x, cosine, sine, mask, cache, self._place)
         return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
     def whole(
         self, cache: RowCache
-    ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None], Tensor] | None:
+    ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None, Sequence[int]], list[Tensor]] | None:
         """What runs all layers of the model, of which this is the first, over ``x [batch, n, d]``, with the positions'
-        cosines and sines, and a mask; None: they do not run in one call."""
+        cosines and sines, and a mask, and returns the outputs of some layers, then of the last; None: they do not run
+        in one call."""
         call = self._stack.together(0, cache) if self._place == 0 else None
         if call is None or not self._stack.ends_with(call):
             return None
 
-        def run(x: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        def run(
+            x: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None, layers: Sequence[int]
+        ) -> list[Tensor]:
             batch, n, _ = x.shape
             cosine, sine = (
                 part.float().expand(batch, n, call.shape.turned).contiguous() for part in positions
             )
-            made = self._stack.run(0, call, without_gradient(x).contiguous(), cosine, sine, mask, cache)
-            return self._stack.taken(made)
+            made, states = without_gradient(x).contiguous(), dict[int, Tensor]()
+            last = len(call.numbers) - 1
+            for begin, end in pairwise([-1, *sorted({*layers, last})]):  # a call up to each
+                made = self._stack.run(begin + 1, end, call, made, cosine, sine, mask, cache)
+                states[end] = self._stack.taken(made)
+            return [states[layer] for layer in (*layers, last)]
 
         return run
 
@@ -433,27 +442,31 @@ class _Stack:
     def run(
         self,
         first: int,
+        last: int,
         call: _Call,
         x: Tensor,
         cosine: Tensor,
         sine: Tensor,
         mask: Tensor | None,
         cache: RowCache,
+        begins: int = 0,
     ) -> Tensor:
-        """These layers, from number ``first`` on, in one call; shapes as in ``_Forward``, x float32."""
+        """The layers from number ``first`` to ``last`` of a call that begins with number ``begins``, in one go; shapes
+        as in ``_Forward``, x float32."""
         batch, n, _ = x.shape
-        query = floats(batch, n, call.facts[0].heads, call.facts[0].d)
-        keys, values, rows = cache.visible(call.numbers[0])
+        numbers, facts = call.numbers[first - begins : last - begins + 1], call.facts[first - begins]
+        query = floats(batch, n, facts.heads, facts.d)
+        keys, values, rows = cache.visible(numbers[0])
         attention = _attention(query, keys, values, mask, call.shape, rows, cache.span.flat)
         row, slot = cache.places(batch, n)
-        buffers = cache.addresses(call.numbers)
+        buffers = cache.addresses(numbers)
         made = x.clone()
         kernel().layers(
-            call.facts, len(call.facts), ctypes.byref(attention), (ctypes.c_void_p * len(buffers))(*buffers),
+            ctypes.byref(facts), len(numbers), ctypes.byref(attention), (ctypes.c_void_p * len(buffers))(*buffers),
             row.data_ptr(), slot.data_ptr(), keys.stride(1) // keys.stride(2), made.data_ptr(), batch * n,
             cosine.data_ptr(), sine.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
-        setattr(made, _DONE, (self, first + len(call.facts) - 1))
+        setattr(made, _DONE, (self, last))
         return made
 
 

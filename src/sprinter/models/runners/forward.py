@@ -392,9 +392,9 @@ class ModelRunner(BaseRunner):
         self.straight: StraightPass | None = None
 
     def _call(self, tokens: Tensor, logits: bool, layers: Sequence[int], **kwargs: Any) -> ModelOutput:
-        if self.straight is not None and not layers:
+        if self.straight is not None:
             with _turn(head_of(self.model)):
-                if (made := self.straight(tokens, logits, **kwargs)) is not None:
+                if (made := self.straight(tokens, logits, layers=layers, **kwargs)) is not None:
                     return ModelOutput(*made)
         said, hidden, *states = call_model(self.model, tokens, None if logits else _last, layers, **kwargs)
         return ModelOutput(said if logits else None, hidden, tuple(states))
@@ -408,8 +408,9 @@ class ModelRunner(BaseRunner):
         return tuple(layer % count for layer in layers)
 
 
-StraightPass = Callable[..., tuple[Tensor | None, Tensor] | None]
-"""Tokens, whether logits are wanted, what the model is given → logits or None, and states; None: not in this way."""
+StraightPass = Callable[..., tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | None]
+"""Tokens, whether logits are wanted, what the model is given → logits or None, states, and those of layers; None: not
+in this way."""
 StateFilter = Callable[[Tensor], Tensor]
 """States ``[batch, n, d]`` → the states to compute logits for, ``[batch, k, d]``."""
 
