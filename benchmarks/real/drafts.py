@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=sized(96, 8))
     parser.add_argument("--temperatures", type=float, nargs="+", default=sized([0.0, 0.6], [0.0]))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--record", default=NAME, help="name of the results, for drafters of other origin")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     began = time.time()
@@ -238,7 +239,7 @@ def main() -> None:
         for row in measure(pairs, chosen.data, chosen.prompts, chosen.new_tokens, temperature)
     ]
     results = {
-        "benchmark": NAME,
+        "benchmark": chosen.record,
         "command": command(NAME),
         "environment": environment(),
         "new_tokens": chosen.new_tokens,
@@ -248,7 +249,7 @@ def main() -> None:
         "rows": rows,
         "seconds": round(time.time() - began, 1),
     }
-    write_results(NAME, results, table(results))
+    write_results(chosen.record, results, table(results))
 
 
 def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
