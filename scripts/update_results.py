@@ -213,6 +213,7 @@ TOPICS = {
             "real/equality": "Greedy texts of lossless methods against plain decoding",
             "real/overlap": "Drafting during the target's pass",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
+            "real/drafts_gpu": "Drafters that were trained on a GPU",
             "real/elsewhere": "An EAGLE-3 head of ours in speculators' own model",
             "real/heads_in_vllm": "An EAGLE-3 head of ours in vLLM",
         },
@@ -257,6 +258,7 @@ TOPICS = {
         {
             "gpu/h100": "Real sizes with random weights, and a pair trained on the way",
             "gpu/h100_builtin": "Laws of captured passes",
+            "gpu/drafts": "Drafters trained for SmolLM2-135M-Instruct",
         },
         gpu_headline,
     ),

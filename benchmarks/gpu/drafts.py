@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sprinter
-from benchmarks.common import environment
+from benchmarks.common import command, environment, grid
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.engine.pair import Pair
 from sprinter.files import write_atomic
@@ -94,7 +94,10 @@ def write_all(pair: Pair, prompts: Path, folder: Path, settings: TextSettings, s
 
     def note(progress: TextsProgress) -> None:
         nonlocal done
-        done = progress.done
+        written = len(
+            [*folder.glob("texts-*.safetensors")]
+        )  # several at a time, before the first is reported
+        done = min(progress.wanted, settings.shard * written)
         say(f"texts {progress.done}/{progress.wanted}, {progress.tokens / progress.seconds:,.0f} tokens/s")
         if time.perf_counter() - began > seconds:
             raise Enough
@@ -105,27 +108,61 @@ def write_all(pair: Pair, prompts: Path, folder: Path, settings: TextSettings, s
 
 
 def train_all(
-    kinds: Sequence[str], texts: Path, out: Path, common: Sequence[str], minutes: float
+    kinds: Sequence[str], texts: Path, out: Path, common: Sequence[str], minutes: float, at_once: int
 ) -> dict[str, Any]:
-    """All trainings at the same time, each a process; returns exit status and seconds of each."""
-    running = {}
-    for kind in kinds:
-        folder = out / kind
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "texts").exists():
-            shutil.copytree(texts, folder / "texts", copy_function=os.link)
-        command, *own = RECIPES[kind]
-        words = [sys.executable, "-m", "sprinter", "draft", command, "--out", str(folder), *own, *common]
-        words += ["--minutes", f"{minutes:g}"]
-        say(shlex.join(words[2:]))
-        log = (out / f"{kind}.log").open("w")
-        running[kind] = (subprocess.Popen(words, stdout=log, stderr=log), time.perf_counter())
-    told = {}
-    for kind, (process, began) in running.items():
-        told[kind] = {"status": process.wait(), "seconds": round(time.perf_counter() - began, 1)}
-        if process.returncode:
-            say(f"{kind} failed: {(out / f'{kind}.log').read_text()[-2000:]}")
+    """All trainings, each a process, some at the same time; returns exit status and seconds of each."""
+    told: dict[str, Any] = {}
+    for at in range(0, len(kinds), at_once):
+        running = {}
+        for kind in kinds[at : at + at_once]:
+            folder = out / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / "texts").exists():
+                shutil.copytree(texts, folder / "texts", copy_function=os.link)
+            command, *own = RECIPES[kind]
+            words = [sys.executable, "-m", "sprinter", "draft", command, "--out", str(folder), *own, *common]
+            words += ["--minutes", f"{minutes:g}"]
+            say(shlex.join(words[2:]))
+            with (out / f"{kind}.log").open("w") as log:
+                running[kind] = (subprocess.Popen(words, stdout=log, stderr=log), time.perf_counter())
+        for kind, (process, began) in running.items():
+            told[kind] = {"status": process.wait(), "seconds": round(time.perf_counter() - began, 1)}
+            if process.returncode:
+                say(f"{kind} failed: {(out / f'{kind}.log').read_text()[-2000:]}")
     return told
+
+
+def table(results: dict[str, Any]) -> str:
+    """What was made, in Markdown."""
+    seconds, prompts, where = results["seconds"], results["prompts"], results["environment"]
+    rows = []
+    for kind, facts in results["drafters"].items():
+        if facts is None:
+            rows.append(f"{kind} | failed" + " | –" * 7)
+            continue
+        own, made, last = facts["training"], facts["texts"], facts["training"]["history"][-1]
+        calls = facts["tasks"]["all"]
+        rows.append(
+            f"{kind} | {made['train_tokens']:,} | {own['steps']:,} | {own['tokens']:,} | "
+            f"{own['seconds']:.0f} | {1 - last['train']['tv']:.3f} | {1 - last['held_out']['tv']:.3f} | "
+            f"{calls.get('chain_tokens_per_call', calls.get('tokens_per_call', 0)):.2f} | "
+            + (f"{calls['tree_tokens_per_call']:.2f}" if "tree_tokens_per_call" in calls else "–")
+        )
+    head = "drafter | tokens of texts | steps | positions | seconds | β in training | β held out"
+    head += " | tokens a call, chain | tree"
+    return "\n".join(
+        [
+            f"`{results['command']}`, on {where['gpu'] or where['cpu']}; torch {where['torch']}, transformers "
+            f"{where['transformers']}, commit {where['commit']}.",
+            "",
+            f"{prompts['given']:,} prompts given, {prompts['asked']:,} that the target asked itself in "
+            f"{seconds['asked'] - seconds['loaded']:.0f} s; {prompts['answered']:,} answered in "
+            f"{seconds['written'] - seconds['asked']:.0f} s. β at temperature 1 on the 64 most probable tokens.",
+            *([results["remark"]] if "remark" in results else []),
+            "",
+            *grid(head, rows),
+        ]
+    )
 
 
 def packed(folder: Path, out: Path) -> None:
@@ -180,6 +217,7 @@ def main() -> None:
     )
     parser.add_argument("--text-seconds", type=float, default=100.0)
     parser.add_argument("--minutes", type=float, default=sized(3.0, 0.02), help="of training")
+    parser.add_argument("--at-once", type=int, default=2, help="trainings at the same time")
     parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--tokens", type=int, default=sized(16_384, 256), help="of a training step")
     parser.add_argument("--smoke", action="store_true", help="tiny, on the built-in target and a CPU")
@@ -229,7 +267,7 @@ def main() -> None:
         "--checkpoint", sized("200", "5"),
     ]  # fmt: skip
     common += (["--chat"] if has_chat else []) + ([] if SMOKE else ["--runner", "torch"])
-    trained = train_all(chosen.kinds, work / "texts", work, common, chosen.minutes)
+    trained = train_all(chosen.kinds, work / "texts", work, common, chosen.minutes, chosen.at_once)
     marks["trained"] = time.perf_counter() - began
     facts: dict[str, Any] = {}
     for kind in chosen.kinds:
@@ -237,13 +275,15 @@ def main() -> None:
         told = chosen.out / kind / "draft.json"
         facts[kind] = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else None
     results = {
-        "benchmark": NAME, **({"smoke": True} if SMOKE else {}), "environment": environment(),
+        "benchmark": NAME, "command": command(NAME), **({"smoke": True} if SMOKE else {}), "environment": environment(),
         "seconds": {name: round(value, 1) for name, value in marks.items()},
         "prompts": {"given": len(given), "asked": len(asked), "answered": done},
         "trainings": trained, "drafters": facts,
     }  # fmt: skip
     write_atomic(chosen.out / "drafts.json", json.dumps(results, indent=1) + "\n")
-    say(json.dumps({key: value for key, value in results.items() if key != "drafters"}))
+    write_atomic(chosen.out / "drafts.md", table(results) + "\n")
+    say(table(results))
+    print(json.dumps(results))
     sys.exit(any(one["status"] for one in trained.values()))
 
 

@@ -145,7 +145,8 @@ def _race_times_numpy(key: int, vocab: int, ids: np.ndarray | None = None) -> np
     u = _race_numbers(key, vocab, ids)
     # -log1p(-u) keeps full relative precision for early arrivals, which decide the race.
     np.log1p(u, out=u)
-    return np.negative(u, out=u)
+    np.negative(u, out=u)
+    return u
 
 
 def _race_numbers(key: int, vocab: int, ids: np.ndarray | None) -> np.ndarray:

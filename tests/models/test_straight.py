@@ -71,7 +71,7 @@ def test_a_straight_pass_has_the_bits_of_the_usual_one(name: str) -> None:
     assert taken == [False] + [True] * 6
     assert len(usual) == len(straight) == 13
     assert all(torch.equal(one, other) for one, other in zip(usual, straight, strict=True))
-    for layers in ((1,), (1, 0)):
+    for layers in ((1,), (1, 0), (-1, 0, 0)):
         (usual, _), (noted, taken) = passes(model, False, layers), passes(model, True, layers)
         assert taken == [False] + [True] * 6 and len(noted) == 13 + 6 * len(layers)
         assert all(torch.equal(one, other) for one, other in zip(usual, noted, strict=True))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,36 @@ def cyclic(count: int = 24, period: int = 7) -> Texts:
         laws = torch.nn.functional.one_hot(ids[5:], 64).float().topk(4)
         every.append(TargetText(ids, 5, laws.indices, laws.values, "all", seed % 6 == 0))
     return Texts(tuple(every), {"hash": "cyclic", "settings": {"temperature": 1.0}})
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+def test_a_training_ends_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that goes on a second with every look: the run ends at its minute, cooled down and saved; another run of
+    the same settings finds it done."""
+    ticks = count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    settings = replace(TRAINING, steps=10_000, minutes=1.0, checkpoint=10_000, lr=2e-2)
+    rates: list[float] = []
+    before = torch.optim.AdamW.step
+
+    def noted(optimizer: torch.optim.AdamW) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        before(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    run = run_to_end(learner(), cyclic(), settings, tmp_path)
+    assert 10 < run.done == run.steps == len(rates) < 60 and 60 <= run.seconds < 70
+    assert max(rates) > 0.9 * settings.lr and rates[-1] < 0.15 * settings.lr, (
+        "warmed up and cooled down by the clock"
+    )
+    assert rates.index(max(rates)) < 4
+    assert len(run.history) == 1 and (tmp_path / CHECKPOINT).is_file()
+    again = run_to_end(learner(), cyclic(), settings, tmp_path)
+    assert again.done == run.done == len(rates) and again.resumed == run.done
+    with pytest.raises(UserError, match="minutes does not go with on_policy"):
+        replace(settings, on_policy=0.5)
+    with pytest.raises(UserError, match="minutes=0"):
+        replace(settings, minutes=0.0)
 
 
 # --- learning --------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,9 @@ from torch import Tensor
 
 import sprinter
 from sprinter.cli import main
+from sprinter.errors import SprinterError
 from sprinter.training.drafts import data as texts_of
+from sprinter.training.drafts import waves
 from sprinter.training.drafts.settings import TextSettings
 from sprinter.training.drafts.waves import WaveWriter
 
@@ -31,8 +35,12 @@ def law_after(pair: sprinter.Pair, ids: Tensor) -> Tensor:
     return found
 
 
-def test_waves_write_what_plain_decoding_writes(pair: sprinter.Pair) -> None:
-    """Two waves, the second one with a row to spare, and texts that end."""
+@pytest.mark.parametrize("read", [1, 2, 128])
+def test_waves_write_what_plain_decoding_writes(
+    read: int, pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two waves, the second one with a row to spare, and texts that end; prompts of ``read`` rows are read together."""
+    monkeypatch.setattr(waves, "_READ", read)
     plain = pair.generate_batch(PROMPTS, method="autoregressive", max_new_tokens=12, temperature=0.0)
     wanted = [[token.id for token in one.tokens] for one in plain]
     end = wanted[1][4]
@@ -68,9 +76,57 @@ def test_waves_draw_from_the_law_at_a_temperature(pair: sprinter.Pair) -> None:
     assert [int(one.ids[0]) for one in other] != [int(one.ids[0]) for one in made]
 
 
+def test_a_target_that_gives_nan_is_refused(pair: sprinter.Pair) -> None:
+    made = writer(pair)
+    with torch.no_grad():
+        model = copy.deepcopy(pair.models.target.module("a test"))
+        model.get_output_embeddings().weight[3] = torch.nan  # type: ignore[no-untyped-call]
+    broken = WaveWriter(
+        replace(pair.models.target, model=model), pair.models.vocab_size, rows=3, prompt_tokens=8, new_tokens=4,
+        temperature=1.0, top=5,
+    )  # fmt: skip
+    with pytest.raises(SprinterError, match="logits are NaN or infinite in some text"):
+        broken.write(PROMPTS, 0)
+    assert len(made.write(PROMPTS, 0)) == 5
+
+
+def test_shards_that_are_written_together_are_those_of_single_ones(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: three shards in one go; a shard that is damaged is written again, alone, and the others are read."""
+    monkeypatch.setattr(texts_of, "_GPU_ROWS", 6)
+
+    class OnGpu(texts_of._Writer):
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            self._on_gpu, self.shards = True, 3
+
+    settings = TextSettings(new_tokens=10, prompt_tokens=16, shard=7, held_out=0.2, top=24, temperature=0.0)
+    alone = texts_of.write_texts(pair, [data], tmp_path / "alone", settings)
+    monkeypatch.setattr(texts_of, "_Writer", OnGpu)
+    tokens: list[int] = []
+    together = texts_of.write_texts(
+        pair, [data], tmp_path / "waves", settings, lambda p: tokens.append(p.tokens)
+    )
+    assert [one.ids.tolist() for one in together.texts] == [one.ids.tolist() for one in alone.texts]
+    assert tokens[0] == tokens[2] < tokens[3] == tokens[4], "three shards, then the last two"
+    path = tmp_path / "waves" / "texts-00001.safetensors"
+    path.write_bytes(b"half")
+    tokens.clear()
+    again = texts_of.write_texts(
+        pair, [data], tmp_path / "waves", settings, lambda p: tokens.append(p.tokens)
+    )
+    assert tokens[0] == 0 < tokens[1] == tokens[-1] and again.info["hash"] == together.info["hash"]
+    # a folder of one device is read on another
+    monkeypatch.undo()
+    tokens.clear()
+    texts_of.write_texts(pair, [data], tmp_path / "waves", settings, lambda p: tokens.append(p.tokens))
+    assert tokens[-1] == 0
+
+
 @pytest.mark.gpu
 def test_texts_of_a_gpu_resume(target: Path, data: Path, tmp_path: Path) -> None:
-    """Texts have the target's laws, in captured passes; a damaged shard is written again, the others are read."""
+    """Texts have the target's laws, in captured passes; a damaged shard is drawn again, the others are read."""
     cuda_pair = sprinter.load_pair(target, device="cuda", dtype="float32")
     settings = TextSettings(new_tokens=10, prompt_tokens=16, shard=12, held_out=0.2, top=24)
     tokens: list[int] = []
@@ -80,7 +136,9 @@ def test_texts_of_a_gpu_resume(target: Path, data: Path, tmp_path: Path) -> None
         torch.testing.assert_close(one.top_probs, law.topk(24).values, atol=3e-3, rtol=3e-3)
     (tmp_path / "texts-00001.safetensors").write_bytes(b"half")
     again = texts_of.write_texts(cuda_pair, [data], tmp_path, settings, lambda p: tokens.append(p.tokens))
-    assert again.info["hash"] == written.info["hash"] and tokens[0] == 0 < tokens[1]
+    assert tokens[0] == 0 < tokens[1] == tokens[-1]
+    for one, other in zip(again.texts[:12], written.texts[:12], strict=True):
+        assert torch.equal(one.ids, other.ids)
 
 
 @pytest.mark.gpu

@@ -90,23 +90,39 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
-    """The target as it was asked for, and its weights in float32, on the same GPU if it is on one, else on the CPU."""
-    import torch
+    """The target as it was asked for, and its weights in float32: on the same GPU if it is on one, alone, that has room
+    for them, else on the CPU."""
     from torch import nn
 
     from sprinter import load_pair
+    from sprinter.models.memory import free_bytes
     from sprinter.models.pair import builtin_paths, load_models
 
     source = loading.target or builtin_paths()["target"]
     given = {name: value for name, value in loading.given().items() if name != "target"}
 
     pair = load(loading) if loading.target is not None else load_pair(source, **given)
-    target = pair.models.target
-    device = target.model.device if isinstance(target.model, nn.Module) else torch.device("cpu")
-    if isinstance(target.model, nn.Module) and target.weights == "float32":
+    target, device = pair.models.target, "cpu"
+    if (
+        isinstance(target.model, nn.Module)
+        and target.model.device.type == "cuda"
+        and "device_map" not in given
+    ):
+        room = free_bytes(target.model.device)
+        if room is None or 4 * target.size < room / 2:  # the rest is for training
+            device = str(target.model.device)
+        else:
+            _say(
+                f"training on the CPU: {4 * target.size / 1e9:.0f} GB of float32 weights leave no room on the GPU"
+            )
+    if (
+        target.weights == "float32"
+        and isinstance(target.model, nn.Module)
+        and str(target.model.device) == device
+    ):
         return pair, target.module("distilling")
     options = {name: given[name] for name in ("tokenizer", "revision", "trust_remote_code") if name in given}
-    floats = load_models(source, device=str(device), dtype="float32", dequantise=True, **options)
+    floats = load_models(source, device=device, dtype="float32", dequantise=True, **options)
     return pair, floats.target.module("distilling")
 
 

@@ -204,9 +204,8 @@ class _Forward:
     def whole(
         self, cache: RowCache
     ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None, Sequence[int]], list[Tensor]] | None:
-        """What runs all layers of the model, of which this is the first, over ``x [batch, n, d]``, with the positions'
-        cosines and sines, and a mask, and returns the outputs of some layers, then of the last; None: they do not run
-        in one call."""
+        """What runs all layers of the model, this the first, over ``x [batch, n, d]``, with the positions' cosines and
+        sines, and a mask, and returns the outputs of some layers, then of the last; None: not in one call."""
         call = self._stack.together(0, cache) if self._place == 0 else None
         if call is None or not self._stack.ends_with(call):
             return None
@@ -364,7 +363,6 @@ class _Stack:
     Args:
         parent: the module that holds them; None if a layer was copied without it, which then runs alone.
         name: of their list there.
-
     """
 
     def __init__(self, parent: nn.Module | None, name: str) -> None:

@@ -56,10 +56,10 @@ _TASKS = ("task", "kind", "category")
 _SAME = ("format", "target_fingerprint", "weights", "vocab_size")
 _WRITING = ("seed", "temperature", "new_tokens", "top")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ROWS, _GPU_ROWS = (32, 96), (1024, 2048)
-"""Texts that are written at the same time, and those of a shard."""
+_GPU_ROWS = 1024
+"""Texts of a wave, if its memory allows."""
 _CACHE_SHARE = 1 / 3
-"""Part of a GPU's free memory for the caches of a wave; what a prompt's pass computes takes about as much."""
+"""Part of a GPU's free memory for the caches of a wave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,25 +146,33 @@ def write_texts(
         UserError: too few texts, texts of another target or other settings in ``out``, a full disk, ...
     """
     sources = [str(source) for source in data]
-    write, shard = _writer(pair, settings)
     prompts = _prompts(pair, sources, settings)
     info = _info(pair, sources, settings)
     _check(out, info)
     began, tokens, texts = time.perf_counter(), 0, list[TargetText]()
-    for number, at in enumerate(range(0, len(prompts), shard)):
-        part, path = prompts[at : at + shard], out / f"texts-{number:05d}.safetensors"
-        key = _key(info, at, part)
-        found = read_shard(path, key) if path.is_file() else None
+    shards = [prompts[at : at + settings.shard] for at in range(0, len(prompts), settings.shard)]
+    paths = [out / f"texts-{number:05d}.safetensors" for number in range(len(shards))]
+    write, fresh = _Writer(pair, settings, len(prompts)), dict[int, list[TargetText]]()
+    for number, (part, path) in enumerate(zip(shards, paths, strict=True)):
+        first = number * settings.shard
+        found = fresh.pop(number, None)
+        if found is None and path.is_file():
+            found = read_shard(path, _key(info, first, part))
         if found is None:
-            found = write(part, at)
-            tokens += sum(len(text.ids) - text.prompt for text in found)
-            save_bytes(path, shard_bytes(found, key))
+            near = range(number, min(number + write.shards, len(shards)))
+            missing = [near_by for near_by in near if near_by == number or not paths[near_by].is_file()]
+            made = iter(write([prompt for i in missing for prompt in shards[i]], first))
+            for i in missing:
+                fresh[i] = [*islice(made, len(shards[i]))]
+                tokens += sum(len(text.ids) - text.prompt for text in fresh[i])
+                save_bytes(paths[i], shard_bytes(fresh[i], _key(info, i * settings.shard, shards[i])))
+            found = fresh.pop(number)
         texts += (
             replace(text, held_out=prompt.held_out(settings.held_out))
             for text, prompt in zip(found, part, strict=True)
         )
         if progress is not None:
-            done = min(at + shard, len(prompts))
+            done = min(first + settings.shard, len(prompts))
             progress(TextsProgress(done, len(prompts), tokens, time.perf_counter() - began))
     kept = tuple(text for text in texts if len(text.ids) > text.prompt)
     if settings.held_out > 0 and len(kept) > 1 and not any(text.held_out for text in kept):
@@ -234,27 +242,39 @@ def shard_bytes(texts: Sequence[TargetText], key: str) -> bytes:
     )
 
 
-def _writer(
-    pair: Pair, settings: TextSettings
-) -> tuple[Callable[[Sequence[_DraftPrompt], int], list[TargetText]], int]:
-    """What answers the prompts of a shard, given the number of the first one; and the number of texts of a shard."""
-    target, top = pair.models.target, min(settings.top, pair.models.vocab_size)
-    on_gpu = isinstance(target.model, nn.Module) and target.model.device.type == "cuda"
-    rows, shard = _GPU_ROWS if on_gpu else _ROWS
-    rows = settings.rows or rows
-    if not on_gpu:
-        return lambda prompts, first: _answered(
-            pair, prompts, first, settings, rows, top
-        ), settings.shard or shard
-    room = free_bytes(target.model.device) or 0
-    fits = largest_batch(
-        [target.model], settings.prompt_tokens + settings.new_tokens, int(room * _CACHE_SHARE)
-    )
-    waves = WaveWriter(
-        target, pair.models.vocab_size, rows=max(1, min(rows, fits)), prompt_tokens=settings.prompt_tokens,
-        new_tokens=settings.new_tokens, temperature=settings.temperature, top=top,
-    )  # fmt: skip
-    return lambda prompts, first: _in_waves(waves, prompts, settings.seed + first), settings.shard or shard
+class _Writer:
+    """Answers prompts: by ``generate_batch``, or on a GPU in waves, several shards at a time.
+
+    Attributes:
+        shards: number of shards whose texts are best written together.
+    """
+
+    def __init__(self, pair: Pair, settings: TextSettings, prompts: int) -> None:
+        model = pair.models.target.model
+        self._pair, self._settings, self._prompts = pair, settings, prompts
+        self._top = min(settings.top, pair.models.vocab_size)
+        self._on_gpu = isinstance(model, nn.Module) and model.device.type == "cuda"
+        self._waves: WaveWriter | None = None
+        self.shards = max(1, 2 * _GPU_ROWS // settings.shard) if self._on_gpu else 1
+
+    def __call__(self, prompts: Sequence[_DraftPrompt], first: int) -> list[TargetText]:
+        """Their texts; ``first``: number of the first prompt."""
+        if not self._on_gpu:
+            return _answered(self._pair, prompts, first, self._settings, self._top)
+        if self._waves is None:
+            self._waves = self._made()
+        return _in_waves(self._waves, prompts, self._settings.seed + first)
+
+    def _made(self) -> WaveWriter:
+        own, target = self._settings, self._pair.models.target
+        rows, room = min(_GPU_ROWS, self._prompts), free_bytes(target.module("waves").device)
+        if room is not None:
+            longest = own.prompt_tokens + own.new_tokens
+            rows = max(1, min(rows, largest_batch([target.model], longest, int(room * _CACHE_SHARE))))
+        return WaveWriter(
+            target, self._pair.models.vocab_size, rows=rows, prompt_tokens=own.prompt_tokens,
+            new_tokens=own.new_tokens, temperature=own.temperature, top=self._top,
+        )  # fmt: skip
 
 
 def _in_waves(waves: WaveWriter, prompts: Sequence[_DraftPrompt], seed: int) -> list[TargetText]:
@@ -268,12 +288,12 @@ def _in_waves(waves: WaveWriter, prompts: Sequence[_DraftPrompt], seed: int) -> 
 
 
 def _answered(
-    pair: Pair, prompts: Sequence[_DraftPrompt], first: int, settings: TextSettings, rows: int, top: int
+    pair: Pair, prompts: Sequence[_DraftPrompt], first: int, settings: TextSettings, top: int
 ) -> list[TargetText]:
     done = pair.generate_batch(
         [list(prompt.ids) for prompt in prompts], method="autoregressive", max_new_tokens=settings.new_tokens,
         temperature=settings.temperature, seed=[settings.seed + first + i for i in range(len(prompts))],
-        logprobs=top, rows=min(rows, len(prompts)),
+        logprobs=top, rows=min(settings.rows, len(prompts)),
     )  # fmt: skip
     texts = []
     for prompt, answer in zip(prompts, done, strict=True):

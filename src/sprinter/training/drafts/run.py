@@ -112,7 +112,7 @@ def run_to_end(
     judge: Callable[[int], Sequence[TargetText]] | None = None,
     progress: Callable[[LossPoint, int], None] | None = None,
 ) -> Run:
-    """Train, or continue a run that was interrupted; the same weights come out.
+    """Train, or continue a run that was interrupted; without ``minutes`` the same weights come out on a CPU.
 
     Args:
         learner: fresh; trained in place.
@@ -120,7 +120,7 @@ def run_to_end(
         settings: how to train.
         out: directory of the checkpoint.
         judge: judged drafts of a round, needed if ``settings.on_policy`` is above 0.
-        progress: called at each checkpoint with the newest point and the number of steps in all.
+        progress: called at each checkpoint with the newest point and the number of steps to expect in all.
 
     Raises:
         UserError: a checkpoint of other settings, texts or learner; a full disk.
@@ -140,7 +140,7 @@ def run_to_end(
                 point = run.note()
                 run.save()
                 if progress is not None:
-                    progress(point, run.steps)
+                    progress(point, run.expected)
     learner.training(False)
     run.steps = run.done
     return run
@@ -195,6 +195,11 @@ class Run:
     def ended(self) -> bool:
         """Whether no step is left."""
         return self.share >= 1.0
+
+    @property
+    def expected(self) -> int:
+        """Number of steps in all, as far as it can be told."""
+        return self.steps if self.settings.minutes is None else max(self.done, round(self.done / self.share))
 
     def step(self, batch: TextBatch) -> None:
         """One optimizer step."""
@@ -329,11 +334,12 @@ def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
 
 
 def _schedule(step: int, steps: int, share: float) -> float:
-    """Share of the peak learning rate, given the part of the training that is done."""
+    """Share of the peak learning rate, given the part of the training that is done, by steps or by time."""
     ramp = max(1, round(_RAMP * steps))
-    if step < ramp:
-        return (step + 1) / ramp
-    fallen = max(0.0, share - ramp / steps) / max(1 / steps, 1 - ramp / steps)
+    if step < ramp and share < _RAMP:
+        return max((step + 1) / ramp, share / _RAMP)
+    top = ramp / steps if share <= step / steps else min(_RAMP, ramp / steps)
+    fallen = max(0.0, share - top) / max(1 / steps, 1 - top)
     return _LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
 
 

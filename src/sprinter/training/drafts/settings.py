@@ -23,14 +23,14 @@ class TextSettings:
     """What the texts depend on, besides target and data.
 
     Args:
-        seed: seed of the texts that the target writes; text i has seed ``seed + i``.
+        seed: seed of the texts that the target writes; text i has seed ``seed + i``, on a GPU a wave has one.
         temperature: temperature that the target writes at. Its laws are stored raw (temperature 1).
         new_tokens: maximum number of tokens of an answer.
         prompt_tokens: maximum prompt length; running texts are truncated, examples beyond it are skipped.
         prompt_share: share of a running text's words that is its prompt.
         top: number of most probable tokens that are stored of each law; the others are one further outcome.
-        rows: texts that are written at the same time; None: 32, on a GPU 1,024 if its memory allows.
-        shard: texts per shard, the unit of resuming; None: 96, on a GPU 2,048.
+        rows: texts that are written at the same time; on a GPU there are more, see ``training.drafts.waves``.
+        shard: texts per shard, the unit of resuming.
         held_out: share of the prompts, chosen by a hash of their tokens, that the draft is evaluated on.
         limit: maximum number of texts to read; None: all.
         field, split, chat, system: how the data are read, as in ``sprinter gate label``.
@@ -42,8 +42,8 @@ class TextSettings:
     prompt_tokens: int = 512
     prompt_share: float = 0.3
     top: int = 64
-    rows: int | None = None
-    shard: int | None = None
+    rows: int = 32
+    shard: int = 96
     held_out: float = 0.05
     limit: int | None = None
     field: str | None = None
@@ -54,11 +54,8 @@ class TextSettings:
     def __post_init__(self) -> None:
         whole("seed", self.seed)
         Sampling(temperature=self.temperature)
-        for name in ("new_tokens", "prompt_tokens", "top"):
+        for name in ("new_tokens", "prompt_tokens", "top", "rows", "shard"):
             at_least(name, getattr(self, name), 1)
-        for name in ("rows", "shard"):
-            if getattr(self, name) is not None:
-                at_least(name, getattr(self, name), 1)
         between("prompt_share", self.prompt_share, 0.0, 1.0)
         between("held_out", self.held_out, 0.0, 0.5)
         if self.limit is not None:
@@ -213,7 +210,10 @@ class TrainingSettings:
 
     def shaping(self) -> dict[str, Any]:
         """The fields that tell one training from another: a run goes on with other threads or checkpoints."""
-        return {name: value for name, value in asdict(self).items() if name not in ("threads", "checkpoint")}
+        rest = {name: value for name, value in asdict(self).items() if name not in ("threads", "checkpoint")}
+        if self.minutes is None:
+            del rest["minutes"]
+        return rest
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", str(parse_loss(self.loss)))

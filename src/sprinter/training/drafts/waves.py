@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sprinter.errors import SprinterError
 from sprinter.laws import raw_law
 from sprinter.models.choose import make_runner
 from sprinter.models.interface import Runner
@@ -21,6 +22,8 @@ __all__ = ["Answer", "WaveWriter"]
 
 _CHECKED = 16
 """Steps between looks at whether all texts have ended, each of which waits for the device."""
+_READ = 128
+"""Rows whose prompts are read together: the activations of long prompts take more memory than their caches."""
 
 
 class Answer(NamedTuple):
@@ -70,7 +73,7 @@ class WaveWriter:
 
         Args:
             prompts: token ids, at least one each.
-            seed: of the draws; the same prompts and seed give the same answers on one machine.
+            seed: of the draws.
         """
         rows, answers = self._runner.batch, dict[int, Answer]()
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little of a wave is padding
@@ -87,20 +90,25 @@ class WaveWriter:
         runner.rewind([0] * runner.batch)
         whole = [*prompts, *([prompts[0][:1]] * missing)]  # rows without a text write one that nobody reads
         before = [len(one) - 1 for one in whole]
-        if max(before):
-            padded = torch.nn.utils.rnn.pad_sequence(
-                [torch.tensor([*one[:-1]], dtype=torch.int64) for one in whole], batch_first=True
-            )
-            runner.extend(padded.to(device), before, logits=False)
+        for at in range(0, len(whole), _READ):
+            some = range(at, min(at + _READ, len(whole)))
+            if width := max(before[row] for row in some):
+                padded = torch.zeros(len(some), width, dtype=torch.int64)
+                for row in some:
+                    padded[row - at, : before[row]] = torch.tensor([*whole[row][:-1]], dtype=torch.int64)
+                counts = [before[row] for row in some]
+                runner.extend(padded.to(device), counts, logits=False, rows=list(some))
         last = torch.tensor([one[-1] for one in whole], device=device)
         ended = torch.zeros(len(whole), dtype=torch.bool, device=device)
         ended[len(prompts) :] = True
+        faulty = torch.zeros_like(ended)
         written: list[Tensor] = []
         tops: list[tuple[Tensor, Tensor]] = []
         for step in range(self._new):
             logits = runner.extend(last[:, None]).logits
             assert logits is not None
             values = logits[:, 0, : self._vocab].float()
+            faulty |= ~torch.isfinite(values.amax(-1))
             last = self._drawn(values, chance)
             probs, ids = raw_law(values).topk(self._top, -1)
             written.append(last)
@@ -108,6 +116,10 @@ class WaveWriter:
             ended |= torch.isin(last, self._ends)
             if step % _CHECKED == _CHECKED - 1 and bool(ended.all()):
                 break
+        if bool(faulty.any()):
+            raise SprinterError(
+                "the target's logits are NaN or infinite in some text: check its weights, and try dtype=float32"
+            )
         tokens = torch.stack(written, 1).cpu()
         top_ids, top_probs = (torch.stack(each, 1).cpu() for each in zip(*tops, strict=True))
         finished = torch.isin(tokens, self._ends.cpu())
