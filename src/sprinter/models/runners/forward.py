@@ -409,8 +409,7 @@ class ModelRunner(BaseRunner):
 
 
 StraightPass = Callable[..., tuple[Tensor | None, Tensor, tuple[Tensor, ...]] | None]
-"""Tokens, whether logits are wanted, what the model is given → logits or None, states, and those of layers; None: not
-in this way."""
+"""Tokens, whether logits are wanted, what the model is given → logits or None, states, and those of layers, or None."""
 StateFilter = Callable[[Tensor], Tensor]
 """States ``[batch, n, d]`` → the states to compute logits for, ``[batch, k, d]``."""
 

@@ -18,7 +18,7 @@ from sprinter.models.choose import make_runner
 from sprinter.models.interface import Runner
 from sprinter.models.pair import LoadedModel
 
-__all__ = ["Answer", "WaveWriter"]
+__all__ = ["WaveText", "WaveWriter"]
 
 _CHECKED = 16
 """Steps between looks at whether all texts have ended, each of which waits for the device."""
@@ -26,7 +26,7 @@ _READ = 128
 """Rows whose prompts are read together: the activations of long prompts take more memory than their caches."""
 
 
-class Answer(NamedTuple):
+class WaveText(NamedTuple):
     """What the target wrote after a prompt.
 
     Attributes:
@@ -68,14 +68,14 @@ class WaveWriter:
         self._vocab, self._new, self._temperature, self._top = vocab, new_tokens, temperature, min(top, vocab)
         self._ends = torch.tensor(model.eos_ids if ends is None else tuple(ends), device=self._runner.device)
 
-    def write(self, prompts: Sequence[Sequence[int]], seed: int) -> list[Answer]:
+    def write(self, prompts: Sequence[Sequence[int]], seed: int) -> list[WaveText]:
         """One answer for each prompt, in their order.
 
         Args:
             prompts: token ids, at least one each.
             seed: of the draws.
         """
-        rows, answers = self._runner.batch, dict[int, Answer]()
+        rows, answers = self._runner.batch, dict[int, WaveText]()
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little of a wave is padding
         chance = torch.Generator(self._runner.device).manual_seed(seed)
         for at in range(0, len(order), rows):
@@ -84,7 +84,7 @@ class WaveWriter:
         return [answers[i] for i in range(len(prompts))]
 
     @torch.inference_mode()
-    def _wave(self, prompts: Sequence[Sequence[int]], chance: torch.Generator) -> list[Answer]:
+    def _wave(self, prompts: Sequence[Sequence[int]], chance: torch.Generator) -> list[WaveText]:
         runner, missing = self._runner, self._runner.batch - len(prompts)
         device = runner.device
         runner.rewind([0] * runner.batch)
@@ -129,7 +129,7 @@ class WaveWriter:
             n = int(found[0]) + 1 if len(found) else tokens.shape[1]
             # laws are as they are stored, so that a run that resumes trains on the same numbers
             answers.append(
-                Answer(tokens[row, :n].clone(), top_ids[row, :n].long(), top_probs[row, :n].float())
+                WaveText(tokens[row, :n].clone(), top_ids[row, :n].long(), top_probs[row, :n].float())
             )
         return answers
 
