@@ -134,7 +134,7 @@ def train_all(
 
 def table(results: dict[str, Any]) -> str:
     """What was made, in Markdown."""
-    seconds, prompts, where = results["seconds"], results["prompts"], results["environment"]
+    marks, prompts = results["marks"], results["prompts"]
     rows = []
     for kind, facts in results["drafters"].items():
         if facts is None:
@@ -152,12 +152,9 @@ def table(results: dict[str, Any]) -> str:
     head += " | tokens a call, chain | tree"
     return "\n".join(
         [
-            f"`{results['command']}`, on {where['gpu'] or where['cpu']}; torch {where['torch']}, transformers "
-            f"{where['transformers']}, commit {where['commit']}.",
-            "",
             f"{prompts['given']:,} prompts given, {prompts['asked']:,} that the target asked itself in "
-            f"{seconds['asked'] - seconds['loaded']:.0f} s; {prompts['answered']:,} answered in "
-            f"{seconds['written'] - seconds['asked']:.0f} s. β at temperature 1 on the 64 most probable tokens.",
+            f"{marks['asked'] - marks['loaded']:.0f} s; {prompts['answered']:,} answered in "
+            f"{marks['written'] - marks['asked']:.0f} s. β at temperature 1 on the 64 most probable tokens.",
             *([results["remark"]] if "remark" in results else []),
             "",
             *grid(head, rows),
@@ -276,7 +273,8 @@ def main() -> None:
         facts[kind] = json.loads(told.read_text(encoding="utf-8")) if told.is_file() else None
     results = {
         "benchmark": NAME, "command": command(NAME), **({"smoke": True} if SMOKE else {}), "environment": environment(),
-        "seconds": {name: round(value, 1) for name, value in marks.items()},
+        "seconds": round(time.perf_counter() - began, 1),
+        "marks": {name: round(value, 1) for name, value in marks.items()},
         "prompts": {"given": len(given), "asked": len(asked), "answered": done},
         "trainings": trained, "drafters": facts,
     }  # fmt: skip

@@ -200,7 +200,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "parameters": own["parameters"],
         "vocabulary": own["vocabulary"],
         "train_tokens": facts["texts"]["train_tokens"],
-        "temperature": facts["texts"]["settings"]["temperature"],
+        "temperature": training["temperature"],
         "loss": training["loss"],
         "training_s": training["seconds"],
         "positions": training["tokens"],

@@ -108,7 +108,7 @@ class WaveWriter:
             logits = runner.extend(last[:, None]).logits
             assert logits is not None
             values = logits[:, 0, : self._vocab].float()
-            faulty |= ~torch.isfinite(values.amax(-1))
+            faulty |= ~(ended | torch.isfinite(values.amax(-1)))
             last = self._drawn(values, chance)
             probs, ids = raw_law(values).topk(self._top, -1)
             written.append(last)
