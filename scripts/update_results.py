@@ -254,7 +254,8 @@ TOPICS = {
         engine_headline,
     ),
     "gpu": Topic(
-        "an H100 and an H200: passes against a copy's bandwidth, plain and speculative decoding beside transformers; drafters trained there",
+        "an H100: passes against a copy's bandwidth, plain and speculative decoding beside transformers; drafters "
+        "trained on an H200",
         {
             "gpu/h100": "Real sizes with random weights, and a pair trained on the way",
             "gpu/h100_builtin": "Laws of captured passes",
