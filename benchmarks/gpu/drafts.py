@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from safetensors.torch import load_file, save_file
 
 import sprinter
 from benchmarks.common import command, environment, grid
+from benchmarks.real.gate_prompts import records
 from benchmarks.smoke import SMOKE, scratch, sized
 from sprinter.engine.pair import Pair
 from sprinter.files import write_atomic
@@ -80,7 +81,7 @@ def asked_prompts(pair: Pair, count: int, seed: int = 0) -> list[str]:
     )  # fmt: skip
     found: dict[str, None] = {}
     for wave in range(-(-count // rows)):
-        for answer in waves.write([start] * rows, seed + wave):
+        for answer in waves.write([start] * rows, range(seed + wave * rows, seed + (wave + 1) * rows)):
             ended = int(answer.ids[-1]) in pair.models.target.eos_ids
             text = str(speaker.decode(answer.ids[:-1].tolist(), skip_special_tokens=True)).strip()
             if ended and 10 <= len(text) <= 900:
@@ -184,11 +185,6 @@ def join(folder: Path, target: str) -> None:
     save_file({**weights, EMBEDDING: table}, folder / "model.safetensors", {"format": "pt"})
     assert pair.tokenizer is not None
     pair.tokenizer.save_pretrained(folder)
-
-
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a JSON lines file."""
-    yield from (json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line)
 
 
 def say(line: str) -> None:

@@ -16,7 +16,6 @@ import sprinter
 from sprinter.cli import main
 from sprinter.errors import SprinterError
 from sprinter.training.drafts import data as texts_of
-from sprinter.training.drafts import waves
 from sprinter.training.drafts.settings import TextSettings
 from sprinter.training.drafts.waves import WaveWriter
 
@@ -35,16 +34,12 @@ def law_after(pair: sprinter.Pair, ids: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("read", [1, 2, 128])
-def test_waves_write_what_plain_decoding_writes(
-    read: int, pair: sprinter.Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two waves, the second one with a row to spare, and texts that end; prompts of ``read`` rows are read together."""
-    monkeypatch.setattr(waves, "_READ", read)
+def test_waves_write_what_plain_decoding_writes(pair: sprinter.Pair) -> None:
+    """Two waves, the second one smaller, and texts that end."""
     plain = pair.generate_batch(PROMPTS, method="autoregressive", max_new_tokens=12, temperature=0.0)
     wanted = [[token.id for token in one.tokens] for one in plain]
     end = wanted[1][4]
-    found = writer(pair).write(PROMPTS, 0)
+    found = writer(pair).write(PROMPTS, range(5))
     assert [one.ids.tolist() for one in found] == wanted
     for prompt, one in zip(PROMPTS, found, strict=True):
         law = law_after(pair, torch.tensor([*prompt, *one.ids.tolist()]))[len(prompt) - 1 : -1]
@@ -52,17 +47,29 @@ def test_waves_write_what_plain_decoding_writes(
         torch.testing.assert_close(one.top_probs, law.topk(5).values, atol=1e-3, rtol=1e-3)
         assert torch.equal(one.top_ids[:, 0], one.ids), "greedy tokens lead their laws"
     short = [
-        one.ids.tolist() for one in writer(pair, ends=[*pair.models.target.eos_ids, end]).write(PROMPTS, 0)
+        one.ids.tolist()
+        for one in writer(pair, ends=[*pair.models.target.eos_ids, end]).write(PROMPTS, range(5))
     ]
     assert short == [ids[: ids.index(end) + 1] if end in ids else ids for ids in wanted]
     assert len(short[1]) < 12
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_a_text_is_the_one_of_its_seed(temperature: float, pair: sprinter.Pair) -> None:
+    seeds = [11, 3, 3, 8, 700]
+    plain = pair.generate_batch(
+        PROMPTS, method="autoregressive", max_new_tokens=12, temperature=temperature, seed=seeds
+    )
+    for rows in (1, 3, 8):
+        found = writer(pair, rows=rows, temperature=temperature).write(PROMPTS, seeds)
+        assert [one.ids.tolist() for one in found] == [[token.id for token in one.tokens] for one in plain]
 
 
 def test_waves_draw_from_the_law_at_a_temperature(pair: sprinter.Pair) -> None:
     """The first token of 3,000 texts: chi-square with the ten most probable tokens as cells, bound at 1e-4."""
     prompt = [9, 4, 31, 7]
     count, temperature = 3000, 0.7
-    made = writer(pair, rows=500, new_tokens=1, temperature=temperature).write([prompt] * count, 3)
+    made = writer(pair, rows=500, new_tokens=1, temperature=temperature).write([prompt] * count, range(count))
     seen = Counter(int(one.ids[0]) for one in made)
     law = law_after(pair, torch.tensor(prompt))[-1].log().div(temperature).softmax(-1)
     top = law.topk(10)
@@ -70,10 +77,6 @@ def test_waves_draw_from_the_law_at_a_temperature(pair: sprinter.Pair) -> None:
     cells.append((1 - sum(p for p, _ in cells), count - sum(n for _, n in cells)))
     value = sum((n - count * p) ** 2 / (count * p) for p, n in cells if p > 1e-4)
     assert value < 35.6, value  # of chi-square with 10 degrees of freedom
-    again = writer(pair, rows=500, new_tokens=1, temperature=temperature).write([prompt] * count, 3)
-    assert [int(one.ids[0]) for one in again] == [int(one.ids[0]) for one in made]
-    other = writer(pair, rows=500, new_tokens=1, temperature=temperature).write([prompt] * count, 4)
-    assert [int(one.ids[0]) for one in other] != [int(one.ids[0]) for one in made]
 
 
 def test_a_target_that_gives_nan_is_refused(pair: sprinter.Pair) -> None:
@@ -85,23 +88,23 @@ def test_a_target_that_gives_nan_is_refused(pair: sprinter.Pair) -> None:
         replace(pair.models.target, model=model), pair.models.vocab_size, rows=3, prompt_tokens=8, new_tokens=4,
         temperature=1.0, top=5,
     )  # fmt: skip
-    with pytest.raises(SprinterError, match="logits are NaN or infinite in some text"):
-        broken.write(PROMPTS, 0)
-    assert len(made.write(PROMPTS, 0)) == 5
+    with pytest.raises(SprinterError, match="the target model's logits are NaN at position 0"):
+        broken.write(PROMPTS, range(5))
+    assert len(made.write(PROMPTS, range(5))) == 5
 
 
 def test_shards_that_are_written_together_are_those_of_single_ones(
     pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU: three shards in one go; a shard that is damaged is written again, alone, and the others are read."""
-    monkeypatch.setattr(texts_of, "_GPU_ROWS", 6)
+    monkeypatch.setattr(texts_of, "_WAVE", 21)
 
     class OnGpu(texts_of._Writer):
         def __init__(self, *given: object) -> None:
             super().__init__(*given)  # type: ignore[arg-type]
-            self._on_gpu, self.shards = True, 3
+            self._on_gpu, self.shards = True, texts_of._WAVE // 7
 
-    settings = TextSettings(new_tokens=10, prompt_tokens=16, shard=7, held_out=0.2, top=24, temperature=0.0)
+    settings = TextSettings(new_tokens=10, prompt_tokens=16, shard=7, held_out=0.2, top=24)
     alone = texts_of.write_texts(pair, [data], tmp_path / "alone", settings)
     monkeypatch.setattr(texts_of, "_Writer", OnGpu)
     tokens: list[int] = []

@@ -12,9 +12,11 @@ import typer
 from sprinter.cli.loading import Loading, load
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from sprinter.engine.pair import Pair
+    from sprinter.models.pair import LoadedModel
     from sprinter.training.drafts.data import TextsProgress
     from sprinter.training.drafts.run import LossPoint
 
@@ -90,40 +92,41 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object 
 
 
 def load_target(loading: Loading) -> tuple[Pair, PreTrainedModel]:
-    """The target as it was asked for, and its weights in float32: on the same GPU if it is on one, alone, that has room
-    for them, else on the CPU."""
+    """The target as it was asked for, and its weights in float32, where to train."""
     from torch import nn
 
     from sprinter import load_pair
-    from sprinter.models.memory import free_bytes
     from sprinter.models.pair import builtin_paths, load_models
 
     source = loading.target or builtin_paths()["target"]
     given = {name: value for name, value in loading.given().items() if name != "target"}
 
     pair = load(loading) if loading.target is not None else load_pair(source, **given)
-    target, device = pair.models.target, "cpu"
-    if (
-        isinstance(target.model, nn.Module)
-        and target.model.device.type == "cuda"
-        and "device_map" not in given
-    ):
-        room = free_bytes(target.model.device)
-        if room is None or 4 * target.size < room / 2:  # the rest is for training
-            device = str(target.model.device)
-        else:
-            _say(
-                f"training on the CPU: {4 * target.size / 1e9:.0f} GB of float32 weights leave no room on the GPU"
-            )
-    if (
-        target.weights == "float32"
-        and isinstance(target.model, nn.Module)
-        and str(target.model.device) == device
-    ):
+    target = pair.models.target
+    device = _place_of_training(target, "device_map" in given)
+    if isinstance(target.model, nn.Module) and target.weights == "float32" and target.model.device == device:
         return pair, target.module("distilling")
     options = {name: given[name] for name in ("tokenizer", "revision", "trust_remote_code") if name in given}
-    floats = load_models(source, device=device, dtype="float32", dequantise=True, **options)
+    floats = load_models(source, device=str(device), dtype="float32", dequantise=True, **options)
     return pair, floats.target.module("distilling")
+
+
+def _place_of_training(target: LoadedModel, spread: bool) -> torch.device:
+    """The target's GPU, if it is on one alone that has room for weights in float32 and as much again, else the CPU."""
+    import torch
+    from torch import nn
+
+    from sprinter.models.memory import free_bytes
+
+    model = target.model
+    if spread or not isinstance(model, nn.Module) or model.device.type != "cuda":
+        return torch.device("cpu")
+    more = 0 if target.weights == "float32" else 4 * target.size
+    room = free_bytes(model.device)
+    if room is None or 2 * more < room:
+        return model.device
+    _say(f"training on the CPU: {more / 1e9:.0f} GB of weights in float32 leave too little room on the GPU")
+    return torch.device("cpu")
 
 
 def on_texts(progress: TextsProgress) -> None:

@@ -60,11 +60,12 @@ class Batches:
         model: any model that has a runner; a model that cannot batch is run row by row.
         vocab: size of the common vocabulary.
         name: "target" or "draft", for messages.
+        compile: whether short forward passes are captured, as in ``make_runner``; their bits may differ.
     """
 
-    def __init__(self, model: LoadedModel, vocab: int, name: str) -> None:
+    def __init__(self, model: LoadedModel, vocab: int, name: str, compile: bool | None = False) -> None:
         self.device, self.hidden_size, self.vocab = model.model.device, model.hidden_size, vocab
-        self._model, self._name = model, name
+        self._model, self._name, self._compile = model, name, compile
         self._alone = runner_kind(model.model)[0] == "crop"
         self._runners: OrderedDict[tuple[int, int, int], Runner] = OrderedDict()
 
@@ -88,7 +89,9 @@ class Batches:
         # The results of a batch must depend on its step alone, so that a resumed run gives the same bits: a cache
         # is reused only for exactly its size.
         key = slot, rows, min(-(-room // _GRAIN) * _GRAIN, self._model.context)
-        runner = self._runners.pop(key, None) or make_runner(self._model.model, batch=rows, max_len=key[2])
+        runner = self._runners.pop(key, None) or make_runner(
+            self._model.model, batch=rows, max_len=key[2], compile=self._compile
+        )
         self._runners[key] = runner
         while len(self._runners) > _KEPT:
             self._runners.popitem(last=False)

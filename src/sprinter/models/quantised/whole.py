@@ -198,7 +198,7 @@ class _Forward:
         cosine, sine = (part.float().expand(batch, n, shape.turned).contiguous() for part in positions)
         if isinstance(cache, RowCache) and (call := self._stack.together(self._place, cache)) is not None:
             last = self._place + len(call.numbers) - 1
-            return self._stack.run(self._place, last, call, x, cosine, sine, mask, cache, self._place)
+            return self._stack.run(self._place, last, call, x, cosine, sine, mask, cache)
         return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
     def whole(
@@ -314,14 +314,15 @@ class _Call:
     """Layers that run in one call, and what that rests on.
 
     Args:
-        layers: they. members: their ``forward``. shape: of each.
+        first: number of the first one. layers: they. members: their ``forward``. shape: of each.
 
     Attributes:
         facts: an array, as the kernels take them. numbers: of the layers in the cache. shape: of each.
         ids: of the layers.
     """
 
-    def __init__(self, layers: list[Any], members: list[_Forward], shape: LayerShape) -> None:
+    def __init__(self, first: int, layers: list[Any], members: list[_Forward], shape: LayerShape) -> None:
+        self.first = first
         each = [member.facts() for member in members]
         self.facts, self.shape = (_Facts * len(each))(*each), shape
         self._held = [member.held for member in members]  # what the facts point to
@@ -412,7 +413,7 @@ class _Stack:
                 break
         if len(found) < 2:
             return None
-        call = _Call(found, members, shape[-1])
+        call = _Call(first, found, members, shape[-1])
         if len(found) == len(layers) and not any(layer._forward_hooks for layer in layers):
             self._calls[first] = call
         return call
@@ -447,12 +448,11 @@ class _Stack:
         sine: Tensor,
         mask: Tensor | None,
         cache: RowCache,
-        begins: int = 0,
     ) -> Tensor:
-        """The layers from number ``first`` to ``last`` of a call that begins with number ``begins``, in one go; shapes
-        as in ``_Forward``, x float32."""
+        """The layers from number ``first`` to ``last`` of a call, in one go; shapes as in ``_Forward``, x float32."""
         batch, n, _ = x.shape
-        numbers, facts = call.numbers[first - begins : last - begins + 1], call.facts[first - begins]
+        begin, end = first - call.first, last - call.first + 1
+        numbers, facts = call.numbers[begin:end], call.facts[begin]
         query = floats(batch, n, facts.heads, facts.d)
         keys, values, rows = cache.visible(numbers[0])
         attention = _attention(query, keys, values, mask, call.shape, rows, cache.span.flat)

@@ -56,10 +56,10 @@ _TASKS = ("task", "kind", "category")
 _SAME = ("format", "target_fingerprint", "weights", "vocab_size")
 _WRITING = ("seed", "temperature", "new_tokens", "top")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_GPU_ROWS = 1024
-"""Texts of a wave, if its memory allows."""
-_CACHE_SHARE = 1 / 3
-"""Part of a GPU's free memory for the caches of a wave."""
+_WAVE = 1024
+"""Texts of a wave at the most, if memory allows."""
+_CACHE_SHARE = 1 / 6
+"""Part of a GPU's free memory for the caches of a wave: long prompts take several times as much while they are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +152,17 @@ def write_texts(
     began, tokens, texts = time.perf_counter(), 0, list[TargetText]()
     shards = [prompts[at : at + settings.shard] for at in range(0, len(prompts), settings.shard)]
     paths = [out / f"texts-{number:05d}.safetensors" for number in range(len(shards))]
-    write, fresh = _Writer(pair, settings, len(prompts)), dict[int, list[TargetText]]()
+    write, fresh = _Writer(pair, settings), dict[int, list[TargetText]]()
     for number, (part, path) in enumerate(zip(shards, paths, strict=True)):
         first = number * settings.shard
         found = fresh.pop(number, None)
         if found is None and path.is_file():
             found = read_shard(path, _key(info, first, part))
         if found is None:
-            near = range(number, min(number + write.shards, len(shards)))
-            missing = [near_by for near_by in near if near_by == number or not paths[near_by].is_file()]
-            made = iter(write([prompt for i in missing for prompt in shards[i]], first))
+            near = range(number + 1, min(number + write.shards, len(shards)))
+            missing = [number, *(other for other in near if not paths[other].is_file())]
+            numbers = [i * settings.shard + j for i in missing for j in range(len(shards[i]))]
+            made = iter(write([prompts[i] for i in numbers], [settings.seed + i for i in numbers]))
             for i in missing:
                 fresh[i] = [*islice(made, len(shards[i]))]
                 tokens += sum(len(text.ids) - text.prompt for text in fresh[i])
@@ -249,51 +250,47 @@ class _Writer:
         shards: number of shards whose texts are best written together.
     """
 
-    def __init__(self, pair: Pair, settings: TextSettings, prompts: int) -> None:
+    def __init__(self, pair: Pair, settings: TextSettings) -> None:
         model = pair.models.target.model
-        self._pair, self._settings, self._prompts = pair, settings, prompts
-        self._top = min(settings.top, pair.models.vocab_size)
+        self._pair, self._settings = pair, settings
         self._on_gpu = isinstance(model, nn.Module) and model.device.type == "cuda"
         self._waves: WaveWriter | None = None
-        self.shards = max(1, 2 * _GPU_ROWS // settings.shard) if self._on_gpu else 1
+        self.shards = max(1, _WAVE // settings.shard) if self._on_gpu else 1
 
-    def __call__(self, prompts: Sequence[_DraftPrompt], first: int) -> list[TargetText]:
-        """Their texts; ``first``: number of the first prompt."""
+    def __call__(self, prompts: Sequence[_DraftPrompt], seeds: Sequence[int]) -> list[TargetText]:
+        """Their texts, of these seeds."""
         if not self._on_gpu:
-            return _answered(self._pair, prompts, first, self._settings, self._top)
+            return _answered(self._pair, prompts, seeds, self._settings)
         if self._waves is None:
             self._waves = self._made()
-        return _in_waves(self._waves, prompts, self._settings.seed + first)
+        answers = self._waves.write([prompt.ids for prompt in prompts], seeds)
+        return [
+            TargetText(
+                torch.cat([torch.tensor(prompt.ids), answer.ids]), len(prompt.ids), answer.top_ids,
+                answer.top_probs, prompt.task, False,
+            )
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]  # fmt: skip
 
     def _made(self) -> WaveWriter:
-        own, target = self._settings, self._pair.models.target
-        rows, room = min(_GPU_ROWS, self._prompts), free_bytes(target.module("waves").device)
+        own, models = self._settings, self._pair.models
+        rows, room = self.shards * own.shard, free_bytes(models.target.module("writing texts").device)
         if room is not None:
             longest = own.prompt_tokens + own.new_tokens
-            rows = max(1, min(rows, largest_batch([target.model], longest, int(room * _CACHE_SHARE))))
+            rows = max(1, min(rows, largest_batch([models.target.model], longest, int(room * _CACHE_SHARE))))
         return WaveWriter(
-            target, self._pair.models.vocab_size, rows=rows, prompt_tokens=own.prompt_tokens,
-            new_tokens=own.new_tokens, temperature=own.temperature, top=self._top,
+            models.target, models.vocab_size, rows=rows, prompt_tokens=own.prompt_tokens,
+            new_tokens=own.new_tokens, temperature=own.temperature, top=own.top,
         )  # fmt: skip
 
 
-def _in_waves(waves: WaveWriter, prompts: Sequence[_DraftPrompt], seed: int) -> list[TargetText]:
-    return [
-        TargetText(
-            torch.cat([torch.tensor(prompt.ids), answer.ids]), len(prompt.ids), answer.top_ids, answer.top_probs,
-            prompt.task, False,
-        )
-        for prompt, answer in zip(prompts, waves.write([prompt.ids for prompt in prompts], seed), strict=True)
-    ]  # fmt: skip
-
-
 def _answered(
-    pair: Pair, prompts: Sequence[_DraftPrompt], first: int, settings: TextSettings, top: int
+    pair: Pair, prompts: Sequence[_DraftPrompt], seeds: Sequence[int], settings: TextSettings
 ) -> list[TargetText]:
+    top = min(settings.top, pair.models.vocab_size)
     done = pair.generate_batch(
         [list(prompt.ids) for prompt in prompts], method="autoregressive", max_new_tokens=settings.new_tokens,
-        temperature=settings.temperature, seed=[settings.seed + first + i for i in range(len(prompts))],
-        logprobs=top, rows=min(settings.rows, len(prompts)),
+        temperature=settings.temperature, seed=[*seeds], logprobs=top, rows=min(settings.rows, len(prompts)),
     )  # fmt: skip
     texts = []
     for prompt, answer in zip(prompts, done, strict=True):

@@ -183,27 +183,28 @@ class Run:
         self._began = time.perf_counter()
 
     @property
-    def share(self) -> float:
-        """Part of the training that is done: of its steps, or of its time if that ends before."""
-        share = self.done / self.steps
+    def place(self) -> float:
+        """Where in its ``steps`` the training is: after those that were made, or further on where its time ends before
+        they all are."""
         if self.settings.minutes is None:
-            return share
+            return self.done
         spent = self.seconds + time.perf_counter() - self._began
-        return max(share, spent / (60 * self.settings.minutes))
+        return max(self.done, self.steps * spent / (60 * self.settings.minutes))
 
     @property
     def ended(self) -> bool:
         """Whether no step is left."""
-        return self.share >= 1.0
+        return self.place >= self.steps
 
     @property
     def expected(self) -> int:
         """Number of steps in all, as far as it can be told."""
-        return self.steps if self.settings.minutes is None else max(self.done, round(self.done / self.share))
+        place = self.place
+        return self.steps if place <= self.done else max(self.done, round(self.done * self.steps / place))
 
     def step(self, batch: TextBatch) -> None:
         """One optimizer step."""
-        loss = _WARM if self.share < self.settings.warm_up else parse_loss(self.settings.loss)
+        loss = _WARM if self.place < self.settings.warm_up * self.steps else parse_loss(self.settings.loss)
         found = self._losses(batch)
         parts = {name: found.parts[name] for name in LOSSES}
         own = loss.of(parts)
@@ -215,7 +216,7 @@ class Run:
         if not bool(torch.isfinite(value)):
             raise SprinterError(f"the loss is not finite at step {self.done}: try a smaller lr")
         for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.lr * _schedule(self.done, self.steps, self.share)
+            group["lr"] = self.settings.lr * _schedule(self.place, self.steps)
         self._optimizer.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_([*self._named.values()], _CLIP)
@@ -333,14 +334,13 @@ def loss_temperature(settings: TrainingSettings, texts: Texts) -> float:
     return own if 0 < own <= 1 else 1.0
 
 
-def _schedule(step: int, steps: int, share: float) -> float:
-    """Share of the peak learning rate, given the part of the training that is done, by steps or by time."""
+def _schedule(place: float, steps: int) -> float:
+    """Share of the peak learning rate."""
     ramp = max(1, round(_RAMP * steps))
-    if step < ramp and share < _RAMP:
-        return max((step + 1) / ramp, share / _RAMP)
-    top = ramp / steps if share <= step / steps else min(_RAMP, ramp / steps)
-    fallen = max(0.0, share - top) / max(1 / steps, 1 - top)
-    return _LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * min(1.0, fallen)))
+    if place < ramp:
+        return min(1.0, (place + 1) / ramp)
+    share = (place - ramp) / max(1, steps - ramp)
+    return _LEAST_LR + (1 - _LEAST_LR) * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ class TextSettings:
     """What the texts depend on, besides target and data.
 
     Args:
-        seed: seed of the texts that the target writes; text i has seed ``seed + i``, on a GPU a wave has one.
+        seed: seed of the texts that the target writes; text i has seed ``seed + i``.
         temperature: temperature that the target writes at. Its laws are stored raw (temperature 1).
         new_tokens: maximum number of tokens of an answer.
         prompt_tokens: maximum prompt length; running texts are truncated, examples beyond it are skipped.

@@ -1,7 +1,7 @@
 """Answers of the target written in waves on a GPU: all rows at once, draws and laws where the logits are.
 
-A GPU writes a thousand texts in little more time than one, if no text is handled on its own. So there is no refilling
-of rows that have ended, and no seed of each text: a wave has one generator.
+A GPU writes a thousand texts in little more time than one, if no text is handled on its own: rows that have ended wait
+for the last one. Draws are addressed as everywhere, so a text is the one that its seed gives in any other way.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sprinter.errors import SprinterError
-from sprinter.laws import raw_law
-from sprinter.models.choose import make_runner
-from sprinter.models.interface import Runner
+from sprinter.laws import Sampling, process, raw_law
 from sprinter.models.pair import LoadedModel
+from sprinter.random import AddressedDraws, Purpose, race, race_words
+from sprinter.training.batches import Batches, TrainBatch
 
 __all__ = ["WaveText", "WaveWriter"]
 
 _CHECKED = 16
 """Steps between looks at whether all texts have ended, each of which waits for the device."""
-_READ = 128
-"""Rows whose prompts are read together: the activations of long prompts take more memory than their caches."""
 
 
 class WaveText(NamedTuple):
@@ -40,7 +37,7 @@ class WaveText(NamedTuple):
 
 
 class WaveWriter:
-    """Writes answers with a runner of its own, which all waves share.
+    """Writes answers; waves of as many rows share a KV cache.
 
     Args:
         model: the target. vocab: size of the common vocabulary; logits beyond it are dropped.
@@ -62,64 +59,55 @@ class WaveWriter:
         top: int,
         ends: Sequence[int] | None = None,
     ) -> None:
-        self._runner: Runner = make_runner(
-            model.model, batch=rows, max_len=prompt_tokens + new_tokens, compile=model.compile
-        )
-        self._vocab, self._new, self._temperature, self._top = vocab, new_tokens, temperature, min(top, vocab)
-        self._ends = torch.tensor(model.eos_ids if ends is None else tuple(ends), device=self._runner.device)
+        self._batches = Batches(model, vocab, "target", compile=model.compile)
+        self._rows, self._room, self._new = rows, prompt_tokens + new_tokens, new_tokens
+        self._sampling, self._top = Sampling(temperature=temperature), min(top, vocab)
+        self._ends = torch.tensor(model.eos_ids if ends is None else tuple(ends), device=self._batches.device)
+        self._words = race_words(vocab, self._batches.device)
 
-    def write(self, prompts: Sequence[Sequence[int]], seed: int) -> list[WaveText]:
+    @torch.inference_mode()
+    def write(self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[WaveText]:
         """One answer for each prompt, in their order.
 
         Args:
-            prompts: token ids, at least one each.
-            seed: of the draws.
+            prompts: token ids, at least one each. seeds: of each text.
+
+        Raises:
+            SprinterError: the target's logits are not finite.
         """
-        rows, answers = self._runner.batch, dict[int, WaveText]()
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))  # little of a wave is padding
-        chance = torch.Generator(self._runner.device).manual_seed(seed)
-        for at in range(0, len(order), rows):
-            wave = order[at : at + rows]
-            answers |= zip(wave, self._wave([prompts[i] for i in wave], chance), strict=True)
+        answers: dict[int, WaveText] = {}
+        for part, batch in self._batches.open([prompts[i] for i in order], self._room, self._rows):
+            own = order[part]
+            draws = [AddressedDraws(seeds[i]) for i in own]
+            answers |= zip(own, self._wave(batch, [prompts[i] for i in own], draws), strict=True)
         return [answers[i] for i in range(len(prompts))]
 
-    @torch.inference_mode()
-    def _wave(self, prompts: Sequence[Sequence[int]], chance: torch.Generator) -> list[WaveText]:
-        runner, missing = self._runner, self._runner.batch - len(prompts)
-        device = runner.device
-        runner.rewind([0] * runner.batch)
-        whole = [*prompts, *([prompts[0][:1]] * missing)]  # rows without a text write one that nobody reads
-        before = [len(one) - 1 for one in whole]
-        for at in range(0, len(whole), _READ):
-            some = range(at, min(at + _READ, len(whole)))
-            if width := max(before[row] for row in some):
-                padded = torch.zeros(len(some), width, dtype=torch.int64)
-                for row in some:
-                    padded[row - at, : before[row]] = torch.tensor([*whole[row][:-1]], dtype=torch.int64)
-                counts = [before[row] for row in some]
-                runner.extend(padded.to(device), counts, logits=False, rows=list(some))
-        last = torch.tensor([one[-1] for one in whole], device=device)
-        ended = torch.zeros(len(whole), dtype=torch.bool, device=device)
-        ended[len(prompts) :] = True
-        faulty = torch.zeros_like(ended)
+    def _wave(
+        self, batch: TrainBatch, prompts: Sequence[Sequence[int]], draws: Sequence[AddressedDraws]
+    ) -> list[WaveText]:
+        device = self._batches.device
+        last = torch.tensor([one[-1] for one in prompts], device=device)
+        ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
         written: list[Tensor] = []
         tops: list[tuple[Tensor, Tensor]] = []
         for step in range(self._new):
-            logits = runner.extend(last[:, None]).logits
+            logits, _ = batch.feed(last[:, None])
             assert logits is not None
-            values = logits[:, 0, : self._vocab].float()
-            faulty |= ~(ended | torch.isfinite(values.amax(-1)))
-            last = self._drawn(values, chance)
+            values = logits[:, 0].float()
+            # the address of a token of plain decoding, whose rounds have one each
+            keys = [
+                own.address(step + 1, len(ids) + step, Purpose.TARGET)
+                for own, ids in zip(draws, prompts, strict=True)
+            ]
+            low, high = torch.tensor([[key & 0xFFFFFFFF, key >> 32] for key in keys], device=device).unbind(1)
+            last = race(process(values, self._sampling), low, high, self._words)
             probs, ids = raw_law(values).topk(self._top, -1)
             written.append(last)
             tops.append((ids.int(), probs.half()))
             ended |= torch.isin(last, self._ends)
             if step % _CHECKED == _CHECKED - 1 and bool(ended.all()):
                 break
-        if bool(faulty.any()):
-            raise SprinterError(
-                "the target's logits are NaN or infinite in some text: check its weights, and try dtype=float32"
-            )
         tokens = torch.stack(written, 1).cpu()
         top_ids, top_probs = (torch.stack(each, 1).cpu() for each in zip(*tops, strict=True))
         finished = torch.isin(tokens, self._ends.cpu())
@@ -132,11 +120,3 @@ class WaveWriter:
                 WaveText(tokens[row, :n].clone(), top_ids[row, :n].long(), top_probs[row, :n].float())
             )
         return answers
-
-    def _drawn(self, logits: Tensor, chance: torch.Generator) -> Tensor:
-        """One token for each row, by a race: the least exponential time over its law wins."""
-        if self._temperature == 0:
-            return logits.argmax(-1)
-        law = torch.softmax(logits / self._temperature, -1)
-        times = torch.empty_like(law).exponential_(generator=chance)
-        return (law / times).argmax(-1)
