@@ -106,7 +106,7 @@ def test_without_a_seed_texts_differ_and_the_seed_is_told(server: Running, pair:
     body = {"prompt": PROMPT, "max_tokens": 24}
     first, second = (server.post("/v1/completions", body).json()["choices"][0] for _ in range(2))
     assert first["text"] != second["text"]
-    told = {name: first["sprinter"][name] for name in ("seed", "switches")}
+    told = {name: first["sprinter"][name] for name in ("seed", "switches", "copy_switches")}
     assert made(pair, max_new_tokens=24, **told).text == first["text"]
 
 
