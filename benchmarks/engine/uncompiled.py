@@ -14,7 +14,8 @@ from sprinter.models.capture.trace import RowPass, own_attention
 
 def compile_nothing() -> None:
     """From now on every captured unit of this process runs eagerly."""
-    patch("sprinter.models.capture.runner.find_compiled", _find).start()
+    patch("sprinter.models.capture.units.find_compiled", _find).start()
+    patch("sprinter.engine.captured.compile_together", lambda recipes: None).start()
 
 
 def _find(recipe: Recipe, may_compile: bool) -> Compiled:

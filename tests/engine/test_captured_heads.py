@@ -13,7 +13,7 @@ from sprinter.heads.head import Head, HeadConfig
 from sprinter.models import choose
 from sprinter.models.capture.compiled import _key as compiled_key
 from sprinter.models.capture.graphs import GraphUnits
-from sprinter.models.capture.runner import CompiledUnits
+from sprinter.models.capture.units import CompiledUnits
 from sprinter.models.choose import _choose
 from sprinter.models.pair import LoadedModel, LoadedPair
 

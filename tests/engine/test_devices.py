@@ -15,9 +15,10 @@ import sprinter
 from sprinter.decode.draft import AskDraft, Draft, Stats
 from sprinter.decode.spec import parse_method
 from sprinter.engine import parts
-from sprinter.engine.captured import CapturedDraftSteps
+from sprinter.engine.captured import CapturedDraftSteps, captured_steps
 from sprinter.engine.driver import RowDriver
 from sprinter.engine.jobs import Models
+from sprinter.engine.rows import CacheRows
 from sprinter.engine.steps import Drafted, DraftRow
 from sprinter.errors import UserError
 from sprinter.laws import Sampling
@@ -71,7 +72,11 @@ def test_a_draft_on_another_device_writes_the_same_text(
         return [(token.id, token.origin, token.drift) for token in out.tokens]
 
     here = outcome()
-    monkeypatch.setattr(parts, "CapturedDraftSteps", ElsewhereDraftSteps)
+
+    def elsewhere(draft: CacheRows | None, target: CacheRows | None) -> Any:
+        return ElsewhereDraftSteps(draft) if draft else None, captured_steps(None, target)[1]
+
+    monkeypatch.setattr(parts, "captured_steps", elsewhere)
     assert outcome() == here
 
 

@@ -18,8 +18,9 @@ from sprinter.models.capture.attention import own_attention_kernel
 from sprinter.models.capture.compiled import _SOURCES, Recipe, cache_dir
 from sprinter.models.capture.compiled import _key as compiled_key
 from sprinter.models.capture.kernels import own_products
-from sprinter.models.capture.runner import PASS, CapturedRunner, CompiledUnits, Unit
+from sprinter.models.capture.runner import PASS, CapturedRunner, Unit
 from sprinter.models.capture.trace import own_attention
+from sprinter.models.capture.units import CompiledUnits
 from sprinter.models.choose import capture_kind
 from sprinter.models.runner import make_runner
 
@@ -274,7 +275,7 @@ def test_a_model_that_was_moved_has_the_same_code(monkeypatch: pytest.MonkeyPatc
     def find(recipe: Recipe, may_compile: bool) -> None:
         asked.append(compiled_key(recipe))
 
-    monkeypatch.setattr("sprinter.models.capture.runner.find_compiled", find)
+    monkeypatch.setattr("sprinter.models.capture.units.find_compiled", find)
     for place in ("here", "there"):
         model = fresh("llama")
         model.load_state_dict(tiny("llama").state_dict())

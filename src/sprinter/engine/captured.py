@@ -32,11 +32,13 @@ from sprinter.errors import SprinterError
 from sprinter.heads.features import DraftStep, read_features
 from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
+from sprinter.models.capture.compiled import Recipe
 from sprinter.models.capture.marks import hash_source
 from sprinter.models.capture.runner import LONGEST, CapturedRunner, ForwardPass, Unit
+from sprinter.models.capture.together import compile_together
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
-__all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit"]
+__all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit", "captured_steps"]
 
 
 def _truncates(sampling: Sampling) -> bool:
@@ -146,11 +148,13 @@ class CapturedDraftSteps:
 
     Args:
         rows: of any runner; steps run eagerly unless it is a ``CapturedRunner``.
+        passes: the target's forward passes, which will follow; what both lack is compiled together.
     """
 
-    def __init__(self, rows: CacheRows) -> None:
-        self._rows, self._eager = rows, EagerDraftSteps(rows)
+    def __init__(self, rows: CacheRows, passes: CapturedTargetPasses | None = None) -> None:
+        self._rows, self._eager, self._passes = rows, EagerDraftSteps(rows), passes
         self._units: dict[tuple[bool, tuple[tuple[str, int], ...], frozenset[str]], DraftUnit] = {}
+        self._begun: set[DraftUnit] = set()
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
         """See ``DraftSteps``."""
@@ -178,9 +182,13 @@ class CapturedDraftSteps:
         self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
     ) -> tuple[int, list[list[Drafted] | SprinterError]]:
         """The number of captured steps that ran, and their results for each row."""
-        began, steps = time.perf_counter(), _common(rows)
-        self._rows.begin([row.feed for row in rows], steps - 1)
+        steps = _common(rows)
         extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
+        if unit not in self._begun:
+            self._begun.add(unit)
+            self._compile(runner, unit, rows, extras[0])
+        began = time.perf_counter()
+        self._rows.begin([row.feed for row in rows], steps - 1)
         tokens, first = _padded([row.feed for row in rows], runner)
         counts = [first, *[[1] * len(rows)] * (steps - 1)]
         made = runner.run_steps(unit, tokens, counts, extras, [row.row for row in rows])
@@ -188,6 +196,17 @@ class CapturedDraftSteps:
             self._rows.nothing_read([row.feed for row in rows])
             return 0, [[] for _ in rows]
         return len(made), self._fetch(rows, unit, made, began)
+
+    def _compile(
+        self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow], extras: Sequence[Tensor]
+    ) -> None:
+        """Compile what the step and the target's passes lack, at the same time."""
+        missing = runner.missing(unit, extras)
+        if missing and self._passes:
+            truncates = any(_truncates(row.plan.sampling) for row in rows)
+            missing = [*self._passes.missing(truncates, extras), *missing]  # what takes longest goes first
+        if missing:
+            compile_together(missing)
 
     def _fetch(
         self, rows: Sequence[DraftRow], unit: DraftUnit, made: list[list[Tensor]], began: float
@@ -239,6 +258,11 @@ class CapturedTargetPasses:
         self._rows, self._eager = rows, EagerTargetPasses(rows)
         self._units = [TargetUnit(rows.vocab, truncates) for truncates in (False, True)]
 
+    def missing(self, truncates: bool, extras: Sequence[Tensor]) -> list[Recipe]:
+        """What must be compiled before passes with such extras run; see ``CapturedRunner.missing``."""
+        runner = self._rows.runner
+        return runner.missing(self._units[truncates], extras) if isinstance(runner, CapturedRunner) else []
+
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
         if any(row.adjust for row in rows):
@@ -271,6 +295,14 @@ class CapturedTargetPasses:
                 self._rows.end(feed, peaks[i][:n], feed.start) or own
             )  # values at padding are undefined
         return scored
+
+
+def captured_steps(
+    draft: CacheRows | None, target: CacheRows | None
+) -> tuple[CapturedDraftSteps | None, CapturedTargetPasses | None]:
+    """See ``StepsOfPair``."""
+    passes = CapturedTargetPasses(target) if target else None
+    return CapturedDraftSteps(draft, passes) if draft else None, passes
 
 
 _Asked = TypeVar("_Asked", DraftRow, TargetRow)

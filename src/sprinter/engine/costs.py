@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from sprinter.decode.costs import PassCosts
-from sprinter.engine.captured import CapturedDraftSteps, CapturedTargetPasses
+from sprinter.engine.captured import captured_steps
 from sprinter.engine.host import host_costs
 from sprinter.engine.jobs import DraftJob, Job, Models, TargetJob
 from sprinter.engine.pool import RunnerPool
@@ -191,7 +191,7 @@ def borrow(pair: LoadedPair, tokens: int, rows: int = 1) -> Models:
     target, draft = (
         None if one is None else RunnerPool(one).take(tokens, rows) for one in (pair.target, pair.draft)
     )
-    return Models(target, draft, pair.vocab_size, CapturedDraftSteps, CapturedTargetPasses)
+    return Models(target, draft, pair.vocab_size, captured_steps)
 
 
 def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,10 @@ from sprinter.engine.rows import FINAL, CacheRows, Feed
 from sprinter.engine.steps import (
     Drafted,
     DraftRow,
-    DraftSteps,
-    EagerDraftSteps,
-    EagerTargetPasses,
     Scored,
-    TargetPasses,
+    StepsOfPair,
     TargetRow,
+    eager_steps,
 )
 from sprinter.engine.trees import TipLaws, TreeRow, TreeSteps
 from sprinter.errors import SprinterError
@@ -96,7 +94,7 @@ class Models:
     Args:
         target, draft: runners with the same number of rows; None if no request needs the model.
         vocab: size of the common vocabulary.
-        draft_steps, target_passes: factories of draft steps and target forward passes; eager by default.
+        steps: makes draft steps and target forward passes; eager by default.
         held: what the rows of target and draft hold from earlier texts; None: nothing.
     """
 
@@ -105,18 +103,16 @@ class Models:
         target: Runner | None,
         draft: Runner | None,
         vocab: int,
-        draft_steps: Callable[[CacheRows], DraftSteps] = EagerDraftSteps,
-        target_passes: Callable[[CacheRows], TargetPasses] = EagerTargetPasses,
+        steps: StepsOfPair = eager_steps,
         held: tuple[HeldRows | None, HeldRows | None] = (None, None),
     ) -> None:
         self.target = CacheRows(target, vocab, "target", held[0]) if target else None
         self.draft = CacheRows(draft, vocab, "draft", held[1]) if draft else None
         self._vocab = vocab
-        self._steps: dict[type[Job], Any] = {}
+        drafting, passes = steps(self.draft, self.target)
+        self._steps: dict[type[Job], Any] = {DraftJob: drafting, TargetJob: passes}
         if self.draft:
-            self._steps |= {DraftJob: draft_steps(self.draft), TreeJob: TreeSteps(self.draft)}
-        if self.target:
-            self._steps[TargetJob] = target_passes(self.target)
+            self._steps[TreeJob] = TreeSteps(self.draft)
         rows = self.target or self.draft
         self._device = rows.runner.device if rows else torch.device("cpu")
         self._like = torch.empty(0, device=self._device)

@@ -29,7 +29,7 @@ from sprinter.random import Draws, Purpose
 
 __all__ = [
     "DraftPlan", "DraftRow", "DraftSteps", "Drafted", "EagerDraftSteps", "EagerTargetPasses", "Scored",
-    "TargetPasses", "TargetRow", "later",
+    "StepsOfPair", "TargetPasses", "TargetRow", "eager_steps", "later",
 ]  # fmt: skip
 
 
@@ -172,6 +172,10 @@ class TargetPasses(Protocol):
         ...
 
 
+StepsOfPair = Callable[[CacheRows | None, CacheRows | None], tuple[DraftSteps | None, TargetPasses | None]]
+"""Makes draft steps over the draft's rows and passes over the target's; None: the model is not used."""
+
+
 class EagerDraftSteps:
     """Draft steps one operation at a time, on any runner."""
 
@@ -312,6 +316,13 @@ class EagerTargetPasses:
             for i, law, raw in zip(fine, laws, raws, strict=True)
         }
         return [faults.get(i) or scored[i] for i in range(len(rows))]
+
+
+def eager_steps(
+    draft: CacheRows | None, target: CacheRows | None
+) -> tuple[EagerDraftSteps | None, EagerTargetPasses | None]:
+    """See ``StepsOfPair``."""
+    return EagerDraftSteps(draft) if draft else None, EagerTargetPasses(target) if target else None
 
 
 def _row_laws(logits: Tensor, rows: Sequence[TargetRow]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
-from sprinter.models.capture.runner import CapturedRunner, CompiledUnits, Units
+from sprinter.models.capture.runner import CapturedRunner, Units
+from sprinter.models.capture.units import CompiledUnits
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
 from sprinter.models.interface import Runner

@@ -34,7 +34,8 @@ from sprinter.models.capture.kernels import own_products
 from sprinter.models.capture.marks import digest, hash_file
 
 __all__ = [
-    "Compiled", "Recipe", "cache_dir", "compiled_files", "cpu_flags", "find_compiled", "forget_compiled",
+    "Compiled", "Recipe", "build", "cache_dir", "cannot_be_compiled", "compiled_files", "compiling", "cpu_flags",
+    "exported", "find_compiled", "forget_compiled", "keep_compiled", "stem_if_missing",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
@@ -44,7 +45,7 @@ _SOURCES = [
     for folder, names in {
         ".": ("laws", "random"),
         "heads": ("calibration", "features", "head", "networks"),
-        "models/capture": ("attention", "compiled", "kernels", "runner", "trace"),
+        "models/capture": ("attention", "compiled", "kernels", "runner", "trace", "units"),
         "models/runners": ("forward", "masks"),
     }.items()
     for name in names
@@ -80,24 +81,57 @@ def find_compiled(recipe: Recipe, may_compile: bool) -> Compiled | None:
         UserError: there is no C++ compiler, the model cannot be compiled, or the cache is not this user's own; with
             ``may_compile`` also if the code cannot be loaded.
     """
-    kind, cache = f"{recipe.name}-{_hash(_config(recipe.model))[:8]}", cache_dir()
-    if not may_compile and not any(cache.glob(f"{kind}-*.pt2")):
+    if not may_compile and not any(cache_dir().glob(f"{_kind(recipe)}-*.pt2")):
         return None  # early, because the key below reads all weights
     make_cache_dir()
-    stem = f"{kind}-{_key(recipe)}"
+    stem = _stem(recipe)
     loaded = _find(stem, may_compile)
     if loaded is not None or not may_compile:
         return loaded
-    # One process at a time: the compiler's own files are shared, and a waiting process may find its code compiled.
+    with compiling(lambda: not _on_disk(stem)) as cache:
+        if cache is not None:
+            _compile(recipe, stem, cache)
+        loaded = _find(stem, True)
+        if loaded is None and cache is None:  # what another process had written was damaged
+            _compile(recipe, stem, cache_dir())
+            loaded = _find(stem, True)
+    assert loaded is not None, "compiled code that was just written cannot be read back"
+    return loaded
+
+
+@contextmanager
+def compiling(needed: Callable[[], bool]) -> Iterator[Path | None]:
+    """Context in which this process alone compiles, the cache directory; None if ``needed`` says no by then.
+
+    The compiler's own files are shared, and a waiting process may find its code compiled.
+    """
+    if not needed():
+        yield None
+        return
+    make_cache_dir()
+    cache = cache_dir()
     with FileLock(cache / "compiling.lock"):
         for stale in cache.glob("tmp*.part"):  # left by a compilation that was killed
             shutil.rmtree(stale)
-        loaded = _find(stem, True)
-        if loaded is None:
-            made = _compile(recipe, stem, lambda: stem == f"{kind}-{_key(recipe)}")
-            loaded = _load(made, True)
-    assert loaded is not None, "compiled code that was just written cannot be read back"
-    return loaded
+        yield cache if needed() else None
+
+
+def _on_disk(stem: str) -> bool:
+    return any(cache_dir().glob(f"{stem}.*.pt2"))
+
+
+def stem_if_missing(recipe: Recipe) -> str | None:
+    """The beginning of the recipe's file name if there is no such file, else None."""
+    stem = _stem(recipe)
+    return None if _on_disk(stem) else stem
+
+
+def _kind(recipe: Recipe) -> str:
+    return f"{recipe.name}-{_hash(_config(recipe.model))[:8]}"
+
+
+def _stem(recipe: Recipe) -> str:
+    return f"{_kind(recipe)}-{_key(recipe)}"
 
 
 def _find(stem: str, must: bool) -> Compiled | None:
@@ -158,45 +192,63 @@ def cpu_flags() -> str:
 
 
 _WORDS = {
-    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "read": "a prompt's passes",
+    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes",
     "one": "one token of one row",
     "any": "any number of tokens", "some": "some of the rows",
 }  # fmt: skip
 """Parts of a recipe's name → words for messages."""
 
 
-def _compile(recipe: Recipe, stem: str, still: Callable[[], bool]) -> Path:
-    """Compile and write ``stem.HASH.pt2`` atomically, with the hash of the file itself.
-
-    Args:
-        recipe: what to compile.
-        stem: name of the recipe with its key.
-        still: whether the recipe still has this key; called after compiling.
-    """
-    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
-        raise UserError("compile=True needs a C++ compiler: install g++ (or set CXX), or use compile=False")
+def _compile(recipe: Recipe, stem: str, cache: Path) -> None:
+    """Compile and keep code in this process."""
     what, _, shape = recipe.name.partition("-")
+    program, options = exported(recipe)
     _log.warning("compiling %s (%s), once; about a minute", _WORDS.get(what, what), _WORDS.get(shape, shape))
-    name = type(recipe.model).__name__
-    with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache_dir()) as folder:
+    with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache) as folder:
         part = Path(folder) / "code.pt2"
         try:
-            with torch.no_grad(), _quiet():
-                from torch._inductor import aoti_compile_and_package
+            build(program, part, options)
+        except Exception as error:  # models fail to compile in many ways
+            raise UserError(cannot_be_compiled(recipe, first_line(error))) from error
+        keep_compiled(recipe, part, stem)
 
-                with own_products(), own_attention_kernel():
-                    aoti_compile_and_package(
-                        recipe.export(), package_path=str(part), inductor_configs=_options(recipe.model)
-                    )
-        except Exception as error:  # models fail to export or compile in many ways
-            why = first_line(error)
-            raise UserError(f"{name} cannot be compiled ({why[:200]}): use compile=False") from error
-        if not still():
-            raise UserError(f"{name} changed while it was compiled: ask again when its weights are at rest")
-        part.chmod(0o600)
-        path = cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2"
-        part.replace(path)
-    return path
+
+def exported(recipe: Recipe) -> tuple[torch.export.ExportedProgram, dict[str, Any]]:
+    """The program that ``build`` compiles, and the options for it."""
+    if shutil.which(os.environ.get("CXX", "g++")) is None and shutil.which("clang++") is None:
+        raise UserError("compile=True needs a C++ compiler: install g++ (or set CXX), or use compile=False")
+    try:
+        with torch.no_grad(), _quiet():
+            return recipe.export(), _options(recipe.model)
+    except Exception as error:  # models fail to export in many ways
+        raise UserError(cannot_be_compiled(recipe, first_line(error))) from error
+
+
+def build(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+    """Compile ``program`` into the file ``path``."""
+    with torch.no_grad(), _quiet():
+        from torch._inductor import aoti_compile_and_package
+
+        with own_products(), own_attention_kernel():
+            aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+def cannot_be_compiled(recipe: Recipe, why: str) -> str:
+    """The line for users."""
+    return f"{type(recipe.model).__name__} cannot be compiled ({why[:200]}): use compile=False"
+
+
+def keep_compiled(recipe: Recipe, part: Path, stem: str) -> None:
+    """Move compiled code to ``stem.HASH.pt2``, with the hash of the file itself, atomically.
+
+    Raises:
+        UserError: the model has changed since ``stem`` was made.
+    """
+    if stem != _stem(recipe):
+        name = type(recipe.model).__name__
+        raise UserError(f"{name} changed while it was compiled: ask again when its weights are at rest")
+    part.chmod(0o600)
+    part.replace(cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2")
 
 
 @contextmanager

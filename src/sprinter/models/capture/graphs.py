@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sprinter.errors import SprinterError, UserError, first_line
-from sprinter.models.capture.compiled import Compiled
+from sprinter.models.capture.compiled import Compiled, Recipe
 from sprinter.models.capture.marks import Watch, places
 from sprinter.models.capture.runner import Unit, as_module, split_inputs
 from sprinter.models.capture.trace import RowPass
@@ -94,6 +94,10 @@ class GraphUnits:
             self._graphs.clear()
             self._refused.clear()
             self._full = False
+
+    def missing(self, unit: Unit, single: bool, like: Sequence[Tensor]) -> list[Recipe]:
+        """See ``Units``: graphs are captured, not compiled."""
+        return []
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. If memory for another graph runs out, a warning is logged and new shapes run eagerly.

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
-from threading import Lock
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
 from transformers import PreTrainedModel
 
-from sprinter.models.capture.compiled import Compiled, Recipe, find_compiled
-from sprinter.models.capture.marks import Watch, digest
-from sprinter.models.capture.trace import RowPass, own_attention
+from sprinter.models.capture.compiled import Compiled, Recipe
+from sprinter.models.capture.trace import RowPass
 from sprinter.models.interface import ModelOutput
 from sprinter.models.runners.forward import CHUNK, StateFilter
 from sprinter.models.runners.row import RowRunner, Windows
@@ -32,11 +27,12 @@ __all__ = [
     "LONGEST",
     "PASS",
     "CapturedRunner",
-    "CompiledUnits",
     "ForwardPass",
+    "ReadUnit",
     "Unit",
     "Units",
     "as_module",
+    "parted",
     "split_inputs",
 ]
 
@@ -85,14 +81,14 @@ PASS = Unit()
 """The forward pass alone: logits ``[batch, n, vocab]`` and states ``[batch, n, d]``."""
 
 
-class _ReadUnit(Unit):
+class ReadUnit(Unit):
     """A forward pass without logits, as in prefill: only states ``[batch, n, d]``."""
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return run(lambda hidden: hidden[:, -1:])[1:]
 
 
-READ = _ReadUnit("read")
+READ = ReadUnit("read")
 
 
 @cache
@@ -100,7 +96,7 @@ def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
     """``PASS`` or ``READ``, extended by the states of some layers."""
     if not layers:
         return PASS if logits else READ
-    unit = Unit("pass", hidden_layers=layers) if logits else _ReadUnit("read", hidden_layers=layers)
+    unit = Unit("pass", hidden_layers=layers) if logits else ReadUnit("read", hidden_layers=layers)
     unit.hidden_layers = layers
     return unit
 
@@ -110,6 +106,16 @@ class Units(Protocol):
 
     def begin(self) -> None:
         """Called when a text begins: drops what was captured from a model that has changed since."""
+        ...
+
+    def missing(self, unit: Unit, single: bool, like: Sequence[Tensor]) -> list[Recipe]:
+        """What must be compiled before the unit runs, told once; none where nothing is compiled.
+
+        Args:
+            unit: the unit that will run.
+            single: whether the runner has one row.
+            like: extras and buffers.
+        """
         ...
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
@@ -165,6 +171,11 @@ class CapturedRunner(RowRunner):
         """
         made = self.run_steps(unit, tokens, [counts], [extras], rows)
         return made[0] if made else None
+
+    def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
+        """What must be compiled before the unit runs with such extras; told once."""
+        self._find_buffers()
+        return self._units.missing(unit, self.batch == 1, [*extras, *self._buffers])
 
     def run_steps(
         self,
@@ -259,15 +270,18 @@ class CapturedRunner(RowRunner):
     ) -> list[Tensor] | None:
         if tokens.shape[1] > LONGEST:
             return None
-        if not self._buffers:
-            if not self._made:
-                self._make_buffers()
-            self._buffers = self._cache.buffers()
+        self._find_buffers()
         if self._begins(counts, rows):
             self._units.begin()
         inputs = [tokens, *self._where(tokens.shape[1], counts, rows, trees), *extras, *self._buffers]
         captured = self._units.find(unit, rows is not None, inputs)
         return None if captured is None else captured(inputs)
+
+    def _find_buffers(self) -> None:
+        if not self._buffers:
+            if not self._made:
+                self._make_buffers()
+            self._buffers = self._cache.buffers()
 
     def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
         """Whether some row reads its first token in this call."""
@@ -309,130 +323,14 @@ def _output(made: Sequence[Tensor], logits: bool) -> ModelOutput:
     )
 
 
-_SIDE_BY_SIDE = 4
-"""Number of versions of a unit's code that are kept: several pairs may share a draft, each with its own gate."""
-
-
-class _CodeCache:
-    """Compiled code of one model that was loaded, or found missing; shared by all its runners."""
-
-    def __init__(self) -> None:
-        self._lock, self._watch = Lock(), Watch()
-        self._codes: dict[tuple[str, str, str], Compiled | None] = {}
-        self._units: WeakKeyDictionary[Unit, str] = WeakKeyDictionary()
-
-    def begin(self, model: PreTrainedModel) -> None:
-        """See ``Units``. Units are checked for changes too, when they are next used."""
-        with self._lock:
-            self._units.clear()
-            if self._watch.changed(model):
-                self._codes = {}
-
-    def find(
-        self, unit: Unit, shape: str, again: bool, load: Callable[[], Compiled | None]
-    ) -> Compiled | None:
-        """The code in this cache, else the result of ``load``; ``again``: call it also if it found nothing before."""
-        codes, own = self._codes, self._units.get(unit)
-        if own is None:
-            own = self._units[unit] = digest(unit)
-        key = (unit.key, shape, own)
-        if key not in codes or (again and codes[key] is None):
-            codes[key] = load()
-            others = [other for other in codes if other[:2] == key[:2]]
-            for other in others[:-_SIDE_BY_SIDE]:
-                del codes[other]
-        return codes[key]
-
-
-_shelves: WeakKeyDictionary[PreTrainedModel, _CodeCache] = WeakKeyDictionary()
-
-
-@dataclass(slots=True)
-class CompiledUnits:
-    """Units compiled for the CPU.
-
-    The code contains the weights of model and unit at the time of compilation. Both are checked for changes when a text
-    begins (a row reads its first token), so that a text is generated with the weights at its beginning.
-
-    Args:
-        model: a model that the row runner serves.
-        windows: its masks.
-        may_compile: compile code that is not on disk; False: use only code that is.
-    """
-
-    model: PreTrainedModel
-    windows: Windows
-    may_compile: bool
-    _shelf: _CodeCache = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._shelf = _shelves.setdefault(self.model, _CodeCache())
-
-    def begin(self) -> None:
-        """See ``Units``."""
-        self._shelf.begin(self.model)
-
-    def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
-        """See ``Units``. Shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows; "tree" and
-        "some-tree" if the visible keys differ between queries."""
-        if like[-1].shape[2] < FEWEST:
-            return None
-        if like[4].dim() == 3:
-            shape = "some-tree" if some else "tree"
-        else:
-            shape = "some" if some else "one" if like[0].numel() == 1 else "any"
-        return self._shelf.find(
-            unit,
-            shape,
-            self.may_compile,
-            lambda: find_compiled(self._recipe(unit, shape, like), self.may_compile),
-        )
-
-    def _recipe(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> Recipe:
-        facts = {
-            "unit": unit.key,
-            "shape": shape,
-            "windows": self.windows,
-            "attention": self.model.config._attn_implementation,
-        }
-        return Recipe(
-            f"{unit.name}-{shape}", self.model, unit, facts, lambda: self._export(unit, shape, like)
-        )
-
-    def _export(self, unit: Unit, shape: str, like: Sequence[Tensor]) -> torch.export.ExportedProgram:
-        """Export the unit with dtypes and sizes of the current inputs; batch and lengths stay dynamic."""
-        single, some, tree = shape == "one", shape.startswith("some"), shape.endswith("tree")
-        held = 3 if some else 2
-        batch, n, seen, slots = (1, 1, 24, 40) if single else (2, 6, 24, 40)
-        extras, buffers = split_inputs(like)
-        places, keys = torch.arange(seen - n, seen).expand(batch, n).contiguous(), torch.arange(seen)
-        if tree:
-            keys = keys.expand(batch, n, seen).contiguous()
-        inputs = (
-            torch.zeros(batch, n, dtype=torch.long),
-            places,
-            places.clone(),
-            torch.arange(batch),
-            keys,
-            [x[:1].expand(batch, *x.shape[1:]).clone() for x in extras],
-            [x.new_zeros(1 if single else held, x.shape[1], slots, x.shape[3]) for x in buffers],
-        )
-        rows = {} if single else {0: Dim("batch", min=1, max=4096)}
-        whole = {0: Dim("held", min=1, max=4096)} if some else rows
-        text = {} if single else {**rows, 1: Dim("n", min=1, max=LONGEST)}
-        visible = {**text, 2: Dim("seen", min=1)} if tree else {0: Dim("seen", min=1)}
-        dynamic = (
-            text, text, text, rows, visible,
-            [rows] * len(extras), [{**whole, 2: Dim("slots", min=FEWEST)}] * len(buffers),
-        )  # fmt: skip
-        module = as_module(RowPass(self.model, self.windows, some), unit)
-        with own_attention(self.model):
-            return torch.export.export(module, inputs, dynamic_shapes=dynamic, strict=False)
-
-
 def split_inputs(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Split a unit's inputs after the first five into extras and buffers: only buffers have four axes."""
-    return [x for x in inputs[5:] if x.dim() < 4], [x for x in inputs[5:] if x.dim() == 4]
+    return parted(inputs[5:])
+
+
+def parted(inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Split into extras and buffers."""
+    return [x for x in inputs if x.dim() < 4], [x for x in inputs if x.dim() == 4]
 
 
 def as_module(rows: RowPass, unit: Unit) -> nn.Module:

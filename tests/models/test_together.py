@@ -1,0 +1,171 @@
+"""Units that are compiled at the same time, by processes of their own."""
+
+import logging
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.models.tiny import fresh, tiny
+from torch import nn
+
+from sprinter.errors import UserError
+from sprinter.models.capture import together
+from sprinter.models.capture.compiled import Recipe
+from sprinter.models.capture.runner import PASS, CapturedRunner
+from sprinter.models.capture.together import compile_together
+from sprinter.models.capture.units import CompiledUnits
+from sprinter.models.runner import make_runner
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(together, "_cores", lambda: 2)
+    return tmp_path / "cache"
+
+
+def runner_of(model: Any, may_compile: bool = True) -> CapturedRunner:
+    return CapturedRunner(model, 1, 40, {"": None}, CompiledUnits(model, {"": None}, may_compile))
+
+
+def recipes(count: int = 2, model: Any = None) -> list[Recipe]:
+    """Recipes of a program of one addition."""
+
+    class Add(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    def export() -> torch.export.ExportedProgram:
+        return torch.export.export(Add(), (torch.zeros(2),))
+
+    return [
+        Recipe("pass-any", model or tiny("gpt2"), nn.Identity(), {"number": i}, export) for i in range(count)
+    ]
+
+
+def left(cache: Path) -> list[str]:
+    return sorted(path.suffix for path in cache.glob("*") if path.suffix != ".lock")
+
+
+def test_what_two_processes_compile_is_what_one_would_run(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokens = fresh("llama"), torch.tensor([[3, 9, 11]])
+    runner = runner_of(model)
+    missing = runner.missing(PASS, [])
+    assert [one.name for one in missing] == ["pass-any", "pass-one"]
+    assert runner.missing(PASS, []) == []  # told once
+    compile_together(missing)
+    assert left(cache) == [".pt2", ".pt2"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "compiling 2 parts of the models, once, 2 at a time; a minute or two",
+        "1 of 2 parts are compiled",
+        "2 of 2 parts are compiled",
+    ]
+    other, row = runner_of(model, may_compile=False), make_runner(model, batch=1, max_len=40)
+    for given in (tokens, tokens[:, :1]):
+        (logits, _), expected = other.run(PASS, given, None) or (None, None), row.extend(given).logits
+        assert logits is not None and expected is not None
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_code_on_disk_is_not_compiled_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = recipes()
+    compile_together(pair)
+    assert left(cache) == [".pt2", ".pt2"]
+    monkeypatch.setattr(together, "_start", None)
+    compile_together(pair)
+    compile_together([*pair, *recipes(3)[2:]])  # a single one is left to its first use
+    assert left(cache) == [".pt2", ".pt2"]
+
+
+def test_a_single_one_and_large_models_are_left_to_their_first_use(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compile_together(recipes(1))
+    monkeypatch.setattr(together, "_LARGE", 10)
+    compile_together(recipes())
+    monkeypatch.undo()
+    monkeypatch.setenv("SPRINTER_CACHE", str(cache))
+    monkeypatch.setattr(together, "_cores", lambda: 1)
+    compile_together(recipes())
+    assert not cache.exists()
+
+
+def test_the_line_of_a_process_that_fails(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        (folder / "error").write_text("no such instruction")
+
+    real = together._start
+
+    def start(recipe: Recipe, stem: str, cache: Path, stack: Any) -> Any:
+        job = real(recipe, stem, cache, stack)
+        job.process.wait()
+        refuse(job.folder)
+        return job
+
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(
+        UserError, match=r"GPT2LMHeadModel cannot be compiled \(its process ended with the code 1\)"
+    ):
+        compile_together(recipes())
+    monkeypatch.setattr(together, "_start", start)
+    with pytest.raises(UserError, match=r"compiled \(no such instruction\): use compile=False"):
+        compile_together(recipes())
+    assert left(cache) == []
+
+
+def test_the_processes_end_with_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(command: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        began.append(real(["sleep", "60"], **more))
+        return began[-1]
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compile_together(recipes())
+    assert len(began) == 2 and all(process.poll() is not None for process in began)
+    assert left(cache) == []
+
+
+def test_a_model_that_changes_meanwhile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, real = fresh("gpt2"), together._finish
+
+    def finish(job: Any) -> None:
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)
+        real(job)
+
+    monkeypatch.setattr(together, "_finish", finish)
+    with pytest.raises(UserError, match="changed while it was compiled"):
+        compile_together(recipes(model=model))
+    assert left(cache) == []
+
+
+def test_what_a_process_is_given_is_what_it_compiles(cache: Path, tmp_path: Path) -> None:
+    """``main``, in this process: code on success, the error's line on failure; the number of threads is restored."""
+    threads = torch.get_num_threads()
+    (tmp_path / "job.json").write_text('{"threads": 1, "options": {}}')
+    assert together.main(tmp_path) == 1 and "program.pt2" in (tmp_path / "error").read_text()
+    torch.export.save(recipes(1)[0].export(), tmp_path / "program.pt2")
+    assert together.main(tmp_path) == 0 and (tmp_path / "code.pt2").stat().st_size > 0
+    assert torch.get_num_threads() == threads
+
+
+def test_the_lines_are_warnings(
+    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    with pytest.raises(UserError):
+        compile_together(recipes())
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
