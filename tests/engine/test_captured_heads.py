@@ -94,7 +94,7 @@ def test_heads_of_another_architecture_are_other_code(frozen: FrozenCode) -> Non
     swapped.network._activation = nn.functional.tanh
     for head in (*heads.values(), swapped):
         unit = DraftUnit(VOCAB, False, {"gate": head}, CPU)
-        keys.append(compiled_key(units._recipe(unit, "one", ())))
+        keys.append(compiled_key(units._recipe(unit, "one", (), ())))
     assert len(set(keys)) == 3
 
 

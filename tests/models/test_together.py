@@ -1,9 +1,8 @@
 """Units that are compiled at the same time, by processes of their own."""
 
-import logging
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SPRINTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(together, "_cores", lambda: 2)
     return tmp_path / "cache"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiler and no helper: this process writes a file for each program."""
+
+    def build(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
+        assert program.module()(torch.zeros(2)).tolist() == [1, 1]
+        path.write_bytes(b"code")
+
+    monkeypatch.setattr(sys, "executable", "false")
+    monkeypatch.setattr(together, "build", build)
 
 
 def runner_of(model: Any, may_compile: bool = True) -> CapturedRunner:
@@ -61,7 +72,7 @@ def test_what_two_processes_compile_is_what_one_would_run(
     assert runner.missing(PASS, []) == []  # told once
     compile_together(missing)
     assert left(cache) == [".pt2", ".pt2"]
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "sprinter"] == [
         "compiling 2 parts of the models, once, 2 at a time; a minute or two",
         "1 of 2 parts are compiled",
         "2 of 2 parts are compiled",
@@ -73,11 +84,12 @@ def test_what_two_processes_compile_is_what_one_would_run(
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("quick")
 def test_code_on_disk_is_not_compiled_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = recipes()
     compile_together(pair)
     assert left(cache) == [".pt2", ".pt2"]
-    monkeypatch.setattr(together, "_start", None)
+    monkeypatch.setattr(together, "_compile_all", None)
     compile_together(pair)
     compile_together([*pair, *recipes(3)[2:]])  # a single one is left to its first use
     assert left(cache) == [".pt2", ".pt2"]
@@ -96,30 +108,34 @@ def test_a_single_one_and_large_models_are_left_to_their_first_use(
     assert not cache.exists()
 
 
-def test_the_line_of_a_process_that_fails(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(folder: Path) -> None:
-        (folder / "error").write_text("no such instruction")
+@pytest.mark.usefixtures("quick")
+def test_a_helper_that_cannot_start_is_not_needed(cache: Path) -> None:
+    compile_together(recipes())
+    assert left(cache) == [".pt2", ".pt2"]
 
-    real = together._start
 
-    def start(recipe: Recipe, stem: str, cache: Path, stack: Any) -> Any:
-        job = real(recipe, stem, cache, stack)
-        job.process.wait()
-        refuse(job.folder)
-        return job
-
+def test_a_helper_that_dies_with_its_work(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
+    monkeypatch.setattr(together, "_work", lambda folder: False)
     with pytest.raises(
-        UserError, match=r"GPT2LMHeadModel cannot be compiled \(its process ended with the code 1\)"
+        UserError, match=r"GPT2LMHeadModel cannot be compiled \(.*process ended with the code 1"
     ):
-        compile_together(recipes())
-    monkeypatch.setattr(together, "_start", start)
-    with pytest.raises(UserError, match=r"compiled \(no such instruction\): use compile=False"):
         compile_together(recipes())
     assert left(cache) == []
 
 
-def test_the_processes_end_with_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_of_a_program_that_cannot_be_compiled(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def put(todo: Path, recipe: Recipe) -> None:
+        todo.write_text("{}")  # and no program
+
+    monkeypatch.setattr(sys, "executable", "false")
+    monkeypatch.setattr(together, "_put", put)
+    with pytest.raises(UserError, match=r"cannot be compiled \(.*0\.pt2.*\): use compile=False"):
+        compile_together(recipes())
+    assert left(cache) == []
+
+
+def test_the_helpers_end_with_an_interruption(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 
@@ -127,45 +143,34 @@ def test_the_processes_end_with_an_interruption(cache: Path, monkeypatch: pytest
         began.append(real(["sleep", "60"], **more))
         return began[-1]
 
-    def interrupt(seconds: float) -> None:
+    def interrupt(folder: Path) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    monkeypatch.setattr(time, "sleep", interrupt)
+    monkeypatch.setattr(together.subprocess, "Popen", popen)
+    monkeypatch.setattr(together, "_work", interrupt)
     with pytest.raises(KeyboardInterrupt):
         compile_together(recipes())
-    assert len(began) == 2 and all(process.poll() is not None for process in began)
+    assert len(began) == 1 and began[0].poll() is not None
     assert left(cache) == []
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_model_that_changes_meanwhile(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, real = fresh("gpt2"), together._finish
+    model, real = fresh("gpt2"), together._work
 
-    def finish(job: Any) -> None:
+    def work(folder: Path) -> bool:
         with torch.no_grad():
             next(model.parameters()).add_(1.0)
-        real(job)
+        return real(folder)
 
-    monkeypatch.setattr(together, "_finish", finish)
+    monkeypatch.setattr(together, "_work", work)
     with pytest.raises(UserError, match="changed while it was compiled"):
         compile_together(recipes(model=model))
     assert left(cache) == []
 
 
-def test_what_a_process_is_given_is_what_it_compiles(cache: Path, tmp_path: Path) -> None:
-    """``main``, in this process: code on success, the error's line on failure; the number of threads is restored."""
-    threads = torch.get_num_threads()
-    (tmp_path / "job.json").write_text('{"threads": 1, "options": {}}')
-    assert together.main(tmp_path) == 1 and "program.pt2" in (tmp_path / "error").read_text()
-    torch.export.save(recipes(1)[0].export(), tmp_path / "program.pt2")
-    assert together.main(tmp_path) == 0 and (tmp_path / "code.pt2").stat().st_size > 0
-    assert torch.get_num_threads() == threads
-
-
-def test_the_lines_are_warnings(
-    cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "false")
-    with pytest.raises(UserError):
-        compile_together(recipes())
-    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+def test_a_helper_leaves_when_nothing_is_left_or_nobody_waits(tmp_path: Path) -> None:
+    together._help(tmp_path, parent=-1, threads=torch.get_num_threads())
+    (tmp_path / "whole").touch()
+    together._help(tmp_path, parent=os.getppid(), threads=torch.get_num_threads())
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]

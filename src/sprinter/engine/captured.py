@@ -34,7 +34,7 @@ from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
 from sprinter.models.capture.compiled import Recipe
 from sprinter.models.capture.marks import hash_source
-from sprinter.models.capture.runner import LONGEST, CapturedRunner, ForwardPass, Unit
+from sprinter.models.capture.runner import LONGEST, READ, CapturedRunner, ForwardPass, Unit
 from sprinter.models.capture.together import compile_together
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
@@ -300,7 +300,10 @@ class CapturedTargetPasses:
 def captured_steps(
     draft: CacheRows | None, target: CacheRows | None
 ) -> tuple[CapturedDraftSteps | None, CapturedTargetPasses | None]:
-    """See ``StepsOfPair``."""
+    """See ``StepsOfPair``. What both models lack to read prompts is compiled at the same time."""
+    runners = [rows.runner for rows in (target, draft) if rows]
+    captured = [runner for runner in runners if isinstance(runner, CapturedRunner)]
+    compile_together([one for runner in captured for one in runner.missing(READ, [])])
     passes = CapturedTargetPasses(target) if target else None
     return CapturedDraftSteps(draft, passes) if draft else None, passes
 

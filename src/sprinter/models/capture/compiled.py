@@ -192,7 +192,7 @@ def cpu_flags() -> str:
 
 
 _WORDS = {
-    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes",
+    "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "read": "a prompt's passes",
     "one": "one token of one row",
     "any": "any number of tokens", "some": "some of the rows",
 }  # fmt: skip

@@ -26,6 +26,7 @@ __all__ = [
     "FEWEST",
     "LONGEST",
     "PASS",
+    "READ",
     "CapturedRunner",
     "ForwardPass",
     "ReadUnit",

@@ -1,7 +1,8 @@
-"""Several units compiled at the same time, each by a Python process of its own.
+"""Several units compiled at the same time: by this process and by helpers, Python processes of their own.
 
-The compiler spends most of its time in Python, on one core. The models are exported here, because they need not be
-importable elsewhere; a process reads the exported program, which contains the weights, and writes compiled code.
+The compiler spends most of its time in Python, on one core. All units are exported here, because a model need not be
+importable elsewhere; an exported program contains its weights. Programs lie in a folder, from which each process takes
+one after the other: ``N.todo`` becomes ``N.taken``, then ``N.done`` (the code) or ``N.error`` (a line).
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,14 +35,7 @@ __all__ = ["compile_together"]
 _log = logging.getLogger("sprinter")
 _LARGE = 512 * 2**20
 """Bytes of weights from which units are compiled one after the other: each process holds several copies."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    recipe: Recipe
-    stem: str
-    folder: Path
-    process: subprocess.Popen[bytes]
+_PAUSE_S = 0.05
 
 
 def compile_together(recipes: Sequence[Recipe]) -> None:
@@ -62,12 +54,8 @@ def compile_together(recipes: Sequence[Recipe]) -> None:
         _log.warning(
             "compiling %d parts of the models, once, %d at a time; a minute or two", len(missing), at_once
         )
-        with ExitStack() as stack:
-            running: list[_Job] = []
-            stack.callback(_end, running)
-            for done, job in enumerate(_finished(missing, cache, at_once, running, stack), 1):
-                _finish(job)
-                _log.warning("%d of %d parts are compiled", done, len(missing))
+        with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache) as folder:
+            _compile_all(missing, Path(folder), at_once)
 
 
 def _missing(recipes: Sequence[Recipe]) -> list[tuple[Recipe, str]]:
@@ -75,63 +63,94 @@ def _missing(recipes: Sequence[Recipe]) -> list[tuple[Recipe, str]]:
     return [(recipe, stem) for recipe, stem in stems if stem is not None]
 
 
-def _finished(
-    missing: Sequence[tuple[Recipe, str]], cache: Path, at_once: int, running: list[_Job], stack: ExitStack
-) -> Iterator[_Job]:
-    """Start all jobs, ``at_once`` at a time, and yield each when its process has ended."""
-    left = list(missing)
-    while left or running:
-        ended = next((job for job in running if job.process.poll() is not None), None)
-        if ended is not None:
-            running.remove(ended)
-            yield ended
-        elif left and len(running) < at_once:
-            running.append(_start(*left.pop(0), cache, stack))
-        else:
-            time.sleep(0.05)
-
-
-def _start(recipe: Recipe, stem: str, cache: Path, stack: ExitStack) -> _Job:
-    folder = Path(stack.enter_context(TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache)))
-    program, options = exported(recipe)
-    torch.export.save(program, folder / "program.pt2")
-    told = {"threads": torch.get_num_threads(), "options": options}
-    (folder / "job.json").write_text(json.dumps(told))
-    home = str(Path(__file__).parents[3])
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
-    command = [sys.executable, "-m", "sprinter.models.capture.together", str(folder)]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": path}, stdin=quiet, stdout=quiet, stderr=quiet
-    )
-    return _Job(recipe, stem, folder, process)
-
-
-def _finish(job: _Job) -> None:
-    """Keep what a process has compiled."""
-    if job.process.returncode:
-        told = job.folder / "error"
-        code = job.process.returncode
-        why = told.read_text() if told.exists() else f"its process ended with the code {code}"
-        raise UserError(cannot_be_compiled(job.recipe, why))
-    keep_compiled(job.recipe, job.folder / "code.pt2", job.stem)
-
-
-def _end(running: Sequence[_Job]) -> None:
-    """End the processes that still run, after an error or an interruption."""
-    for job in running:
-        job.process.kill()
-        job.process.wait()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _compile_all(missing: Sequence[tuple[Recipe, str]], folder: Path, at_once: int) -> None:
+    helpers: list[subprocess.Popen[bytes]] = []
     try:
-        yield
+        helpers.extend(_start(folder) for _ in range(at_once - 1))
+        for number, (recipe, _) in enumerate(missing):
+            _put(folder / f"{number}.todo", recipe)
+        (folder / "whole").touch()
+        left = dict(enumerate(missing))
+        while left:
+            worked = _work(folder)
+            alive = any(helper.poll() is None for helper in helpers)
+            for number in list(left):
+                if _keep(folder / str(number), *left[number]):
+                    del left[number]
+                    _log.warning("%d of %d parts are compiled", len(missing) - len(left), len(missing))
+            if left and not worked:
+                if not alive:
+                    codes = ", ".join(str(helper.returncode) for helper in helpers)
+                    why = f"the compiler's process ended with the code {codes}"
+                    raise UserError(cannot_be_compiled(next(iter(left.values()))[0], why))
+                time.sleep(_PAUSE_S)
     finally:
-        torch.set_num_threads(before)
+        for helper in helpers:
+            helper.kill()
+            helper.wait()
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    threads = str(torch.get_num_threads())  # part of the code
+    home, quiet = str(Path(__file__).parents[3]), subprocess.DEVNULL
+    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+    return subprocess.Popen(
+        [sys.executable, "-m", "sprinter.models.capture.together", str(folder), threads],
+        env={**os.environ, "PYTHONPATH": path},
+        stdin=quiet,
+        stdout=quiet,
+        stderr=quiet,
+    )
+
+
+def _put(todo: Path, recipe: Recipe) -> None:
+    program, options = exported(recipe)
+    torch.export.save(program, todo.with_suffix(".pt2"))
+    part = todo.with_suffix(".json")
+    part.write_text(json.dumps(options))
+    part.rename(todo)
+
+
+def _keep(place: Path, recipe: Recipe, stem: str) -> bool:
+    """Keep code that is done; whether it is."""
+    error, done = place.with_suffix(".error"), place.with_suffix(".done")
+    if error.exists():
+        raise UserError(cannot_be_compiled(recipe, error.read_text()))
+    if not done.exists():
+        return False
+    keep_compiled(recipe, done, stem)
+    return True
+
+
+def _work(folder: Path) -> bool:
+    """Compile the first program that nobody has taken; whether there was one."""
+    for todo in sorted(folder.glob("*.todo")):
+        taken = todo.with_suffix(".taken")
+        try:
+            todo.rename(taken)
+        except FileNotFoundError:  # another process was faster
+            continue
+        code = folder / f"{todo.stem}-code.pt2"
+        options = json.loads(taken.read_text())
+        try:
+            build(torch.export.load(todo.with_suffix(".pt2")), code, options)
+        except Exception as error:  # models fail to compile in many ways
+            line = folder / f"{todo.stem}-line"
+            line.write_text(first_line(error))
+            line.rename(todo.with_suffix(".error"))
+        else:
+            code.rename(todo.with_suffix(".done"))
+        return True
+    return False
+
+
+def _help(folder: Path, parent: int, threads: int) -> None:
+    """Work until all programs are taken, or the process that began is gone."""
+    torch.set_num_threads(threads)
+    while _work(folder) or not (folder / "whole").exists():
+        if os.getppid() != parent:
+            return
+        time.sleep(_PAUSE_S)
 
 
 def _cores() -> int:
@@ -142,17 +161,5 @@ def _bytes(recipe: Recipe) -> int:
     return sum(weight.numel() * weight.element_size() for weight in recipe.model.parameters())
 
 
-def main(folder: Path) -> int:
-    """Compile the program in ``folder``; returns the exit status. An error's line is written into the folder."""
-    told = json.loads((folder / "job.json").read_text())
-    try:
-        with _threads(told["threads"]):
-            build(torch.export.load(folder / "program.pt2"), folder / "code.pt2", told["options"])
-    except Exception as error:  # models fail to compile in many ways
-        (folder / "error").write_text(first_line(error))
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    _help(Path(sys.argv[1]), os.getppid(), int(sys.argv[2]))

@@ -98,14 +98,16 @@ class CompiledUnits:
         """See ``Units``."""
         if not self.may_compile or like[-1].shape[2] < FEWEST:
             return []
-        shapes = [shape for shape in ("any", "one" if single else "some") if self._shelf.lacks(unit, shape)]
-        return [self._recipe(unit, shape, *parted(like)) for shape in shapes]
+        shapes = ["any"] if isinstance(unit, ReadUnit) else ["any", "one" if single else "some"]
+        return [
+            self._recipe(unit, shape, *parted(like)) for shape in shapes if self._shelf.lacks(unit, shape)
+        ]
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. Shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows; "tree" and
         "some-tree" if the visible keys differ between queries."""
-        if like[-1].shape[2] < FEWEST or isinstance(unit, ReadUnit):
-            return None  # a prompt's pass is long: compiling it would take longer than it ever saves
+        if like[-1].shape[2] < FEWEST:
+            return None
         if like[4].dim() == 3:
             shape = "some-tree" if some else "tree"
         else:
