@@ -1,5 +1,7 @@
 """Captured draft steps hold their heads: other heads, or heads that change, are other code."""
 
+from weakref import WeakKeyDictionary
+
 import pytest
 import torch
 from tests.models.eager_units import FrozenCode
@@ -11,6 +13,7 @@ import sprinter
 from sprinter.engine.captured import DraftUnit
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.models import choose
+from sprinter.models.capture.compiled import Recipe
 from sprinter.models.capture.compiled import _key as compiled_key
 from sprinter.models.capture.graphs import GraphUnits
 from sprinter.models.capture.units import CompiledUnits
@@ -96,6 +99,20 @@ def test_heads_of_another_architecture_are_other_code(frozen: FrozenCode) -> Non
         unit = DraftUnit(VOCAB, False, {"gate": head}, CPU)
         keys.append(compiled_key(units._recipe(unit, "one", (), ())))
     assert len(set(keys)) == 3
+
+
+def test_what_a_text_needs_is_compiled_together(frozen: FrozenCode, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Recipe] = []
+    monkeypatch.setattr("sprinter.models.capture.units._shelves", WeakKeyDictionary())
+    monkeypatch.setattr("sprinter.engine.captured.compile_together", told.extend)
+    pair = pair_with(gate(0.0))
+    origins(pair)
+    assert [one.name for one in told] == [
+        "read-any", "read-any", "target-any", "target-one", "draft-any", "draft-one",
+    ]  # fmt: skip
+    assert {compiled_key(one) for one in told} >= set(frozen.looks)
+    origins(pair)
+    assert len(told) == 6
 
 
 def test_few_codes_of_one_unit_are_held(frozen: FrozenCode) -> None:

@@ -40,7 +40,7 @@ class EagerUnits:
     def begin(self) -> None:
         self.begun += 1
 
-    def missing(self, unit: Unit, single: bool, like: Sequence[Tensor]) -> list[Recipe]:
+    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
         return []
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled:

@@ -38,7 +38,14 @@ from sprinter.models.capture.runner import LONGEST, READ, CapturedRunner, Forwar
 from sprinter.models.capture.together import compile_together
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
-__all__ = ["CapturedDraftSteps", "CapturedTargetPasses", "DraftUnit", "TargetUnit", "captured_steps"]
+__all__ = [
+    "CapturedDraftSteps",
+    "CapturedTargetPasses",
+    "DraftUnit",
+    "TargetUnit",
+    "captured_steps",
+    "compile_for_prompts",
+]
 
 
 def _truncates(sampling: Sampling) -> bool:
@@ -300,12 +307,16 @@ class CapturedTargetPasses:
 def captured_steps(
     draft: CacheRows | None, target: CacheRows | None
 ) -> tuple[CapturedDraftSteps | None, CapturedTargetPasses | None]:
-    """See ``StepsOfPair``. What both models lack to read prompts is compiled at the same time."""
-    runners = [rows.runner for rows in (target, draft) if rows]
-    captured = [runner for runner in runners if isinstance(runner, CapturedRunner)]
-    compile_together([one for runner in captured for one in runner.missing(READ, [])])
+    """See ``StepsOfPair``."""
     passes = CapturedTargetPasses(target) if target else None
     return CapturedDraftSteps(draft, passes) if draft else None, passes
+
+
+def compile_for_prompts(models: Sequence[CacheRows | None]) -> None:
+    """Compile what the models of a pair lack to read prompts, at the same time; see ``compile_together``."""
+    runners = [rows.runner for rows in models if rows]
+    captured = [runner for runner in runners if isinstance(runner, CapturedRunner)]
+    compile_together([one for runner in captured for one in runner.missing(READ, [])])
 
 
 _Asked = TypeVar("_Asked", DraftRow, TargetRow)

@@ -34,8 +34,8 @@ from sprinter.models.capture.kernels import own_products
 from sprinter.models.capture.marks import digest, hash_file
 
 __all__ = [
-    "Compiled", "Recipe", "build", "cache_dir", "cannot_be_compiled", "compiled_files", "compiling", "cpu_flags",
-    "exported", "find_compiled", "forget_compiled", "keep_compiled", "stem_if_missing",
+    "Compiled", "Recipe", "build", "cache_dir", "compiled_files", "compiling", "cpu_flags",
+    "exported", "find_compiled", "forget_compiled", "keep_compiled", "kind_of", "stem_if_missing",
 ]  # fmt: skip
 
 _log = logging.getLogger("sprinter")
@@ -81,27 +81,25 @@ def find_compiled(recipe: Recipe, may_compile: bool) -> Compiled | None:
         UserError: there is no C++ compiler, the model cannot be compiled, or the cache is not this user's own; with
             ``may_compile`` also if the code cannot be loaded.
     """
-    if not may_compile and not any(cache_dir().glob(f"{_kind(recipe)}-*.pt2")):
+    if not may_compile and not any(cache_dir().glob(f"{kind_of(recipe)}-*.pt2")):
         return None  # early, because the key below reads all weights
     make_cache_dir()
     stem = _stem(recipe)
     loaded = _find(stem, may_compile)
     if loaded is not None or not may_compile:
         return loaded
-    with compiling(lambda: not _on_disk(stem)) as cache:
-        if cache is not None:
-            _compile(recipe, stem, cache)
-        loaded = _find(stem, True)
-        if loaded is None and cache is None:  # what another process had written was damaged
-            _compile(recipe, stem, cache_dir())
-            loaded = _find(stem, True)
+    for _ in range(2):  # what another process has written meanwhile may be damaged
+        with compiling(lambda: not _on_disk(stem)) as cache:
+            if cache is not None:
+                _compile(recipe, stem, cache)
+        loaded = loaded or _find(stem, True)
     assert loaded is not None, "compiled code that was just written cannot be read back"
     return loaded
 
 
 @contextmanager
 def compiling(needed: Callable[[], bool]) -> Iterator[Path | None]:
-    """Context in which this process alone compiles, the cache directory; None if ``needed`` says no by then.
+    """Context in which no other process compiles but helpers, the cache directory; None if ``needed`` says no by then.
 
     The compiler's own files are shared, and a waiting process may find its code compiled.
     """
@@ -112,7 +110,7 @@ def compiling(needed: Callable[[], bool]) -> Iterator[Path | None]:
     cache = cache_dir()
     with FileLock(cache / "compiling.lock"):
         for stale in cache.glob("tmp*.part"):  # left by a compilation that was killed
-            shutil.rmtree(stale)
+            shutil.rmtree(stale, ignore_errors=True)  # its helper may still write
         yield cache if needed() else None
 
 
@@ -126,12 +124,13 @@ def stem_if_missing(recipe: Recipe) -> str | None:
     return None if _on_disk(stem) else stem
 
 
-def _kind(recipe: Recipe) -> str:
+def kind_of(recipe: Recipe) -> str:
+    """Name and architecture."""
     return f"{recipe.name}-{_hash(_config(recipe.model))[:8]}"
 
 
 def _stem(recipe: Recipe) -> str:
-    return f"{_kind(recipe)}-{_key(recipe)}"
+    return f"{kind_of(recipe)}-{_key(recipe)}"
 
 
 def _find(stem: str, must: bool) -> Compiled | None:
@@ -209,7 +208,7 @@ def _compile(recipe: Recipe, stem: str, cache: Path) -> None:
         try:
             build(program, part, options)
         except Exception as error:  # models fail to compile in many ways
-            raise UserError(cannot_be_compiled(recipe, first_line(error))) from error
+            raise UserError(_cannot(recipe, first_line(error))) from error
         keep_compiled(recipe, part, stem)
 
 
@@ -221,7 +220,7 @@ def exported(recipe: Recipe) -> tuple[torch.export.ExportedProgram, dict[str, An
         with torch.no_grad(), _quiet():
             return recipe.export(), _options(recipe.model)
     except Exception as error:  # models fail to export in many ways
-        raise UserError(cannot_be_compiled(recipe, first_line(error))) from error
+        raise UserError(_cannot(recipe, first_line(error))) from error
 
 
 def build(program: torch.export.ExportedProgram, path: Path, options: dict[str, Any]) -> None:
@@ -233,7 +232,7 @@ def build(program: torch.export.ExportedProgram, path: Path, options: dict[str, 
             aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
 
-def cannot_be_compiled(recipe: Recipe, why: str) -> str:
+def _cannot(recipe: Recipe, why: str) -> str:
     """The line for users."""
     return f"{type(recipe.model).__name__} cannot be compiled ({why[:200]}): use compile=False"
 

@@ -109,12 +109,11 @@ class Units(Protocol):
         """Called when a text begins: drops what was captured from a model that has changed since."""
         ...
 
-    def missing(self, unit: Unit, single: bool, like: Sequence[Tensor]) -> list[Recipe]:
-        """What must be compiled before the unit runs, told once; none where nothing is compiled.
+    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
+        """What must be compiled before the unit runs on a runner of one row, told once; none where nothing is.
 
         Args:
             unit: the unit that will run.
-            single: whether the runner has one row.
             like: extras and buffers.
         """
         ...
@@ -174,9 +173,13 @@ class CapturedRunner(RowRunner):
         return made[0] if made else None
 
     def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
-        """What must be compiled before the unit runs with such extras; told once."""
-        self._find_buffers()
-        return self._units.missing(unit, self.batch == 1, [*extras, *self._buffers])
+        """What must be compiled before the unit runs with such extras, told once; with many rows that depends on the
+        load, and is compiled when first needed."""
+        if self.batch > 1:
+            return []
+        with torch.inference_mode():
+            self._find_buffers()
+        return self._units.missing(unit, [*extras, *self._buffers])
 
     def run_steps(
         self,

@@ -2,7 +2,7 @@
 
 The compiler spends most of its time in Python, on one core. All units are exported here, because a model need not be
 importable elsewhere; an exported program contains its weights. Programs lie in a folder, from which each process takes
-one after the other: ``N.todo`` becomes ``N.taken``, then ``N.done`` (the code) or ``N.error`` (a line).
+one after the other: ``N.todo`` becomes ``N.taken``, then ``N.done`` (the code) or ``N.error``.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-from sprinter.errors import UserError, first_line
 from sprinter.models.capture.compiled import (
     Recipe,
     build,
-    cannot_be_compiled,
     compiling,
     exported,
     keep_compiled,
+    kind_of,
     stem_if_missing,
 )
 
-__all__ = ["compile_together"]
+__all__ = ["compile_together", "help_compile"]
 
 _log = logging.getLogger("sprinter")
 _LARGE = 512 * 2**20
@@ -39,50 +38,57 @@ _PAUSE_S = 0.05
 
 
 def compile_together(recipes: Sequence[Recipe]) -> None:
-    """Compile those that are not on disk, as many at a time as there are cores; a single one is left to its first use.
+    """Compile those that are not on disk, as many at a time as there are cores.
+
+    A single one is left to its first use, and so is what cannot be compiled here: ``find_compiled`` says why.
 
     Raises:
-        UserError: as in ``find_compiled``; what was compiled by then is kept.
+        UserError: there is no C++ compiler, a model cannot be exported, or it changed meanwhile; what was compiled by
+            then is kept.
     """
-    at_once = min(len(recipes), _cores())
-    if at_once < 2 or any(_bytes(recipe) > _LARGE for recipe in recipes):
+    if min(len(recipes), _cores()) < 2 or any(_bytes(recipe) > _LARGE for recipe in recipes):
         return
     with compiling(lambda: len(_missing(recipes)) > 1) as cache:
         if cache is None:
             return
         missing = _missing(recipes)
+        at_once = min(len(missing), _cores())
         _log.warning(
             "compiling %d parts of the models, once, %d at a time; a minute or two", len(missing), at_once
         )
-        with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache) as folder:
+        with TemporaryDirectory(
+            prefix="tmp", suffix=".part", dir=cache, ignore_cleanup_errors=True
+        ) as folder:
             _compile_all(missing, Path(folder), at_once)
 
 
 def _missing(recipes: Sequence[Recipe]) -> list[tuple[Recipe, str]]:
-    stems = [(recipe, stem_if_missing(recipe)) for recipe in recipes]
-    return [(recipe, stem) for recipe, stem in stems if stem is not None]
+    """Recipes and stems. Of models of one architecture only the first: the compiler's own files for them may have the
+    same names."""
+    stems = {kind_of(recipe): (recipe, stem_if_missing(recipe)) for recipe in reversed(recipes)}
+    return [(recipe, stem) for recipe, stem in reversed(stems.values()) if stem is not None]
 
 
 def _compile_all(missing: Sequence[tuple[Recipe, str]], folder: Path, at_once: int) -> None:
     helpers: list[subprocess.Popen[bytes]] = []
     try:
         helpers.extend(_start(folder) for _ in range(at_once - 1))
-        for number, (recipe, _) in enumerate(missing):
-            _put(folder / f"{number}.todo", recipe)
+        left = {i: one for i, one in enumerate(missing) if _put(folder / f"{i}.todo", one[0])}
         (folder / "whole").touch()
-        left = dict(enumerate(missing))
         while left:
             worked = _work(folder)
             alive = any(helper.poll() is None for helper in helpers)
             for number in list(left):
-                if _keep(folder / str(number), *left[number]):
+                place = folder / str(number)
+                if place.with_suffix(".done").exists():
+                    keep_compiled(left[number][0], place.with_suffix(".done"), left[number][1])
                     del left[number]
-                    _log.warning("%d of %d parts are compiled", len(missing) - len(left), len(missing))
+                    _log.warning("compiled %s", _progress(missing, left))
+                elif place.with_suffix(".error").exists():
+                    del left[number]
             if left and not worked:
                 if not alive:
-                    codes = ", ".join(str(helper.returncode) for helper in helpers)
-                    why = f"the compiler's process ended with the code {codes}"
-                    raise UserError(cannot_be_compiled(next(iter(left.values()))[0], why))
+                    return  # a helper has died with its work
                 time.sleep(_PAUSE_S)
     finally:
         for helper in helpers:
@@ -90,35 +96,41 @@ def _compile_all(missing: Sequence[tuple[Recipe, str]], folder: Path, at_once: i
             helper.wait()
 
 
+def _progress(missing: Sequence[object], left: Mapping[int, object]) -> str:
+    """Progress for users."""
+    return f"{len(missing) - len(left)} of {len(missing)} parts"
+
+
+_HELPER = """
+import sys
+sys.path.append(sys.argv[1])
+from sprinter.models.capture.together import help_compile
+help_compile(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+"""
+
+
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    threads = str(torch.get_num_threads())  # part of the code
-    home, quiet = str(Path(__file__).parents[3]), subprocess.DEVNULL
-    path = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+    home, parent, threads = str(Path(__file__).parents[3]), str(os.getpid()), str(torch.get_num_threads())
+    quiet = subprocess.DEVNULL
     return subprocess.Popen(
-        [sys.executable, "-m", "sprinter.models.capture.together", str(folder), threads],
-        env={**os.environ, "PYTHONPATH": path},
+        [sys.executable, "-P", "-c", _HELPER, home, str(folder), parent, threads],
         stdin=quiet,
         stdout=quiet,
         stderr=quiet,
     )
 
 
-def _put(todo: Path, recipe: Recipe) -> None:
+def _put(todo: Path, recipe: Recipe) -> bool:
+    """Lay a program into the folder; False if it cannot be written."""
     program, options = exported(recipe)
-    torch.export.save(program, todo.with_suffix(".pt2"))
+    try:
+        torch.export.save(program, todo.with_suffix(".pt2"))
+    except Exception:  # an operator or a constant that has no written form
+        _log.debug("%s is compiled when first needed", recipe.name, exc_info=True)
+        return False
     part = todo.with_suffix(".json")
     part.write_text(json.dumps(options))
     part.rename(todo)
-
-
-def _keep(place: Path, recipe: Recipe, stem: str) -> bool:
-    """Keep code that is done; whether it is."""
-    error, done = place.with_suffix(".error"), place.with_suffix(".done")
-    if error.exists():
-        raise UserError(cannot_be_compiled(recipe, error.read_text()))
-    if not done.exists():
-        return False
-    keep_compiled(recipe, done, stem)
     return True
 
 
@@ -134,20 +146,26 @@ def _work(folder: Path) -> bool:
         options = json.loads(taken.read_text())
         try:
             build(torch.export.load(todo.with_suffix(".pt2")), code, options)
-        except Exception as error:  # models fail to compile in many ways
-            line = folder / f"{todo.stem}-line"
-            line.write_text(first_line(error))
-            line.rename(todo.with_suffix(".error"))
+        except Exception:  # models fail to compile in many ways
+            _log.debug("a part cannot be compiled beside others", exc_info=True)
+            todo.with_suffix(".error").touch()
         else:
             code.rename(todo.with_suffix(".done"))
         return True
     return False
 
 
-def _help(folder: Path, parent: int, threads: int) -> None:
-    """Work until all programs are taken, or the process that began is gone."""
+def help_compile(folder: str, parent: int, threads: int) -> None:
+    """Work in a helper until all programs are taken, or the process that began is gone.
+
+    Args:
+        folder: of the programs.
+        parent: id of the process that began.
+        threads: of that process; they are part of the code.
+    """
     torch.set_num_threads(threads)
-    while _work(folder) or not (folder / "whole").exists():
+    place = Path(folder)
+    while _work(place) or not (place / "whole").exists():
         if os.getppid() != parent:
             return
         time.sleep(_PAUSE_S)
@@ -159,7 +177,3 @@ def _cores() -> int:
 
 def _bytes(recipe: Recipe) -> int:
     return sum(weight.numel() * weight.element_size() for weight in recipe.model.parameters())
-
-
-if __name__ == "__main__":
-    _help(Path(sys.argv[1]), os.getppid(), int(sys.argv[2]))

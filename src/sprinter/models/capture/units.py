@@ -94,11 +94,11 @@ class CompiledUnits:
         """See ``Units``."""
         self._shelf.begin(self.model)
 
-    def missing(self, unit: Unit, single: bool, like: Sequence[Tensor]) -> list[Recipe]:
+    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
         """See ``Units``."""
         if not self.may_compile or like[-1].shape[2] < FEWEST:
             return []
-        shapes = ["any"] if isinstance(unit, ReadUnit) else ["any", "one" if single else "some"]
+        shapes = ["any"] if isinstance(unit, ReadUnit) else ["any", "one"]
         return [
             self._recipe(unit, shape, *parted(like)) for shape in shapes if self._shelf.lacks(unit, shape)
         ]
