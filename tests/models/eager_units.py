@@ -1,6 +1,6 @@
 """Units that run as plain Python: what is captured, without a compiler."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 
@@ -40,7 +40,7 @@ class EagerUnits:
     def begin(self) -> None:
         self.begun += 1
 
-    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
+    def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
         return []
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled:

@@ -148,6 +148,11 @@ def _settings(
     return whole, [sampling.temperature, place, sampling.top_p, sampling.min_p]
 
 
+def _like(runner: CapturedRunner) -> list[Tensor]:
+    """Extras of a unit for one row: integers and floats, ``[1, 4]`` each."""
+    return [_tensor([own], runner, kind) for kind, own in enumerate(_settings(Sampling()))]
+
+
 class CapturedDraftSteps:
     """Draft steps in captured units, several per host synchronisation; see ``DraftSteps``.
 
@@ -161,7 +166,6 @@ class CapturedDraftSteps:
     def __init__(self, rows: CacheRows, passes: CapturedTargetPasses | None = None) -> None:
         self._rows, self._eager, self._passes = rows, EagerDraftSteps(rows), passes
         self._units: dict[tuple[bool, tuple[tuple[str, int], ...], frozenset[str]], DraftUnit] = {}
-        self._begun: set[DraftUnit] = set()
 
     def __call__(self, rows: Sequence[DraftRow]) -> list[list[Drafted] | SprinterError]:
         """See ``DraftSteps``."""
@@ -172,7 +176,7 @@ class CapturedDraftSteps:
         if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
             return self._eager(rows)
         asked = frozenset[str]().union(*(row.plan.asked_signals for row in rows))
-        unit = self._unit(heads, any(_truncates(row.plan.sampling) for row in rows), asked)
+        unit = self._unit(heads, any(_truncates(row.plan.sampling) for row in rows), asked, runner)
         with torch.inference_mode():
             made, drafted = self._draft(runner, unit, rows)
         whole: list[list[Drafted] | SprinterError] = list(drafted)
@@ -189,13 +193,9 @@ class CapturedDraftSteps:
         self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
     ) -> tuple[int, list[list[Drafted] | SprinterError]]:
         """The number of captured steps that ran, and their results for each row."""
-        steps = _common(rows)
-        extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
-        if unit not in self._begun:
-            self._begun.add(unit)
-            self._compile(runner, unit, rows, extras[0])
-        began = time.perf_counter()
+        began, steps = time.perf_counter(), _common(rows)
         self._rows.begin([row.feed for row in rows], steps - 1)
+        extras = list(zip(*_all_settings(rows, steps, runner), strict=True))
         tokens, first = _padded([row.feed for row in rows], runner)
         counts = [first, *[[1] * len(rows)] * (steps - 1)]
         made = runner.run_steps(unit, tokens, counts, extras, [row.row for row in rows])
@@ -203,17 +203,6 @@ class CapturedDraftSteps:
             self._rows.nothing_read([row.feed for row in rows])
             return 0, [[] for _ in rows]
         return len(made), self._fetch(rows, unit, made, began)
-
-    def _compile(
-        self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow], extras: Sequence[Tensor]
-    ) -> None:
-        """Compile what the step and the target's passes lack, at the same time."""
-        missing = runner.missing(unit, extras)
-        if missing and self._passes:
-            truncates = any(_truncates(row.plan.sampling) for row in rows)
-            missing = [*self._passes.missing(truncates, extras), *missing]  # what takes longest goes first
-        if missing:
-            compile_together(missing)
 
     def _fetch(
         self, rows: Sequence[DraftRow], unit: DraftUnit, made: list[list[Tensor]], began: float
@@ -247,10 +236,17 @@ class CapturedDraftSteps:
             drafted.append(self._rows.end(read, peaks, row.position - 1) or own)
         return drafted
 
-    def _unit(self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str]) -> DraftUnit:
+    def _unit(
+        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], runner: CapturedRunner
+    ) -> DraftUnit:
+        """The unit of such steps. When it is made, what it and the target's passes lack is compiled together."""
         key = (truncates, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
         if key not in self._units:
-            self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, self._rows.runner.device, asked)
+            unit = self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, runner.device, asked)
+            missing = runner.missing(unit, _like(runner))
+            if missing:
+                passes = self._passes.missing(truncates) if self._passes else []
+                compile_together([*passes, *missing])  # what takes longest goes first
         return self._units[key]
 
 
@@ -265,10 +261,12 @@ class CapturedTargetPasses:
         self._rows, self._eager = rows, EagerTargetPasses(rows)
         self._units = [TargetUnit(rows.vocab, truncates) for truncates in (False, True)]
 
-    def missing(self, truncates: bool, extras: Sequence[Tensor]) -> list[Recipe]:
-        """What must be compiled before passes with such extras run; see ``CapturedRunner.missing``."""
+    def missing(self, truncates: bool) -> list[Recipe]:
+        """What must be compiled before the passes run; see ``CapturedRunner.missing``."""
         runner = self._rows.runner
-        return runner.missing(self._units[truncates], extras) if isinstance(runner, CapturedRunner) else []
+        if not isinstance(runner, CapturedRunner):
+            return []
+        return runner.missing(self._units[truncates], _like(runner))
 
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""

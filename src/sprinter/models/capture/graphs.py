@@ -95,7 +95,7 @@ class GraphUnits:
             self._refused.clear()
             self._full = False
 
-    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
+    def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
         """See ``Units``: graphs are captured, not compiled."""
         return []
 

@@ -109,12 +109,12 @@ class Units(Protocol):
         """Called when a text begins: drops what was captured from a model that has changed since."""
         ...
 
-    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
+    def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
         """What must be compiled before the unit runs on a runner of one row, told once; none where nothing is.
 
         Args:
             unit: the unit that will run.
-            like: extras and buffers.
+            like: returns extras and buffers; called only if something is missing.
         """
         ...
 
@@ -177,9 +177,13 @@ class CapturedRunner(RowRunner):
         load, and is compiled when first needed."""
         if self.batch > 1:
             return []
-        with torch.inference_mode():
-            self._find_buffers()
-        return self._units.missing(unit, [*extras, *self._buffers])
+
+        def like() -> list[Tensor]:
+            with torch.inference_mode():
+                self._find_buffers()
+            return [*extras, *self._buffers]
+
+        return self._units.missing(unit, like)
 
     def run_steps(
         self,

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -75,6 +75,7 @@ def _compile_all(missing: Sequence[tuple[Recipe, str]], folder: Path, at_once: i
         helpers.extend(_start(folder) for _ in range(at_once - 1))
         left = {i: one for i, one in enumerate(missing) if _put(folder / f"{i}.todo", one[0])}
         (folder / "whole").touch()
+        kept = 0
         while left:
             worked = _work(folder)
             alive = any(helper.poll() is None for helper in helpers)
@@ -83,7 +84,8 @@ def _compile_all(missing: Sequence[tuple[Recipe, str]], folder: Path, at_once: i
                 if place.with_suffix(".done").exists():
                     keep_compiled(left[number][0], place.with_suffix(".done"), left[number][1])
                     del left[number]
-                    _log.warning("compiled %s", _progress(missing, left))
+                    kept += 1
+                    _log.warning("compiled %d of %d parts", kept, len(missing))
                 elif place.with_suffix(".error").exists():
                     del left[number]
             if left and not worked:
@@ -94,11 +96,6 @@ def _compile_all(missing: Sequence[tuple[Recipe, str]], folder: Path, at_once: i
         for helper in helpers:
             helper.kill()
             helper.wait()
-
-
-def _progress(missing: Sequence[object], left: Mapping[int, object]) -> str:
-    """Progress for users."""
-    return f"{len(missing) - len(left)} of {len(missing)} parts"
 
 
 _HELPER = """

@@ -94,14 +94,18 @@ class CompiledUnits:
         """See ``Units``."""
         self._shelf.begin(self.model)
 
-    def missing(self, unit: Unit, like: Sequence[Tensor]) -> list[Recipe]:
+    def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
         """See ``Units``."""
-        if not self.may_compile or like[-1].shape[2] < FEWEST:
+        if not self.may_compile:
             return []
-        shapes = ["any"] if isinstance(unit, ReadUnit) else ["any", "one"]
-        return [
-            self._recipe(unit, shape, *parted(like)) for shape in shapes if self._shelf.lacks(unit, shape)
-        ]
+        every = ["any"] if isinstance(unit, ReadUnit) else ["any", "one"]
+        shapes = [shape for shape in every if self._shelf.lacks(unit, shape)]
+        if not shapes:
+            return []
+        extras, buffers = parted(like())
+        if buffers[-1].shape[2] < FEWEST:
+            return []
+        return [self._recipe(unit, shape, extras, buffers) for shape in shapes]
 
     def find(self, unit: Unit, some: bool, like: Sequence[Tensor]) -> Compiled | None:
         """See ``Units``. Shapes: "one" token of one row, "any" number of tokens of all rows, "some" rows; "tree" and
