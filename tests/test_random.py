@@ -301,3 +301,16 @@ def test_a_race_that_leaves_out_times_has_the_same_winner(vocab: int, share: flo
         law = torch.from_numpy((weights / weights.sum()).astype((np.float32, np.float64)[number % 2]))
         times = numbers._race_times_numpy(draws.address(1, number, Purpose.DRAFT), vocab)
         assert draws.token(law, 1, number, Purpose.DRAFT) == int((law.numpy() / times).argmax())
+
+
+def test_addresses_of_many_draws_are_those_of_each() -> None:
+    draws = [AddressedDraws(seed) for seed in (0, 7, -3, 2**64 + 5)]
+    rounds, positions = np.arange(1, 4)[:, None], np.arange(3)[:, None] + [0, 5, 9, 2**20]
+    found = numbers.addresses(draws, rounds, positions, Purpose.TARGET)
+    assert found.tolist() == [
+        [
+            own.address(int(rounds[step, 0]), int(positions[step, i]), Purpose.TARGET)
+            for i, own in enumerate(draws)
+        ]
+        for step in range(3)
+    ]

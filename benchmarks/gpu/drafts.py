@@ -41,23 +41,18 @@ from sprinter.training.drafts.waves import WaveWriter
 
 NAME = "gpu/drafts"
 EMBEDDING = "model.embed_tokens.weight"
+WORDS = sized(8192, 512)
+"""Tokens that a draft can write, where its target has more."""
 RECIPES: dict[str, tuple[str, ...]] = {
-    "eagle3": (
-        "train",
-        "--kind",
-        "eagle3",
-        "--vocabulary",
-        sized("8192", "512"),
-        "--heads",
-        "6",
-        "--no-keep-states",
-    ),
+    "eagle3": ("train", "--kind", "eagle3", "--heads", "6", "--no-keep-states"),
     "eagle": ("train", "--kind", "eagle", "--heads", "3", "--no-keep-states"),
     "glide": ("train", "--kind", "glide", "--no-keep-states"),
     "medusa": ("train", "--kind", "medusa", "--share-output", "--no-keep-states"),
-    "draft": ("distill", "--layers", "2", "--vocabulary", sized("8192", "512"), "--freeze-embeddings"),
+    "draft": ("distill", "--layers", "2", "--freeze-embeddings"),
 }
 """Drafter -> command of ``sprinter draft`` and its options."""
+WITH_WORDS = ("eagle3", "draft")
+"""Drafters whose vocabulary is cut."""
 KEPT = (
     "model.safetensors", "medusa_lm_head.safetensors", "config.json", "generation_config.json", "draft.json",
     "README.md", "losses.png",
@@ -109,8 +104,9 @@ def write_all(pair: Pair, prompts: Path, folder: Path, settings: TextSettings, s
 
 
 def train_all(
-    kinds: Sequence[str], texts: Path, out: Path, common: Sequence[str], minutes: float, at_once: int
-) -> dict[str, Any]:
+    kinds: Sequence[str], texts: Path, out: Path, common: Sequence[str], words_of: Sequence[str], minutes: float,
+    at_once: int,
+) -> dict[str, Any]:  # fmt: skip
     """All trainings, each a process, some at the same time; returns exit status and seconds of each."""
     told: dict[str, Any] = {}
     for at in range(0, len(kinds), at_once):
@@ -122,6 +118,7 @@ def train_all(
                 shutil.copytree(texts, folder / "texts", copy_function=os.link)
             command, *own = RECIPES[kind]
             words = [sys.executable, "-m", "sprinter", "draft", command, "--out", str(folder), *own, *common]
+            words += words_of if kind in WITH_WORDS else ()
             words += ["--minutes", f"{minutes:g}"]
             say(shlex.join(words[2:]))
             with (out / f"{kind}.log").open("w") as log:
@@ -233,7 +230,9 @@ def main() -> None:
         [] if chosen.prompts is None else [one["messages"][0]["content"] for one in records(chosen.prompts)]
     )
     has_chat = pair.tokenizer is not None and bool(pair.tokenizer.chat_template)
-    asked = asked_prompts(pair, chosen.ask) if has_chat else [f"What is {i} plus {i}?" for i in range(12)]
+    asked = asked_prompts(pair, chosen.ask) if has_chat else []
+    if not given and not asked:
+        asked = [f"What is {i} plus {i}?" for i in range(12)]
     marks["asked"] = time.perf_counter() - began
     say(f"{len(given)} prompts given, {len(asked)} asked, {marks['asked']:.0f} s")
     order = torch.randperm(len(given) + len(asked), generator=torch.Generator().manual_seed(0)).tolist()
@@ -248,6 +247,7 @@ def main() -> None:
     done = write_all(pair, prompts, work / "texts", settings, chosen.text_seconds)
     marks["written"] = time.perf_counter() - began
     say(f"{done} prompts answered, {marks['written']:.0f} s")
+    vocabulary = pair.models.vocab_size
     del pair
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -260,7 +260,8 @@ def main() -> None:
         "--checkpoint", sized("200", "5"),
     ]  # fmt: skip
     common += (["--chat"] if has_chat else []) + ([] if SMOKE else ["--runner", "torch"])
-    trained = train_all(chosen.kinds, work / "texts", work, common, chosen.minutes, chosen.at_once)
+    cut = ("--vocabulary", str(WORDS)) if vocabulary > WORDS else ()
+    trained = train_all(chosen.kinds, work / "texts", work, common, cut, chosen.minutes, chosen.at_once)
     marks["trained"] = time.perf_counter() - began
     facts: dict[str, Any] = {}
     for kind in chosen.kinds:

@@ -40,7 +40,7 @@ from benchmarks.real.gate_prompts import LONGEST, records
 from benchmarks.smoke import SMOKE, sized
 from sprinter.bench.suites.chat import ask_for_code, ask_for_number
 from sprinter.heads.load import load_any_head
-from sprinter.models.pair import LoadedPair, load_models
+from sprinter.models.pair import LoadedPair, builtin_paths, load_models
 
 NAME = "real/drafts"
 TARGET = "HuggingFaceTB/SmolLM2-135M-Instruct-GGUF/smollm2-135m-instruct-q4_1.gguf"
@@ -102,13 +102,19 @@ def arms_of(pair: sprinter.Pair) -> list[tuple[str, sprinter.Pair, str]]:
     return [(f"{kind}: {method}", pair, method) for method in (*CHAINS, *TREES[kind])]
 
 
+def has_chat(pair: sprinter.Pair) -> bool:
+    """Whether the target has a chat template; else it continues the prompt."""
+    return pair.tokenizer is not None and bool(pair.tokenizer.chat_template)
+
+
 def arm(name: str, pair: sprinter.Pair, method: str, temperature: float, new_tokens: int) -> Arm:
-    """A method in chat form, every token of which is metered: lossy ones have their closing pass in their time."""
+    """A method, in chat form if the target knows one. Every token is metered: lossy methods have their closing pass in
+    their time."""
 
     def run(prompt: str, seed: int) -> Any:
         messages = [{"role": "user", "content": prompt}]
         return pair.generate(
-            prompt if SMOKE else messages,
+            messages if has_chat(pair) else prompt,
             method=method,
             max_new_tokens=new_tokens,
             temperature=temperature,
@@ -212,7 +218,9 @@ def facts_of(folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Load, measure, write."""
     parser = option_parser(__doc__)
-    parser.add_argument("--target", default=TARGET)
+    parser.add_argument(
+        "--target", default=TARGET, help="a model, or 'builtin': the target of the built-in pair"
+    )
     parser.add_argument("--draft-folder", type=Path, help="of 'sprinter draft distill'")
     parser.add_argument("--gate", type=Path, help="of 'sprinter gate train' on that draft")
     parser.add_argument("--heads", type=Path, nargs="+", default=[], help="of 'sprinter draft train'")
@@ -254,7 +262,8 @@ def main() -> None:
 
 def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
     """A pair for each drafter, all with one copy of the target."""
-    target = load_models(chosen.target, device="cpu", dtype=chosen.dtype)
+    source = builtin_paths()["target"] if chosen.target == "builtin" else chosen.target
+    target = load_models(source, device="cpu", dtype=chosen.dtype)
     if chosen.draft_folder:
         student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
         gate = None if chosen.gate is None else load_any_head(chosen.gate)

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["AddressedDraws", "Draws", "Purpose", "race", "race_words"]
+__all__ = ["AddressedDraws", "Draws", "Purpose", "addresses", "race", "race_words"]
 
 _MASK = (1 << 64) - 1
 _C1, _C2 = 0x7FEB352D, 0x846CA68B
+_GOLDEN, _M1, _M2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's
 _MANY = 1 << 12  # tokens, from which on it pays to leave out those that cannot win
 _SLACK = np.float32(1 - 1e-5)  # for rounding
 
@@ -102,22 +103,44 @@ class AddressedDraws:
         return _mix64(_mix64(self._key ^ (round << 32 | position)) ^ (row << 8 | purpose))
 
 
+def addresses(
+    draws: Sequence[AddressedDraws], rounds: np.ndarray, positions: np.ndarray, purpose: Purpose
+) -> np.ndarray:
+    """``AddressedDraws.address`` of many draws at once, of row 0.
+
+    Args:
+        draws: of n texts. rounds, positions: whole numbers that broadcast to ``[..., n]``.
+
+    Returns:
+        uint64 ``[..., n]``.
+    """
+    keys = np.array([own._key for own in draws], np.uint64)
+    where = rounds.astype(np.uint64) << np.uint64(32) | positions.astype(np.uint64)
+    return _mix64_numpy(_mix64_numpy(keys ^ where) ^ np.uint64(purpose))
+
+
 def _mix64(x: int) -> int:
     """splitmix64: a bijection of 64-bit words (Steele et al. 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x = (x + _GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * _M1) & _MASK
+    x = ((x ^ (x >> 27)) * _M2) & _MASK
     return x ^ (x >> 31)
+
+
+def _mix64_numpy(x: np.ndarray) -> np.ndarray:
+    """``_mix64`` of each element, uint64."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(_GOLDEN)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(_M1)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(_M2)
+    mixed: np.ndarray = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 @lru_cache(maxsize=8)
 def _words(vocab: int) -> tuple[np.ndarray, np.ndarray]:
     """A fixed 64-bit word per token id, as its high and low 32 bits: splitmix64 of the id, so all words differ."""
-    with np.errstate(over="ignore"):
-        x = np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
+    x = _mix64_numpy(np.arange(vocab, dtype=np.uint64) * np.uint64(_GOLDEN))
     return (x >> np.uint64(32)).astype(np.uint32), x.astype(np.uint32)
 
 

@@ -85,6 +85,24 @@ def test_fused_layers_compute_what_transformers_do(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_many_rows_have_the_librarys_products_and_our_attention(kind: str) -> None:
+    model = model_of(kind)
+    tokens = torch.randint(0, 61, (MOST // 2 + 1, 2), generator=torch.Generator().manual_seed(2))
+    starts = [row % 40 for row in range(len(tokens))]
+    expected = run_pass(model, tokens, starts)
+    calls, usual = [], layers._Layer._inner_of_many
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            layers._Layer, "_inner_of_many", lambda self, x: (calls.append(len(x)), usual(self, x))[1]
+        )
+        with fused_layers(model):
+            given = run_pass(model, tokens, starts)
+    assert calls == [MOST + 2] * model.config.get_text_config().num_hidden_layers
+    for one, other in zip((*given[:2], *given[2]), (*expected[:2], *expected[2]), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "phi3"])
 def test_fused_layers_of_eight_bits_compute_what_pytorch_does(kind: str) -> None:
     model = model_of(kind)
@@ -119,6 +137,7 @@ def test_products_are_split_among_programs_and_what_reads_them_adds_the_parts(
 
 def test_long_passes_and_other_caches_take_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
+    monkeypatch.setattr(layers, "LARGEST", MOST)
     many, few = torch.ones(1, MOST + 1, dtype=torch.long), torch.ones(1, 4, dtype=torch.long, device=DEVICE)
     expected = run_pass(model, many, [0])[0], model(few).logits
     monkeypatch.setattr(layers._Layer, "_attention", None)  # nothing may call it
@@ -204,8 +223,8 @@ def test_doctor_says_whether_layers_are_fused(kind: str, told: str, monkeypatch:
     assert said.startswith("graphs: CUDA graphs, ") and told in said
 
 
-def _wrong(*_: object) -> Tensor:
-    return torch.full((5, 48), 3.0, device=DEVICE)
+def _wrong(normed: Tensor) -> Tensor:
+    return torch.full((len(normed), 48), 3.0, device=DEVICE)
 
 
 def _broken(*_: object) -> Tensor:
@@ -219,7 +238,7 @@ def test_kernels_that_fail_a_trial_are_left_out_once(
     model = model_of("llama")
     run = RowPass(model, _choose(model).windows)
     buffers = run_pass(model, torch.ones(1, 1, dtype=torch.long), [0])[2]
-    monkeypatch.setattr(layers._Layer, "_inner", lambda self, normed: fault())
+    monkeypatch.setattr(layers._Layer, "_inner", lambda self, normed: fault(normed))
     monkeypatch.setattr(trial, "_tried", type(trial._tried)())
     for _ in range(2):
         with fused(run, buffers):
@@ -344,6 +363,27 @@ def test_captured_graphs_keep_the_bits_of_a_token(kind: str, dtype: torch.dtype)
         assert torch.equal(made[1][:, :1], first)
         far = torch.linalg.norm((made[1] - made[0]).float()) / torch.linalg.norm(made[0].float())
         assert far <= trial.FAR[dtype]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3"])
+def test_captured_graphs_of_many_rows_compute_what_transformers_do(kind: str, dtype: torch.dtype) -> None:
+    rounded = dtype == torch.int8
+    dtype = torch.bfloat16 if rounded else dtype
+    model = fresh(kind).to("cuda", dtype)  # type: ignore[arg-type]
+    if rounded:
+        round_linears(model)
+    rows = 100
+    eager, captured = (make_runner(model, batch=rows, max_len=90, compile=on) for on in (False, True))
+    tokens = torch.randint(0, 61, (rows, 40), generator=torch.Generator().manual_seed(1)).cuda()
+    for runner in (eager, captured):
+        runner.extend(tokens[:, :30])
+        runner.rewind([row % 30 for row in range(rows)])
+    for n in (1, 2, 5):
+        one, other = (runner.extend(tokens[:, 30 : 30 + n]).logits for runner in (eager, captured))
+        assert one is not None and other is not None
+        assert torch.linalg.norm((other - one).float()) / torch.linalg.norm(one.float()) <= trial.FAR[dtype]
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,9 @@
 
 A layer of 40 small operators costs a GPU more than its weights do. Inside ``fused_layers`` the decoder layers of
 ``FAMILIES``, the norm behind them and the output layer have another ``forward``, which starts nine kernels for each
-layer. It serves passes over the buffers of ``RowPass`` with few tokens; all others, and those of other threads, take
-the usual way. Weights stay where they are: matrices that read the same input are one product, wherever each lies.
+layer. It serves passes over the buffers of ``RowPass``; very long ones, and those of other threads, take the usual way.
+Weights stay where they are: matrices that read the same input are one product, wherever each lies. With many tokens,
+as of many rows, products are the library's, and what is left, attention without copies of the keys above all, is ours.
 """
 
 from __future__ import annotations
@@ -11,19 +12,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import repeat
 from threading import get_ident
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from sprinter.models.capture.marks import Momentary
 from sprinter.models.capture.trace import RowBuffers
-from sprinter.models.quantised.families import FAMILIES, LayerFamily, LayerShape, MatrixPart, Norms
+from sprinter.models.quantised.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    LayerFamily,
+    LayerShape,
+    MatrixPart,
+    Norms,
+)
 from sprinter.models.quantised.fused_plan import (
     CHUNK,
     COLUMNS,
+    LARGEST,
     MOST,
     QUERIES,
     ROWS,
@@ -159,6 +170,8 @@ class _Matrices(NamedTuple):
     scale_offsets: tuple[int, int]
     bias: Tensor | None
     bias_offsets: tuple[int, int]
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
 
     @classmethod
     def of(cls, *parts: MatrixPart) -> _Matrices:
@@ -172,7 +185,7 @@ class _Matrices(NamedTuple):
         row, column = weights[0].stride()
         return cls(
             weights[0], (first, second, third), _offsets(weights), (row, column), scales[0], _offsets(scales),
-            biases[0], _offsets(biases),
+            biases[0], _offsets(biases), tuple(weights), tuple(biases),
         )  # fmt: skip
 
 
@@ -197,10 +210,13 @@ def _offsets(tensors: list[Any]) -> tuple[int, int]:
 
 
 def _multiply(x: Tensor, matrix: _Matrices, split: bool = True) -> Tensor:
-    """``x [M, columns]`` -> ``[splits, M, rows]`` in float32; without splits ``[1, M, rows]`` in the dtype of x."""
+    """``x [M, columns]`` -> ``[splits, M, rows]`` in float32; without splits, or with more than ``MOST`` tokens,
+    ``[1, M, rows]`` in the dtype of x."""
     from sprinter.models.quantised import fused_kernels as kernels
 
     (tokens, columns), rows = x.shape, matrix.rows
+    if tokens > MOST:
+        return torch.cat([x @ weight.mT for weight in matrix.weights], -1)[None]
     plan = product_plan(sum(rows), columns, device_facts(x.device).processors) if split else Plan(1, columns)
     dtype = torch.float32 if split else x.dtype
     out = torch.empty(plan.splits, tokens, sum(rows), dtype=dtype, device=x.device)
@@ -266,6 +282,9 @@ class _Layer(_Own):
         self._qkv = _Matrices.of(parts["q"], parts["k"], parts["v"])
         self._out, self._down = _Matrices.of(parts["o"]), _Matrices.of(parts["down"])
         self._feed = _Matrices.of(parts["up"], *([parts["gate"]] if "gate" in parts else []))
+        matrices = (self._qkv, self._out, self._feed, self._down)
+        # the library has no product of eight bits that reads scales
+        self._largest = MOST if any(one.scale is not None for one in matrices) else LARGEST
 
     def __call__(self, hidden_states: Tensor, *given: Any, **named: Any) -> Any:
         """``[batch, n, d]`` -> ``[batch, n, d]``."""
@@ -275,7 +294,7 @@ class _Layer(_Own):
         if (
             not self._is_here()
             or not isinstance(cache, RowBuffers)
-            or batch * n > MOST
+            or batch * n > self._largest
             or mask is None
             or mask.dtype != torch.bool
             or by_name.get("encoder_hidden_states") is not None
@@ -350,6 +369,8 @@ class _Layer(_Own):
 
         matrix, (tokens, columns) = self._feed, normed.shape
         rows, gated = matrix.rows[0], matrix.rows[1] > 0
+        if tokens > MOST:
+            return self._inner_of_many(normed)
         out = normed.new_empty(tokens, rows)
         kernels.feed[(-(-rows // ROWS),)](
             normed, matrix.weight, _given(matrix.scale, normed), _given(matrix.bias, normed), out, tokens, columns,
@@ -358,6 +379,17 @@ class _Layer(_Own):
             **_compiled(normed, matrix),
         )  # fmt: skip
         return out
+
+    def _inner_of_many(self, normed: Tensor) -> Tensor:
+        """``_inner`` with the library's products."""
+        matrix, kind = self._feed, self._shape.activation
+        up, *gate = map(functional.linear, repeat(normed), matrix.weights, matrix.biases)
+        opened = gate[0] if gate else up
+        if kind == ACTIVATIONS["silu"]:
+            opened = functional.silu(opened)
+        else:
+            opened = functional.gelu(opened, approximate="none" if kind == ACTIVATIONS["gelu"] else "tanh")
+        return opened * up if gate else opened
 
     def _add(
         self,

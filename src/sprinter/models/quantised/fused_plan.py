@@ -14,6 +14,7 @@ import torch
 __all__ = [
     "CHUNK",
     "COLUMNS",
+    "LARGEST",
     "MOST",
     "QUERIES",
     "ROWS",
@@ -28,7 +29,10 @@ __all__ = [
 ]
 
 MOST = 64
-"""Maximum number of tokens of a forward pass that the kernels serve: rows times tokens."""
+"""Maximum number of tokens of a forward pass, rows times tokens, whose products are the kernels' own."""
+LARGEST = 2048
+"""Maximum number of tokens of a forward pass that the kernels serve; attention keeps a result of each for each chunk of
+the keys."""
 ROWS, COLUMNS, WARPS = 64, 128, 4
 """Of a matrix, in a block of a product, and the warps of a program."""
 QUERIES = 16

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from sprinter.errors import first_line
 from sprinter.models.capture.trace import RowPass
 from sprinter.models.quantised.fused import fused_layers, why_not_fused
+from sprinter.models.quantised.fused_plan import MOST
 
 __all__ = ["FAR", "fused"]
 
@@ -21,6 +22,7 @@ FAR = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest distance of states from transformers', relative to their size, that rounding explains."""
 
 _TOKENS, _KEYS = 5, 16
+_ROWS = (1, MOST // _TOKENS + 1)  # few tokens and many: their products differ
 _tried: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 _log = logging.getLogger("sprinter")
 
@@ -48,12 +50,15 @@ def fused(run: RowPass, buffers: Sequence[Tensor]) -> Iterator[bool]:
 
 def _agrees(run: RowPass, buffers: Sequence[Tensor]) -> bool:
     device, name = buffers[0].device, type(run.model).__name__
-    counted = torch.arange(_TOKENS, device=device)[None]
-    row, keys = torch.zeros(1, dtype=torch.long, device=device), torch.arange(_KEYS, device=device)
+    counted, keys = torch.arange(_TOKENS, device=device)[None], torch.arange(_KEYS, device=device)
 
-    def results() -> tuple[Tensor, ...]:
-        own = [one.new_zeros(1, one.shape[1], _KEYS + 1, one.shape[3]) for one in buffers]
-        return tuple(made.float() for made in run(counted + 7, counted, counted, row, keys, own)[:2])
+    def results() -> list[Tensor]:
+        made: list[Tensor] = []
+        for count in _ROWS:
+            own = [one.new_zeros(count, one.shape[1], _KEYS + 1, one.shape[3]) for one in buffers]
+            places, rows = counted.expand(count, -1).contiguous(), torch.arange(count, device=device)
+            made += run(places + 7, places, places, rows, keys, own)[:2]
+        return [one.float() for one in made]
 
     try:
         with torch.inference_mode():

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sprinter.laws import Sampling, process, raw_law
 from sprinter.models.pair import LoadedModel
-from sprinter.random import AddressedDraws, Purpose, race, race_words
+from sprinter.random import AddressedDraws, Purpose, addresses, race, race_words
 from sprinter.training.batches import Batches, TrainBatch
 
 __all__ = ["WaveText", "WaveWriter"]
@@ -89,19 +90,20 @@ class WaveWriter:
         device = self._batches.device
         last = torch.tensor([one[-1] for one in prompts], device=device)
         ended = torch.zeros(len(prompts), dtype=torch.bool, device=device)
+        # the addresses of tokens of plain decoding, whose rounds have one each
+        steps = np.arange(self._new)[:, None]
+        keys = addresses(draws, steps + 1, steps + [len(ids) for ids in prompts], Purpose.TARGET)
+        low, high = (
+            torch.from_numpy(half.astype(np.int64)).to(device)
+            for half in (keys & np.uint64(0xFFFFFFFF), keys >> np.uint64(32))
+        )
         written: list[Tensor] = []
         tops: list[tuple[Tensor, Tensor]] = []
         for step in range(self._new):
             logits, _ = batch.feed(last[:, None])
             assert logits is not None
             values = logits[:, 0].float()
-            # the address of a token of plain decoding, whose rounds have one each
-            keys = [
-                own.address(step + 1, len(ids) + step, Purpose.TARGET)
-                for own, ids in zip(draws, prompts, strict=True)
-            ]
-            low, high = torch.tensor([[key & 0xFFFFFFFF, key >> 32] for key in keys], device=device).unbind(1)
-            last = race(process(values, self._sampling), low, high, self._words)
+            last = race(process(values, self._sampling), low[step], high[step], self._words)
             probs, ids = raw_law(values).topk(self._top, -1)
             written.append(last)
             tops.append((ids.int(), probs.half()))
