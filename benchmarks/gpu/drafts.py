@@ -15,6 +15,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -110,23 +111,37 @@ def train_all(
     """All trainings, each a process, some at the same time; returns exit status and seconds of each."""
     told: dict[str, Any] = {}
     for at in range(0, len(kinds), at_once):
-        running = {}
-        for kind in kinds[at : at + at_once]:
-            folder = out / kind
-            folder.mkdir(parents=True, exist_ok=True)
-            if not (folder / "texts").exists():
-                shutil.copytree(texts, folder / "texts", copy_function=os.link)
-            command, *own = RECIPES[kind]
-            words = [sys.executable, "-m", "sprinter", "draft", command, "--out", str(folder), *own, *common]
-            words += words_of if kind in WITH_WORDS else ()
-            words += ["--minutes", f"{minutes:g}"]
-            say(shlex.join(words[2:]))
-            with (out / f"{kind}.log").open("w") as log:
-                running[kind] = (subprocess.Popen(words, stdout=log, stderr=log), time.perf_counter())
-        for kind, (process, began) in running.items():
-            told[kind] = {"status": process.wait(), "seconds": round(time.perf_counter() - began, 1)}
-            if process.returncode:
-                say(f"{kind} failed: {(out / f'{kind}.log').read_text()[-2000:]}")
+        running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+        try:
+            for kind in kinds[at : at + at_once]:
+                folder = out / kind
+                folder.mkdir(parents=True, exist_ok=True)
+                if not (folder / "texts").exists():
+                    shutil.copytree(texts, folder / "texts", copy_function=os.link)
+                command, *own = RECIPES[kind]
+                words = [
+                    sys.executable,
+                    "-m",
+                    "sprinter",
+                    "draft",
+                    command,
+                    "--out",
+                    str(folder),
+                    *own,
+                    *common,
+                ]
+                words += words_of if kind in WITH_WORDS else ()
+                words += ["--minutes", f"{minutes:g}"]
+                say(shlex.join(words[2:]))
+                with (out / f"{kind}.log").open("w") as log:
+                    running[kind] = (subprocess.Popen(words, stdout=log, stderr=log), time.perf_counter())
+            for kind, (process, began) in running.items():
+                told[kind] = {"status": process.wait(), "seconds": round(time.perf_counter() - began, 1)}
+                if process.returncode:
+                    say(f"{kind} failed: {(out / f'{kind}.log').read_text()[-2000:]}")
+        finally:  # trainings that outlive this one would slow whatever comes next
+            for process, _ in running.values():
+                process.terminate()
     return told
 
 
@@ -216,6 +231,7 @@ def main() -> None:
     if chosen.join:
         join(chosen.join, chosen.target)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     chosen.out = chosen.out or scratch("drafts")
     began = time.perf_counter()
     marks: dict[str, float] = {}

@@ -99,15 +99,23 @@ def test_greedy_speculation_gives_the_targets_own_text(files: Path, dtype: str, 
     assert ids(here, method, temperature=0.0, new=60) == ids(here, "autoregressive", temperature=0.0, new=60)
 
 
-def test_trees_are_refused(files: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"specinfer\(drafts=2, gamma=5\) drafts a tree, .*llamacpp.*give drafts=1"
-    ):
-        load(files, "f32").generate(PROMPT, method="specinfer(drafts=2)")
-    with pytest.raises(
-        UserError, match=r"tree\(.*\) drafts a tree, .*llamacpp.*give a method that drafts chains"
-    ):
-        load(files, "f32").generate(PROMPT, method="tree")
+@pytest.mark.parametrize("method", ["tree", "specinfer(drafts=3)", "traversal", "static-tree", "cape"])
+@pytest.mark.parametrize("draft", ["llamacpp", "torch"])
+def test_greedy_trees_give_the_targets_own_text(files: Path, method: str, draft: str) -> None:
+    here = load(files, "f32", **({"draft": builtin_paths()["draft"]} if draft == "torch" else {}))
+    made = here.generate(PROMPT, method=method, temperature=0.0, max_new_tokens=60)
+    plain = here.generate(PROMPT, method="autoregressive", temperature=0.0, max_new_tokens=60)
+    assert [one.id for one in made.tokens] == [one.id for one in plain.tokens]
+    assert made.stats.target_calls < plain.stats.target_calls
+
+
+def test_trees_in_batches_are_those_of_single_texts(files: Path) -> None:
+    here = load(files, "f32")
+    prompts = [PROMPT, f"{PROMPT} and then", "It"]
+    together = here.generate_batch(prompts, method="specinfer(drafts=2)", seed=[3, 4, 5], max_new_tokens=30)
+    for prompt, seed, made in zip(prompts, (3, 4, 5), together, strict=True):
+        alone = here.generate(prompt, method="specinfer(drafts=2)", seed=seed, max_new_tokens=30)
+        assert [one.id for one in made.tokens] == [one.id for one in alone.tokens]
 
 
 def test_mixed_pairs(files: Path, builtin_pair: sprinter.Pair) -> None:

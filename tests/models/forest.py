@@ -34,10 +34,19 @@ def runner_of(model: str | PreTrainedModel, way: str, batch: int = 1, max_len: i
 class Forest:
     """A runner beside what each of its slots should have read: the path that leads there.
 
-    ``tolerance``: largest difference, in units of the largest number where that exceeds 1.
+    ``tolerance``: largest difference, in units of the largest number where that exceeds 1. ``layers``: whose states are
+    asked for too.
     """
 
-    def __init__(self, runner: Runner, model: PreTrainedModel, seed: int, tolerance: float = 1e-5) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        model: PreTrainedModel,
+        seed: int,
+        tolerance: float = 1e-5,
+        layers: Sequence[int] = (0,),
+    ) -> None:
+        self.layers = layers
         self.runner, self.model, self.tolerance = runner, model, tolerance
         self.random = random.Random(seed)
         self.paths: list[list[list[int]]] = [
@@ -58,7 +67,11 @@ class Forest:
         feed = [[self.random.randrange(self.model.config.vocab_size) for _ in range(n)] for _ in counts]
         parents = [self._parents(row, count) for row, count in zip(numbers, counts, strict=True)]
         step = self.runner.extend(
-            torch.tensor(feed), counts, rows=rows, parents=parents if tree else None, hidden_layers=[0]
+            torch.tensor(feed),
+            counts,
+            rows=rows,
+            parents=parents if tree else None,
+            hidden_layers=self.layers,
         )
         assert step.hidden.isfinite().all()  # padding too
         for i, (row, count) in enumerate(zip(numbers, counts, strict=True)):

@@ -189,13 +189,9 @@ def test_misuse_is_refused_and_changes_nothing(tiny: tuple[PreTrainedModel, Gguf
         make_runner(tiny[1], batch=257, max_len=8)
 
 
-def test_chains_are_taken_and_branches_refused(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
+def test_chains_with_parents_are_plain_text(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
     reference, runner = tiny[0], make_runner(tiny[1], batch=2, max_len=20)
     runner.extend(torch.tensor([[5, 6], [7, 8]]))
-    assert not runner.branches
-    for parents in ([[1, 1, 2], None], [None, [1, 2, 1]]):
-        with pytest.raises(ValueError, match="the llamacpp runner reads no branches"):
-            runner.extend(torch.ones(2, 3, dtype=torch.long), parents=parents)
     runner.extend(torch.tensor([[9, 10, 11]]), rows=[0], parents=[[1, 2, 3]])
     runner.copy(0, [1])
     runner.keep(0, [2])

@@ -128,7 +128,7 @@ def pads_rows(model: PreTrainedModel | GgufModel) -> bool:
 def tree_limit(model: PreTrainedModel | GgufModel) -> int | None:
     """Maximum number of slots of a row whose runner reads trees that branch; 0: none does, None: any number."""
     if isinstance(model, GgufModel):
-        return 0
+        return None
     choice = _choose(model)
     if choice.kind != "row":
         return 0

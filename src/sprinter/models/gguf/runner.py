@@ -15,19 +15,21 @@ from torch import Tensor
 from sprinter.errors import RowsError, SprinterError, UserError
 from sprinter.models.gguf.library import last_words, library
 from sprinter.models.gguf.load import GgufModel
+from sprinter.models.gguf.sequences import MOST, TreeSequences
 from sprinter.models.interface import ModelOutput, Runner
 from sprinter.models.runners.forward import CHUNK, BaseRunner
+from sprinter.models.runners.tree import RowTree
 
 __all__ = ["LlamaCppRunner"]
 
-_MOST_ROWS = 256  # LLAMA_MAX_SEQ
+_TREES = 192  # sequences beside those of the rows, for the leaves of trees
 _F32, _F16 = 0, 1  # GGML_TYPE_F32, GGML_TYPE_F16
 _POOLING_NONE = 0
 _FLASH_AUTO, _FLASH_OFF = -1, 0
 
 
 class LlamaCppRunner(BaseRunner):
-    """See ``Runner``. Any batch, ragged rows, rewind and copy by marking cells; float32 results on the CPU.
+    """See ``Runner``. Any batch, ragged rows, trees, rewind and copy by marking cells; float32 results on the CPU.
 
     One context serves all rows, with room for ``batch`` rows of ``max_len`` tokens. llama.cpp computes the output
     embedding at each position with a hidden state. Prefill (``logits=False``, several tokens) therefore returns no
@@ -40,17 +42,21 @@ class LlamaCppRunner(BaseRunner):
     """
 
     name = "llamacpp"
+    branches = True
 
     def __init__(self, model: GgufModel, batch: int, max_len: int) -> None:
         super().__init__(batch, max_len)
-        if batch > _MOST_ROWS:
-            raise RowsError(f"llama.cpp holds at most {_MOST_ROWS} rows at a time, not {batch}: use fewer")
+        if batch > MOST:
+            raise RowsError(f"llama.cpp holds at most {MOST} rows at a time, not {batch}: use fewer")
         self.model, self._llama = model, library()
         self.vocab_size, self.hidden_size, self.device = model.vocab_size, model.hidden_size, model.device
-        self._context = self._make_context()
+        # llama.cpp wants room for an output of each sequence
+        sequences = max(batch, min(MOST, batch + _TREES, CHUNK, batch * max_len))
+        self._context = self._make_context(sequences)
         weakref.finalize(self, _free, self._llama, self._context, model)
         self._memory = self._llama.llama_get_memory(self._context)
         self._room = int(self._llama.llama_n_batch(self._context))
+        self._sequences = TreeSequences(self._llama, self._memory, batch, sequences)
         self._batch = _LlamaBatch(self._llama, self._room)
         self._places = np.arange(max_len, dtype=np.int32)
 
@@ -64,17 +70,27 @@ class LlamaCppRunner(BaseRunner):
         self._check_rewind(lengths)
         for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
             if length < present:
+                if row in self._sequences:
+                    self._sequences.cut(row, length, self._trees[row].upto(length))
                 self._forget(row, length)
         self._set_lengths(lengths)
         self._empty()
+
+    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+        if row in self._sequences:
+            self._sequences.straighten(row, path)
 
     def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Let the rows share the cells of ``from_row``; later tokens have their own cells."""
         length = self._check_copy(from_row, to_rows, length)
         for row in to_rows:
             if row != from_row:
+                self._sequences.drop(row)
                 self._forget(row, 0)
                 self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, length)
+                if from_row in self._sequences:
+                    self._sequences.copy(from_row, row)
+                    self._sequences.cut(row, length, self._trees[from_row].upto(length))
                 self._copy_length(from_row, [row], length)
 
     def adopt(self, other: Runner, length: int) -> bool:
@@ -124,33 +140,70 @@ class LlamaCppRunner(BaseRunner):
             self._batch.put(ids[0], self._places[start : start + n], rows[0])
             values, states = self._decode(n, logits, quiet)
             return ModelOutput(values, states)
-        values, states = self._decode_rows(ids, counts, logits, quiet, rows)
-        if quiet:
-            return ModelOutput(None, states.new_empty(len(rows), 0, self.hidden_size))
-        holes = any(count < n for count in counts)
-        kept = torch.arange(n) < torch.tensor(counts)[:, None] if holes else None
-        shape = len(rows), n
-        return ModelOutput(
-            None if values is None else _placed(values, shape, kept), _placed(states, shape, kept)
-        )
+        starts = zip([self._lengths[row] for row in rows], counts, strict=True)
+        position = [self._places[start : start + count] for start, count in starts]
+        return self._decode_rows(ids, counts, position, np.repeat(np.array(rows), counts), logits, quiet)
+
+    def _step_trees(
+        self,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        logits: bool,
+        rows: Sequence[int] | None,
+        layers: Sequence[int],
+        trees: Sequence[RowTree | None],
+    ) -> ModelOutput:
+        numbers, n = range(self.batch) if rows is None else rows, tokens.shape[1]
+        given = [n] * len(trees) if counts is None else counts
+        positions: list[NDArray[Any]] = []
+        sequences: list[list[int]] = []
+        before = self._sequences.state()
+        try:
+            for row, count, tree in zip(numbers, given, trees, strict=True):
+                if count and tree is not None and tree.branches:
+                    position, own = self._sequences.mark(row, tree, count)
+                else:  # linear text is in the row's own sequence
+                    start = self._lengths[row]
+                    position, own = self._places[start : start + count], [[row]] * count
+                positions.append(position)
+                sequences += own
+            return self._decode_rows(tokens.cpu().numpy(), given, positions, sequences, logits, False)
+        except BaseException:
+            self._sequences.restore(before)
+            raise
 
     def _decode_rows(
-        self, ids: NDArray[Any], counts: Sequence[int], logits: bool, quiet: bool, rows: Sequence[int]
-    ) -> tuple[Tensor | None, Tensor]:
-        """Decode the rows' tokens as one list, with as many entries per call as the context takes."""
+        self,
+        ids: NDArray[Any],
+        counts: Sequence[int],
+        positions: Sequence[NDArray[Any]],
+        sequences: NDArray[Any] | list[list[int]],
+        logits: bool,
+        quiet: bool,
+    ) -> ModelOutput:
+        """Decode the rows' tokens as one list, with as many entries per call as the context takes.
+
+        ``positions``: of each row's tokens. ``sequences``: that each token of the list belongs to.
+        """
         token = np.concatenate([row[:count] for row, count in zip(ids, counts, strict=True)])
-        starts = zip([self._lengths[row] for row in rows], counts, strict=True)
-        position = np.concatenate([self._places[start : start + count] for start, count in starts])
-        row = np.repeat(np.array(rows), counts)
+        position = np.concatenate(positions)
         values, states = [torch.empty(1, 0, self.vocab_size)], [torch.empty(1, 0, self.hidden_size)]
         for at in range(0, len(token), self._room):
             part = slice(at, at + self._room)
-            self._batch.put(token[part], position[part], row[part])
+            self._batch.put(token[part], position[part], sequences[part])
             value, state = self._decode(len(token[part]), logits, quiet)
             states.append(state)
             if value is not None:
                 values.append(value)
-        return torch.cat(values, 1)[0] if logits else None, torch.cat(states, 1)[0]
+        shape = len(counts), ids.shape[1]
+        if quiet:
+            return ModelOutput(None, torch.empty(shape[0], 0, self.hidden_size))
+        holes = any(count < shape[1] for count in counts)
+        kept = torch.arange(shape[1]) < torch.tensor(counts)[:, None] if holes else None
+        return ModelOutput(
+            _placed(torch.cat(values, 1)[0], shape, kept) if logits else None,
+            _placed(torch.cat(states, 1)[0], shape, kept),
+        )
 
     def _decode(self, n: int, logits: bool, quiet: bool) -> tuple[Tensor | None, Tensor]:
         """One call over n batch entries: logits ``[1, n, vocab]``, states ``[1, n, d]``; none if ``quiet``."""
@@ -178,11 +231,11 @@ class LlamaCppRunner(BaseRunner):
         self._llama.llama_set_embeddings(self._context, not nothing)
         self._batch.asked[:n] = not nothing
 
-    def _make_context(self) -> Any:
+    def _make_context(self, sequences: int) -> Any:
         llama, params = self._llama, self._llama.llama_context_default_params()
         params.n_ctx = self.batch * self.max_len
         params.n_batch = params.n_ubatch = min(CHUNK, params.n_ctx)
-        params.n_seq_max, params.kv_unified = self.batch, True
+        params.n_seq_max, params.kv_unified = sequences, True
         params.n_threads = params.n_threads_batch = torch.get_num_threads()
         params.embeddings, params.pooling_type = True, _POOLING_NONE
         params.swa_full = True  # cells beyond a sliding window stay, so that a row can be rewound
@@ -201,7 +254,7 @@ class LlamaCppRunner(BaseRunner):
 
 
 class _LlamaBatch:
-    """The input of ``llama_decode``, in our own memory: each token belongs to one sequence.
+    """The input of ``llama_decode``, in our own memory: each token belongs to one sequence, or to several.
 
     ``asked`` marks the entries that return results.
     """
@@ -209,8 +262,9 @@ class _LlamaBatch:
     def __init__(self, llama: Any, room: int) -> None:
         self._token, self._position = np.zeros(room, np.int32), np.zeros(room, np.int32)
         self._row, self._rows = np.zeros(room, np.int32), np.ones(room, np.int32)
+        self._several: NDArray[np.int32] | None = None  # the sequences of tokens that belong to several
         self.asked = np.ones(room, np.int8)
-        self._row_of = self._row.ctypes.data + 4 * np.arange(room, dtype=np.uint64)  # pointers, one a token
+        self._row_of = self._pointers(self._row, np.arange(room))
         self.struct = llama.llama_batch()
         fields: dict[str, NDArray[Any]] = {
             "token": self._token,
@@ -223,10 +277,26 @@ class _LlamaBatch:
         for name, array in fields.items():
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, kinds[name]))
 
-    def put(self, token: NDArray[Any], position: NDArray[Any], row: NDArray[Any] | int) -> None:
-        """Write tokens, positions and rows into the first entries."""
+    def put(
+        self, token: NDArray[Any], position: NDArray[Any], row: NDArray[Any] | int | list[list[int]]
+    ) -> None:
+        """Write tokens, positions and rows, or all sequences of each token, into the first entries."""
         n = self.struct.n_tokens = len(token)
-        self._token[:n], self._position[:n], self._row[:n] = token, position, row
+        self._token[:n], self._position[:n] = token, position
+        if isinstance(row, list):
+            self._several = np.array([one for own in row for one in own], np.int32)
+            self._rows[:n] = [len(own) for own in row]
+            self._row_of[:n] = self._pointers(self._several, np.cumsum(self._rows[:n]) - self._rows[:n])
+            return
+        if self._several is not None:
+            self._several, self._rows[:] = None, 1
+            self._row_of[:] = self._pointers(self._row, np.arange(len(self._row)))
+        self._row[:n] = row
+
+    @staticmethod
+    def _pointers(array: NDArray[np.int32], places: NDArray[Any]) -> NDArray[np.uint64]:
+        made: NDArray[np.uint64] = np.uint64(array.ctypes.data) + np.uint64(4) * places.astype(np.uint64)
+        return made
 
 
 def _read(pointer: Any, rows: int, columns: int) -> Tensor:

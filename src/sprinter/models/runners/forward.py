@@ -262,8 +262,7 @@ class BaseRunner(ABC):
         self._check_rows([row])
         tree = self._trees.get(row) or RowTree(self._lengths[row])
         tree.check_path(path)
-        if list(path) != list(range(tree.root, tree.root + len(path))):
-            self._compact(row, path, tree.root)
+        self._compact(row, path, tree.root)
         lengths = self.lengths
         lengths[row] = tree.root + len(path)
         self.rewind(lengths)
@@ -271,7 +270,7 @@ class BaseRunner(ABC):
 
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
         """Move the contents of a path's slots to the slots from ``root`` on; if interrupted, the row has its prefix."""
-        raise NotImplementedError(f"the {self.name} runner reads chains of tokens alone")
+        assert list(path) == list(range(root, root + len(path))), "a chain lies there already"
 
     def keys_values(self, layers: Sequence[int], row: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Not supported here: the cache belongs to another library."""

@@ -107,6 +107,8 @@ class RowRunner(ModelRunner):
         ]
 
     def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+        if list(path) == list(range(root, root + len(path))):
+            return
         try:
             with torch.inference_mode():
                 for layer in self._cache.layers:

@@ -1,0 +1,155 @@
+"""Trees in the llama.cpp runner: each token reads its own path, and a kept path is plain text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.models.forest import Forest
+from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
+from tests.models.tiny import uncached
+from transformers import PreTrainedModel
+
+from sprinter.errors import RowsError
+from sprinter.models.gguf import sequences
+from sprinter.models.gguf.load import GgufModel
+from sprinter.models.runner import make_runner
+
+pytest.importorskip("gguf", reason=NO_GGUF)
+pytest.importorskip("llama_cpp", reason=NO_LLAMA)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, GgufModel]:
+    """A small model in full precision."""
+    directory = tmp_path_factory.mktemp("tiny") / "model"
+    return saved_llama(directory), GgufModel(converted(directory))
+
+
+def forest(tiny: tuple[PreTrainedModel, GgufModel], batch: int, seed: int = 0, max_len: int = 60) -> Forest:
+    runner = make_runner(tiny[1], batch=batch, max_len=max_len)
+    assert runner.branches
+    return Forest(runner, tiny[0], seed, tolerance=1e-4, layers=())
+
+
+def held(rows: Forest) -> int:
+    """Sequences that trees hold."""
+    return sum(len(own.paths) for own in rows.runner._sequences._rows.values())  # type: ignore[attr-defined]
+
+
+def test_each_node_reads_its_own_path_and_a_kept_path_is_plain_text(
+    tiny: tuple[PreTrainedModel, GgufModel],
+) -> None:
+    """Ragged trees that grow over several calls, over all rows and some."""
+    for seed in range(3):
+        rows = forest(tiny, 3, seed)
+        rows.read([9, 2, 0], tree=False)
+        rows.read([4, 6, 3])
+        rows.read([5, 1, 0])
+        rows.read([3, 2], rows=[2, 0])
+        for row in range(3):
+            rows.keep(row, rows.random_path(row))
+        assert held(rows) == 0
+        rows.read([2, 1, 3], tree=False)
+        rows.read([6, 1, 5])
+        rows.read([1, 0, 2])
+
+
+def test_random_programs(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
+    for seed in range(6):
+        rows = forest(tiny, 3, 10 + seed)
+        for _ in range(25):
+            room = min(60 - len(tokens) for tokens in rows.tokens)
+            act = rows.random.choice(["tree", "tree", "plain", "keep", "rewind", "copy"])
+            if act == "tree" and room > 5:
+                rows.read([rows.random.randint(0, 5) for _ in range(3)])
+            elif act == "plain" and room > 3:
+                for row in range(3):
+                    rows.keep(row, rows.random_path(row))
+                rows.read([rows.random.randint(1, 3) for _ in range(3)], tree=False)
+            elif act == "keep":
+                row = rows.random.randrange(3)
+                rows.keep(row, rows.random_path(row))
+            elif act == "copy":
+                length = rows.random.randint(0, len(rows.tokens[0]))
+                rows.runner.copy(0, [2], length)
+                rows.tokens[2], rows.paths[2] = rows.tokens[0][:length], rows.paths[0][:length]
+                rows.roots[2] = rows.roots[0] if length > (rows.roots[0] or 0) else None
+            else:
+                rows.rewind([max(0, len(tokens) - rows.random.randint(0, 4)) for tokens in rows.tokens])
+        rows.rewind([0, 0, 0])
+        assert held(rows) == 0
+        free = rows.runner._sequences._free  # type: ignore[attr-defined]
+        assert sorted(free) == [*range(3, 3 + len(free))], "each sequence is free once"
+
+
+#         5
+#     6       7       slots of a tree after a prompt of 5 tokens
+#   8   9    10
+TREE = [4, 5, 5, 6, 6, 7]
+
+
+@pytest.mark.parametrize("path", [[], [5], [5, 6], [5, 7], [5, 6, 9], [5, 7, 10], [5, 6, 8]])
+def test_after_keep_a_row_goes_on_as_after_plain_text(
+    path: list[int], tiny: tuple[PreTrainedModel, GgufModel]
+) -> None:
+    prompt, nodes, more = [7, 3, 60, 12, 5], [20, 21, 22, 23, 24, 25], [30, 31]
+    runner = make_runner(tiny[1], max_len=40)
+    runner.extend(torch.tensor([prompt]))
+    runner.extend(torch.tensor([nodes]), parents=[TREE])
+    runner.keep(0, path)
+    text = [*prompt, *[nodes[slot - 5] for slot in path]]
+    assert runner.lengths == [len(text)]
+    made = runner.extend(torch.tensor([more])).logits
+    assert made is not None
+    torch.testing.assert_close(made[0], uncached(tiny[0], [*text, *more])[0][-2:], rtol=1e-4, atol=1e-4)
+
+
+def test_rewinding_within_and_under_a_tree(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
+    rows = forest(tiny, 1)
+    rows.read([5], tree=False)
+    rows.read([6])
+    rows.rewind([8])
+    rows.read([3])  # grows what is left
+    rows.rewind([5])
+    rows.read([2], tree=False)  # linear again: no parents are needed
+    rows.read([4])
+    rows.rewind([3])
+    rows.read([4], tree=False)
+    rows.rewind([0])
+    rows.read([6])  # a tree from the first token on: two roots may follow nothing
+    rows.keep(0, rows.paths[0][5])
+
+
+def test_an_interrupted_pass_leaves_the_tree_as_it_was(
+    tiny: tuple[PreTrainedModel, GgufModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = forest(tiny, 2)
+    rows.read([5, 3], tree=False)
+    rows.read([4, 5])
+    before = held(rows)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows.runner._llama, "llama_get_embeddings", interrupt)  # type: ignore[attr-defined]
+        with pytest.raises(KeyboardInterrupt):
+            rows.runner.extend(torch.ones(2, 3, dtype=torch.long), parents=[[4, 4, 9], [2, 8, 2]])
+    assert rows.runner.lengths == [9, 8] and held(rows) == before
+    rows.read([3, 2])
+    for row in range(2):
+        rows.keep(row, rows.random_path(row))
+    rows.read([3, 2], tree=False)
+
+
+def test_too_many_leaves_are_refused_and_change_nothing(
+    tiny: tuple[PreTrainedModel, GgufModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "MOST", 8)
+    rows = forest(tiny, 2)
+    rows.runner._sequences._free[:] = [5, 4, 3, 2]  # type: ignore[attr-defined]
+    rows.read([3, 3], tree=False)
+    with pytest.raises(RowsError, match="too few for trees of 3 leaves"):
+        rows.runner.extend(torch.ones(2, 3, dtype=torch.long), parents=[[2, 2, 2], [2, 2, 2]])
+    assert held(rows) == 0 and rows.runner.lengths == [3, 3]
+    rows.read([2, 2], tree=False)
