@@ -214,6 +214,8 @@ TOPICS = {
             "real/overlap": "Drafting during the target's pass",
             "real/drafts": "Drafters made for SmolLM2-135M-Instruct",
             "real/drafts_gpu": "Drafters that were trained on a GPU",
+            "real/drafts_avx512": "A head of EAGLE with AVX-512",
+            "real/drafts_builtin": "Drafters made for the built-in target",
             "real/elsewhere": "An EAGLE-3 head of ours in speculators' own model",
             "real/heads_in_vllm": "An EAGLE-3 head of ours in vLLM",
         },

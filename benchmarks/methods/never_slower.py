@@ -45,6 +45,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "smollm2": {"target": SMOLLM2, "runner": "torch", "dtype": "float32", "compile": False},
     "qwen": {"target": TARGET, "draft": DRAFT, "runner": "torch", "dtype": "gguf"},
 }
+DRAFTS = ("random weights", "trained")
 PLAIN, METHOD = "autoregressive", "speculative(gamma=5)"
 ARMS: dict[str, dict[str, Any]] = {
     "plain": {"method": PLAIN},
@@ -145,6 +146,7 @@ def main() -> None:
     parser.add_argument("--draft", help="folder of a draft for SmolLM2")
     parser.add_argument("--prompts", type=int, default=sized(12, 2), help="one by one; 0: batches alone")
     parser.add_argument("--rows", type=int, nargs="*", default=sized([4, 16, 32], [2]), help="of the batches")
+    parser.add_argument("--drafts", nargs="+", choices=DRAFTS, default=DRAFTS)
     parser.add_argument("--batches", type=int, default=sized(4, 1), help="of each number of rows")
     chosen = parser.parse_args()
     began, loading = time.time(), dict(PAIRS[chosen.pair])
@@ -161,9 +163,12 @@ def main() -> None:
     # Other numbers of rows stay as they were measured.
     anew = [*([1] if chosen.prompts else []), *chosen.rows]
     measured: list[dict[str, Any]] = [
-        run for run in results.get("measured", []) if run["pair"] != chosen.pair or run["rows"] not in anew
+        run
+        for run in results.get("measured", [])
+        if run["pair"] != chosen.pair or run["rows"] not in anew or run["draft"] not in chosen.drafts
     ]
     drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
+    drafts = {name: pair for name, pair in drafts.items() if name in chosen.drafts}
     for draft, pair in drafts.items():
         facts = {
             "pair": chosen.pair,

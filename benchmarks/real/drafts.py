@@ -186,6 +186,8 @@ def told(facts: dict[str, Any]) -> str:
     size = f"{facts['parameters']:,} parameters" + (
         f", vocabulary {facts['vocabulary']}" if facts["vocabulary"] else ""
     )
+    if facts["train_tokens"] is None:
+        return f"{made}: {size}; without a record of its training."
     return (
         f"{made}: {size}; trained on {facts['train_tokens']:,} tokens of the target in {facts['training_s']:.0f} s; "
         f"on held-out texts β is {facts['beta']:.3f} at temperature {facts['temperature']:g}."
@@ -193,7 +195,13 @@ def told(facts: dict[str, Any]) -> str:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What draft.json says about a draft model or heads, and their training."""
+    """What draft.json says about a draft model or heads, and their training; little if it is not there."""
+    if not (folder / "draft.json").exists():
+        heads: Any = load_any_head(folder)
+        parameters = sum(one.numel() for one in heads.parameters())
+        return {
+            "made": f"{heads.kind} heads", "parameters": parameters, "vocabulary": None, "train_tokens": None
+        }  # fmt: skip
     facts = json.loads((folder / "draft.json").read_text(encoding="utf-8"))
     own, training = facts.get("student") or facts["heads"], facts["training"]
     layers = (
@@ -233,6 +241,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=sized(96, 8))
     parser.add_argument("--temperatures", type=float, nargs="+", default=sized([0.0, 0.6], [0.0]))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="as small models need it")
     parser.add_argument("--record", default=NAME, help="name of the results, for drafters of other origin")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -263,9 +272,10 @@ def main() -> None:
 def loaded(chosen: Any) -> Iterator[sprinter.Pair]:
     """A pair for each drafter, all with one copy of the target."""
     source = builtin_paths()["target"] if chosen.target == "builtin" else chosen.target
-    target = load_models(source, device="cpu", dtype=chosen.dtype)
+    capture = True if chosen.compile else None
+    target = load_models(source, device="cpu", dtype=chosen.dtype, compile=capture)
     if chosen.draft_folder:
-        student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype)
+        student = load_models(chosen.draft_folder, device="cpu", dtype=chosen.draft_dtype, compile=capture)
         gate = None if chosen.gate is None else load_any_head(chosen.gate)
         yield sprinter.Pair(LoadedPair(target.target, student.target, target.tokenizer), gate)
     for folder in chosen.heads:
