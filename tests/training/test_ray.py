@@ -17,7 +17,10 @@ from tests.training.labelling import same_records, words
 
 import sprinter
 from sprinter.errors import SprinterError, UserError
-from sprinter.training import ray_engine
+from sprinter.training import ray_engine, ray_pool
+from sprinter.training.drafts import ray_states, states
+from sprinter.training.drafts.heads import train_heads
+from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
 from sprinter.training.label_run import LabelProgress, LabelReport, label
 from sprinter.training.label_step import LabelSettings
 from sprinter.training.records import read_records
@@ -140,13 +143,65 @@ def test_another_model_on_a_worker_is_refused(
         with_ray(pair, data, tmp_path / "out", workers=3)
 
 
+HEADS: dict[str, Any] = {
+    "texts": TextSettings(new_tokens=6, prompt_tokens=12, shard=8, held_out=0.2),
+    "shape": HeadSettings("eagle3", heads=3),
+    "training": TrainingSettings(steps=2, checkpoint=2, tokens=256),
+}
+
+
+def heads_states(pair: sprinter.Pair, data: Path, out: Path, **options: Any) -> dict[str, bytes]:
+    """Files of the states that heads were trained on."""
+    train_heads(pair, pair.models.target.module("a test"), [data], out, **HEADS, **options)
+    return {path.name: path.read_bytes() for path in sorted((out / "states").glob("*.safetensors"))}
+
+
+def test_states_of_the_target_come_back_from_workers(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files and heads are those of a training without Ray; what is there is not asked for again."""
+    monkeypatch.setattr(states, "_SHARD", 8)
+    local = heads_states(pair, data, tmp_path / "local")
+    fake = fake_ray()
+    use(fake, monkeypatch)
+    seen: list[tuple[int, int]] = []
+    options = {"engine": "ray", "workers": 3, "on_states": lambda *both: seen.append(both)}
+    assert heads_states(pair, data, tmp_path / "ray", **options) == local
+    assert fake.calls == ["init", "shutdown"] and len(seen) == 3 and len(local) % 3 == 0
+    assert seen[0][0] < seen[-1][0] == seen[-1][1], "the last shard, which is smaller, comes first"
+    heads = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("local", "ray")]
+    assert heads[0] == heads[1]
+    min((tmp_path / "ray" / "states").glob("*.safetensors")).write_bytes(b"half")
+    assert heads_states(pair, data, tmp_path / "ray", **options) == local
+    assert heads_states(pair, data, tmp_path / "ray", **options) == local
+    assert fake.calls == ["init", "shutdown"] * 2
+
+
+def test_workers_for_states_are_refused_where_they_cannot_be_used(
+    pair: sprinter.Pair, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(fake_ray(), monkeypatch)
+    for options, why in (
+        ({"workers": 2}, "workers=2 is of the ray engine"),
+        ({"engine": "spark"}, "there is no engine 'spark'"),
+        ({"engine": "ray", "shape": HeadSettings("eagle3", keep_states=False)}, "give keep_states"),
+    ):
+        with pytest.raises(UserError, match=why):
+            train_heads(
+                pair, pair.models.target.module("a test"), [data], tmp_path / "out", **(HEADS | options)
+            )
+    monkeypatch.setattr(ray_states, "weights_fingerprint", lambda model: os.urandom(8).hex())
+    with pytest.raises(UserError, match="is another model on a worker: put the same on all nodes"):
+        heads_states(pair, data, tmp_path / "out", engine="ray", workers=3)
+
+
 def test_our_own_error_is_dug_out_of_rays() -> None:
     def raised(error: BaseException, causes: Iterable[BaseException]) -> BaseException:
         at = error
         for cause in causes:
             at.__cause__ = cause
             at = cause
-        return ray_engine._plain(error)
+        return ray_pool._plain(error)
 
     assert (
         str(raised(RuntimeError("task failed"), [KeyError(1), UserError("fix this\n at line 3")]))
@@ -202,3 +257,11 @@ def test_a_worker_that_is_killed_loses_nothing(pair: sprinter.Pair, data: Path, 
     label(pair, [data], tmp_path / "local", SETTINGS)
     assert len(killed) == 1 and report.info.shards == 100
     assert same_records(read_records(tmp_path / "local"), read_records(tmp_path / "ray"), 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_workers_compute_the_states_of_one(pair: sprinter.Pair, data: Path, tmp_path: Path) -> None:
+    data.write_text("".join(words(30, seed) + "\n" for seed in range(90)))
+    local = heads_states(pair, data, tmp_path / "local")
+    assert heads_states(pair, data, tmp_path / "ray", engine="ray") == local

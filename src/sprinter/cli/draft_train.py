@@ -41,6 +41,7 @@ from sprinter.cli.draft_common import (
 )
 from sprinter.cli.loading import Loading, loads
 from sprinter.cli.pages import console, print_json
+from sprinter.cli.ray_options import RayAddressOption, WorkersOption, check_ray
 
 __all__ = ["command"]
 
@@ -96,6 +97,11 @@ def command(
     keep_states: Annotated[
         bool, typer.Option(help="Keep the target's states on disk; else compute them in every epoch.")
     ] = True,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where states that are kept are computed.")
+    ] = "local",
+    workers: WorkersOption = None,
+    ray_address: RayAddressOption = None,
     loss: LossOption = "ce+kl",
     warm_up: WarmUpOption = 0.0,
     epochs: EpochsOption = 4.0,
@@ -131,9 +137,11 @@ def command(
     texts = TextSettings(**fields_of(TextSettings, given))
     shape = HeadSettings(**fields_of(HeadSettings, given))
     training = TrainingSettings(**{**fields_of(TrainingSettings, given), "temperature": loss_temperature})
+    check_ray(engine, loading)
     pair, weights = load_target(loading)
     facts = train_heads(
         pair, weights, [*data, *(more or ())], out, texts, shape, training, restart=restart,
+        engine=engine, workers=workers, ray_address=ray_address,
         on_texts=on_texts, on_states=on_states, on_training=on_training,
     )  # fmt: skip
     if json:

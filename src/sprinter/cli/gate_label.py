@@ -12,16 +12,12 @@ import typer
 from sprinter.cli.loading import Loading, load, loads
 from sprinter.cli.messages import in_options
 from sprinter.cli.pages import print_json
-from sprinter.errors import UserError
+from sprinter.cli.ray_options import RayAddressOption, WorkersOption, check_ray
 
 if TYPE_CHECKING:
     from sprinter.training.label_run import LabelProgress, LabelReport
 
 __all__ = ["command"]
-
-
-_ALONE = {"trust_remote_code", "device_map", "draft_dtype", "draft_runner"}
-"""Options without which the workers of Ray load models."""
 
 
 @loads(without=("draft_vocabulary", "gate", "head", "compile", "profile"))  # labelling makes its own runners
@@ -89,10 +85,8 @@ def command(
     seed: Annotated[int, typer.Option(help="The same seed gives the same records.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Texts per step; each step is a shard.")] = 128,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="Where the steps run.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Workers of the ray engine.", show_default="2")] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Address of a Ray cluster.", show_default="one on this machine")
-    ] = None,
+    workers: WorkersOption = None,
+    ray_address: RayAddressOption = None,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the labels in --out first.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> None:
@@ -117,9 +111,7 @@ def command(
         system,
         tuple(name.strip() for name in classes.split(",")) if classes else None,
     )
-    if engine == "ray" and (given := loading.given().keys() & _ALONE):
-        option = sorted(given)[0].replace("_", "-")
-        raise UserError(f"the workers of --engine ray load models without --{option}: use --engine local")
+    check_ray(engine, loading)
     pair = load(loading)
     from sprinter.training.label_run import label
 

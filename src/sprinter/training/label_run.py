@@ -15,7 +15,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from sprinter.decode.checks import at_least
 from sprinter.engine.pair import Pair
 from sprinter.errors import UserError
 from sprinter.fingerprint import weights_fingerprint
@@ -32,6 +31,7 @@ from sprinter.training.prompts import (
     survey,
 )
 from sprinter.training.ray_engine import RayEngine
+from sprinter.training.ray_pool import ray_workers
 from sprinter.training.records import FEW, KINDS, LabelInfo, dataset_hash
 from sprinter.training.shards import ShardStore
 
@@ -226,14 +226,10 @@ def _engine(
     workers: int | None,
     ray_address: str | None,
 ) -> LabelEngine:
-    if name == "local":
-        for option, value in (("workers", workers), ("ray_address", ray_address)):
-            if value is not None:
-                raise UserError(f"{option}={value} is of the ray engine: leave it out, or give engine=ray")
+    count = ray_workers(name, workers, ray_address)
+    if count is None:
         labeller = Labeller(pair.models, settings, info.settings_hash)
         return lambda steps: ((step.number, labeller(step)) for step in steps)
-    if name != "ray":
-        raise UserError(f"there is no engine '{name}': use local or ray")
     if not _alike(pair.models):
         raise UserError(
             "the workers of engine=ray load both models in one way: give both one dtype, and the draft no runner of "
@@ -241,9 +237,7 @@ def _engine(
         )
     if any(one is not None and one.id.endswith(".gguf") for one in (pair.models.target, pair.models.draft)):
         raise UserError("the workers of engine=ray load no GGUF files: give engine=local")
-    workers = 2 if workers is None else workers
-    at_least("workers", workers, 1)
-    return RayEngine(pair, settings, info, workers, ray_address)
+    return RayEngine(pair, settings, info, count, ray_address)
 
 
 def _reader(settings: LabelSettings) -> Callable[[Sequence[str], str | None, str], Iterator[str | Example]]:

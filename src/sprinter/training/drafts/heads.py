@@ -41,9 +41,11 @@ from sprinter.training.drafts.glide import GlideLearner, fresh_glide
 from sprinter.training.drafts.head_learner import HeadLearner
 from sprinter.training.drafts.judge import accepted, by_task
 from sprinter.training.drafts.medusa import MedusaLearner, fresh_medusa
+from sprinter.training.drafts.ray_states import RayStates
 from sprinter.training.drafts.run import LossPoint, Run, loss_temperature, run_to_end
 from sprinter.training.drafts.settings import HeadSettings, TextSettings, TrainingSettings
 from sprinter.training.drafts.states import keep_states
+from sprinter.training.ray_pool import ray_workers
 
 __all__ = ["HEAD_TRAINING", "train_heads"]
 
@@ -62,6 +64,9 @@ def train_heads(
     judging: Judging = Judging(),
     *,
     restart: bool = False,
+    engine: str = "local",
+    workers: int | None = None,
+    ray_address: str | None = None,
     on_texts: Callable[[TextsProgress], None] | None = None,
     on_states: Callable[[int, int], None] | None = None,
     on_training: Callable[[LossPoint, int], None] | None = None,
@@ -75,6 +80,9 @@ def train_heads(
         out: the folder of the heads; an interrupted run in it is continued.
         texts, shape, training, judging: settings of the stages.
         restart: delete an earlier run first.
+        engine: where states that are kept are computed: "local", or "ray" for a cluster (extra ``[ray]``).
+        workers: number of Ray actors, each of which loads the target; None: 2.
+        ray_address: address of a running cluster; None starts one on this machine.
         on_texts, on_states, on_training: progress callbacks; of states with the texts done and all.
 
     Returns:
@@ -89,6 +97,10 @@ def train_heads(
         )
     target = pair.models.target
     target.module("training of heads that draft")  # which llama.cpp cannot run
+    count = ray_workers(engine, workers, ray_address)
+    if count is not None and not shape.keep_states:
+        raise UserError("engine=ray computes states that are kept: give keep_states, or engine=local")
+    elsewhere = None if count is None else RayStates(pair, weights, training.precision, count, ray_address)
     folder = Path(out)
     check_folder(folder, restart, "heads")
     written = _long_enough(write_texts(pair, data, folder / "texts", texts, on_texts))
@@ -97,7 +109,13 @@ def train_heads(
     learner = _fresh(pair, weights, written, shape, loss_temperature(training, written), name)
     if shape.keep_states:
         learner.kept = keep_states(
-            weights, learner.heads.layers, written.texts, folder / STATES, training.precision, on_states
+            weights,
+            learner.heads.layers,
+            written.texts,
+            folder / STATES,
+            training.precision,
+            on_states,
+            elsewhere,
         )
     place = folder / TRAINING / training_key(written, shape, training)
     run = run_to_end(learner, written, training, place, progress=on_training)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,7 +25,7 @@ from sprinter.fingerprint import weights_fingerprint
 from sprinter.training.drafts.batches import TextBatch
 from sprinter.training.drafts.data import TargetText, save_bytes
 
-__all__ = ["KeptStates", "keep_states", "states_of"]
+__all__ = ["KeptStates", "StatesMaker", "StatesTask", "keep_states", "states_of", "states_of_texts"]
 
 _FORMAT = 1
 _SHARD = 64
@@ -44,6 +44,28 @@ def states_of(target: PreTrainedModel, layers: Sequence[int], ids: Tensor) -> li
     deep = any(layer >= 0 for layer in layers)
     out = inner(input_ids=ids, use_cache=False, output_hidden_states=deep)
     return [out.last_hidden_state if layer < 0 else out.hidden_states[layer + 1] for layer in layers]
+
+
+class StatesTask(NamedTuple):
+    """States that are wanted: the number of a shard, layers as in ``states_of``, and token ids of its texts."""
+
+    number: int
+    layers: Sequence[int]
+    texts: Sequence[Tensor]
+
+
+StatesMaker = Callable[[Sequence[StatesTask]], Iterator[tuple[int, dict[int, Tensor]]]]
+"""Tasks → number and states by layer of each, in any order, bfloat16 ``[tokens of all texts, d]`` on the CPU."""
+
+
+def states_of_texts(target: PreTrainedModel, task: StatesTask, precision: str) -> dict[int, Tensor]:
+    """The states that a task wants, by layer. ``precision``: dtype of matrix products."""
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        found = [states_of(target, task.layers, ids[None].to(target.device)) for ids in task.texts]
+    return {
+        layer: torch.cat([each[number][0] for each in found]).bfloat16().cpu()
+        for number, layer in enumerate(task.layers)
+    }
 
 
 class KeptStates:
@@ -91,6 +113,7 @@ def keep_states(
     out: Path,
     precision: Literal["float32", "bfloat16"] = "float32",
     progress: Callable[[int, int], None] | None = None,
+    make: StatesMaker | None = None,
 ) -> KeptStates:
     """Compute the states of texts; files that an earlier run wrote are taken as they are.
 
@@ -100,6 +123,7 @@ def keep_states(
         out: directory of the files.
         precision: dtype of matrix products, as in training.
         progress: called after each shard with the texts done and all.
+        make: computes them elsewhere (``ray_states``); None: here.
 
     Raises:
         UserError: a disk that is full, or too small for what is missing.
@@ -117,15 +141,20 @@ def keep_states(
     _check_room(
         hidden * sum(len(some) * sum(len(text.ids) for text in part) for some, (part, _) in lacking), out
     )
-    done = 0
-    for (part, paths), some in zip(shards, missing, strict=True):
-        if some:
-            with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                found = [states_of(target, some, text.ids[None].to(target.device)) for text in part]
-            for number, layer in enumerate(some):
-                rows = torch.cat([each[number][0] for each in found])
-                save_bytes(paths[layer], to_bytes({"states": rows.bfloat16().cpu()}))
+    done, tasks = 0, []
+    for number, ((part, paths), some) in enumerate(zip(shards, missing, strict=True)):
         kept.add([paths[layer] for layer in layers], part)
+        if some:
+            tasks.append(StatesTask(number, some, [text.ids for text in part]))
+            continue
+        done += len(part)
+        if progress is not None:
+            progress(done, len(texts))
+    here = ((task.number, states_of_texts(target, task, precision)) for task in tasks)
+    for number, states in here if make is None else make(tasks):
+        part, paths = shards[number]
+        for layer, rows in states.items():
+            save_bytes(paths[layer], to_bytes({"states": rows}))
         done += len(part)
         if progress is not None:
             progress(done, len(texts))
