@@ -12,18 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
 
 import sprinter
 from benchmarks.smoke import SMOKE, made_up_data, scratch, sized
+from sprinter.bench.arm import Ask
+from sprinter.bench.arms.parse import parse_arm
 from sprinter.bench.environment import environment as present_environment
 from sprinter.bench.statistics import BootstrapInterval, ratio_of_ratios, ratio_of_sums
 from sprinter.bench.suites import load_suite
 from sprinter.engine.generation import Generation
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
+from sprinter.laws import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(1, str(ROOT / "scripts"))  # some benchmarks read what the pair was trained on
@@ -138,6 +142,25 @@ def method_arm(
         )  # fmt: skip
 
     return Arm(name or method, run)
+
+
+def peer_arm(
+    pair: sprinter.Pair, spec: str, temperature: float, name: str = "", new_tokens: int = NEW_TOKENS
+) -> Arm:
+    """Another engine's arm of the bench, on prompts or their token ids; not metered."""
+    arm = parse_arm(spec)
+    arm.start(pair)
+
+    def run(prompt: str | Sequence[int], seed: int) -> Any:
+        assert pair.tokenizer is not None
+        ids = tuple(pair.tokenizer(prompt)["input_ids"]) if isinstance(prompt, str) else tuple(prompt)
+        answer = arm.answer(Ask(ids, new_tokens, Sampling(temperature=temperature), seed))
+        stats = SimpleNamespace(
+            wall_s=answer.wall_s, closing_s=0.0, new_tokens=len(answer.ids), target_calls=answer.target_calls
+        )
+        return SimpleNamespace(stats=stats, text=pair.tokenizer.decode(answer.ids, skip_special_tokens=True))
+
+    return Arm(name or spec, run)
 
 
 def curve(

@@ -137,8 +137,6 @@ def main() -> None:
                     times[name].append(taken)
         measured += [{"rows": rows, "arm": name, "ms": median(taken)} for name, taken in times.items()]
         print(measured[-2:], file=sys.stderr, flush=True)
-    if chosen.profile:
-        print(profiled(next(iter(arms.values()))), file=sys.stderr, flush=True)
     results = {
         "benchmark": NAME, "command": command(NAME), **({"smoke": True} if SMOKE else {}), "environment": environment(),
         "seconds": round(time.perf_counter() - began, 1), "measured": measured,
@@ -147,6 +145,8 @@ def main() -> None:
     write_atomic(chosen.out / "waves.json", json.dumps(results, indent=1) + "\n")
     write_atomic(chosen.out / "waves.md", table(results) + "\n")
     print(json.dumps(results))
+    if chosen.profile:
+        print(profiled(next(iter(arms.values()))), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from benchmarks.common import (
     interval,
     method_arm,
     option_parser,
+    peer_arm,
     save,
     speed_ratio,
 )  # fmt: skip
@@ -74,21 +75,6 @@ def families(gamma: int) -> dict[str, list[str]]:
         "fuzzy": [f"fuzzy(threshold={gap}, gamma={g})" for g in longer for gap in (0.1, 0.2)],
         "sprinter": [f"sprinter(tau={tau})" for tau in (0.45, 0.55, 0.6, 0.65, 0.7, 0.75)],
     }
-
-
-def own_arm(pair: sprinter.Pair, spec: str, temperature: float) -> Arm:
-    """An arm of the bench beside our methods."""
-    arm = parse_arm(spec)
-    arm.start(pair)
-
-    def run(prompt: str, seed: int) -> Any:
-        ids = tuple(pair.tokenizer(prompt)["input_ids"])
-        answer = arm.answer(Ask(ids, NEW_TOKENS, Sampling(temperature=temperature), seed))
-        return SimpleNamespace(
-            stats=SimpleNamespace(wall_s=answer.wall_s, closing_s=0.0, new_tokens=len(answer.ids))
-        )
-
-    return Arm(spec, run)
 
 
 def passes(pair: sprinter.Pair) -> dict[str, dict[int, float]]:
@@ -124,7 +110,7 @@ def measure(
     costs = passes(pair)
     gamma, tuned = best_gamma(pair, tuning, temperature)
     groups = families(gamma)
-    own = [own_arm(pair, spec, temperature) for spec in OWN]
+    own = [peer_arm(pair, spec, temperature) for spec in OWN]
     plain = method_arm(pair, PLAIN, temperature)
     methods = {
         name: [method_arm(pair, spec, temperature) for spec in specs] for name, specs in groups.items()

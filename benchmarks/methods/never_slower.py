@@ -162,13 +162,15 @@ def main() -> None:
     results = kept_results(NAME)
     # Other numbers of rows stay as they were measured.
     anew = [*([1] if chosen.prompts else []), *chosen.rows]
+    drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
+    drafts = {name: pair for name, pair in drafts.items() if name in chosen.drafts}
+    if not drafts:
+        parser.error(f"the pair {chosen.pair} has no trained draft: give --draft FOLDER")
     measured: list[dict[str, Any]] = [
         run
         for run in results.get("measured", [])
-        if run["pair"] != chosen.pair or run["rows"] not in anew or run["draft"] not in chosen.drafts
+        if run["pair"] != chosen.pair or run["rows"] not in anew or run["draft"] not in drafts
     ]
-    drafts = {"random weights": bad} | ({"trained": good} if good.models.draft is not None else {})
-    drafts = {name: pair for name, pair in drafts.items() if name in chosen.drafts}
     for draft, pair in drafts.items():
         facts = {
             "pair": chosen.pair,
@@ -188,12 +190,9 @@ def main() -> None:
             )  # fmt: skip
             measured.append({**facts, "rows": rows, "arms": together})
     results |= {"benchmark": NAME, "measured": measured}
-    note_run(
-        results,
-        NAME,
-        chosen.pair if chosen.prompts else f"{chosen.pair}, {'+'.join(map(str, chosen.rows))} rows",
-        began,
-    )
+    part = chosen.pair if chosen.prompts else f"{chosen.pair}, {'+'.join(map(str, chosen.rows))} rows"
+    some = "" if len(chosen.drafts) == len(DRAFTS) else f", {chosen.drafts[0]}"
+    note_run(results, NAME, part + some, began)
     write_results(NAME, results, table(results))
 
 

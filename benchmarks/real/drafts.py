@@ -195,7 +195,7 @@ def told(facts: dict[str, Any]) -> str:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What draft.json says about a draft model or heads, and their training; little if it is not there."""
+    """What draft.json says about a draft model or heads, and their training; little of heads where it is not there."""
     if not (folder / "draft.json").exists():
         heads: Any = load_any_head(folder)
         parameters = sum(one.numel() for one in heads.parameters())
@@ -249,6 +249,7 @@ def main() -> None:
     folders = [*([chosen.draft_folder] if chosen.draft_folder else []), *chosen.heads]
     if not folders and not SMOKE:
         parser.error("give --draft-folder, --heads or both")
+    drafters = [MADE_UP] if SMOKE else [facts_of(folder) for folder in folders]
     pairs = [sprinter.load_pair()] if SMOKE else [*loaded(chosen)]
     rows = [
         row
@@ -262,7 +263,7 @@ def main() -> None:
         "new_tokens": chosen.new_tokens,
         "dtypes": [chosen.dtype, chosen.draft_dtype],
         "draft_vocabulary": chosen.vocabulary,
-        "drafters": [MADE_UP] if SMOKE else [facts_of(folder) for folder in folders],
+        "drafters": drafters,
         "rows": rows,
         "seconds": round(time.time() - began, 1),
     }

@@ -41,6 +41,7 @@ from benchmarks.common import (
     method_arm,
     note_run,
     option_parser,
+    peer_arm,
     speed_ratio,
     write_results,
 )  # fmt: skip
@@ -89,6 +90,9 @@ METHODS = sized(
     ("autoregressive", "speculative(gamma=3)", "speculative(gamma=5)", "svip", "lookup"),
     ("autoregressive", "speculative(gamma=5)"),
 )
+PEERS = ("transformers:plain", "transformers:assisted(tokens=5)", "transformers:lookup")
+PEER, PEERS_WEIGHTS = "transformers, bfloat16", "bfloat16"
+"""Name of the peers, which are compared with the first base, and the kind whose weights they read, dequantised."""
 SUITES = sized(("humaneval", "gsm8k"), ("gsm8k",))
 DIAL = sized(
     {
@@ -242,10 +246,14 @@ def texts(
         for method in METHODS:
             name = f"{kind}, {method}"
             arms[kind, method] = method_arm(pair, method, temperature, name, new_tokens=sized(64, 8))
+    bases = {**SPEEDS, PEER: next(iter(SPEEDS.values()))}
+    for spec in PEERS:
+        arms[PEER, spec] = peer_arm(pairs[PEERS_WEIGHTS], spec, temperature, new_tokens=sized(64, 8))
     interleave([*arms.values()], ids, note=f"texts T={temperature:g}")
     rows = []
     for (kind, method), arm in arms.items():
-        plain, base = arms[kind, METHODS[0]], arms[SPEEDS[kind], METHODS[0]]
+        plain = arms[kind, PEERS[0] if kind == PEER else METHODS[0]]
+        base = arms[bases[kind], METHODS[0]]
         same = [one.text == other.text for one, other in zip(arm.outs, plain.outs, strict=True)]
         rows.append(
             {
@@ -436,7 +444,9 @@ def main() -> None:
         note_run(results, NAME, "law", began)
         write_results(NAME, results, table(results))
     if {"passes", "texts"} & set(chosen.parts):
-        kinds = KINDS if "passes" in chosen.parts else {kind: KINDS[kind] for kind in SPEEDS}
+        kinds = (
+            KINDS if "passes" in chosen.parts else {kind: KINDS[kind] for kind in (*SPEEDS, PEERS_WEIGHTS)}
+        )
         pairs = {kind: _load(chosen, options, EIGHT in kind) for kind, options in kinds.items()}
         if "passes" in chosen.parts:
             began = time.time()

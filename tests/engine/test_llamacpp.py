@@ -64,10 +64,9 @@ def test_texts_are_those_of_the_transformers_pair(
 
 
 def runs_here(name: str) -> bool:
-    """Whether llama.cpp can run it: trees and heads on the target it cannot."""
+    """Whether llama.cpp can run it: heads on the target it cannot."""
     method = parse_method(name)
-    by_heads = method.drafter.by_heads or method.accept.needs
-    return not method.grows and method.drafter.drafts == 1 and not by_heads
+    return not (method.drafter.by_heads or method.accept.needs)
 
 
 @pytest.mark.parametrize("method", sorted(filter(runs_here, REGISTERED.names())))
@@ -116,6 +115,29 @@ def test_trees_in_batches_are_those_of_single_texts(files: Path) -> None:
     for prompt, seed, made in zip(prompts, (3, 4, 5), together, strict=True):
         alone = here.generate(prompt, method="specinfer(drafts=2)", seed=seed, max_new_tokens=30)
         assert [one.id for one in made.tokens] == [one.id for one in alone.tokens]
+
+
+def test_many_rows_of_trees_share_the_sequences(files: Path) -> None:
+    """Eight rows of the engine take default trees; more rows than sequences serve are not asked for, or refused."""
+    here = load(files, "f32")
+    prompts = [f"{PROMPT} {i}" for i in range(12)]
+    alone = [
+        [one.id for one in here.generate(prompt, method="tree", seed=i, max_new_tokens=20).tokens]
+        for i, prompt in enumerate(prompts)
+    ]
+    made = here.generate_batch(prompts, method="tree", seed=list(range(12)), max_new_tokens=20)
+    assert [[one.id for one in text.tokens] for text in made] == alone
+    engine = sprinter.Engine(here)
+    numbers = [
+        engine.add(prompt, method="tree", seed=i, max_new_tokens=20) for i, prompt in enumerate(prompts[:9])
+    ]
+    numbers.append(engine.add(PROMPT, method="autoregressive", max_new_tokens=20))
+    done = engine.finish()
+    assert [[one.id for one in done[number].tokens] for number in numbers[:9]] == alone[:9]
+    with pytest.raises(UserError, match="a row of the engine has room for 31"):
+        engine.add(PROMPT, method="tree(expand=20,depth=3,nodes=60)")
+    with pytest.raises(UserError, match=r"llama\.cpp holds 256 sequences, .* too few for 12 row"):
+        here.generate_batch(prompts, method="tree", rows=12, max_new_tokens=20)
 
 
 def test_mixed_pairs(files: Path, builtin_pair: sprinter.Pair) -> None:

@@ -68,7 +68,9 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Pair]:
 
 
 def law_through_llamacpp(pair: Pair, method: Method, ahead: int) -> dict[Text, float]:
-    target, draft = (make_runner(file, batch=1, max_len=len(PROMPT) + LENGTH + TREE) for file in pair.files)
+    target, draft = (
+        make_runner(file, batch=1, max_len=len(PROMPT) + LENGTH + TREE, leaves=TREE) for file in pair.files
+    )
     assert target.name == draft.name == "llamacpp"
     return law_of_texts(
         Models(target, draft, pair.vocab), pair.heads, method, LENGTH, ahead, EnumeratedDraws()

@@ -231,14 +231,15 @@ def _broken(*_: object) -> Tensor:
     raise RuntimeError("no such instruction\nin this kernel")
 
 
+@pytest.mark.parametrize("which", ["_inner", "_inner_of_many"])
 @pytest.mark.parametrize(("fault", "why"), [(_wrong, "states differ by"), (_broken, "no such instruction")])
 def test_kernels_that_fail_a_trial_are_left_out_once(
-    fault: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    which: str, fault: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of("llama")
     run = RowPass(model, _choose(model).windows)
     buffers = run_pass(model, torch.ones(1, 1, dtype=torch.long), [0])[2]
-    monkeypatch.setattr(layers._Layer, "_inner", lambda self, normed: fault(normed))
+    monkeypatch.setattr(layers._Layer, which, lambda self, normed: fault(normed))
     monkeypatch.setattr(trial, "_tried", type(trial._tried)())
     for _ in range(2):
         with fused(run, buffers):

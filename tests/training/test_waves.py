@@ -165,7 +165,7 @@ def test_drafters_are_trained_on_a_gpu(kind: str, target: Path, data: Path, tmp_
     ]
     assert main(["draft", *words, "--checkpoint", "10", "--out", str(out)]) == 0
     history = json.loads((out / "draft.json").read_text())["training"]["history"]
-    assert history[-1]["train"]["kl"] < history[0]["train"]["kl"]
+    assert history[-1]["held_out"]["kl"] < history[0]["held_out"]["kl"], "of a batch it goes up and down"
     parts = {"draft": out} if kind == "draft" else {"heads": [out]}
     pair = sprinter.load_pair(target, device="cpu", dtype="float32", **parts)  # type: ignore[arg-type]
     method = "speculative(gamma=2)" if kind == "draft" else "heads(gamma=2)"

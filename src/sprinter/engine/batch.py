@@ -14,6 +14,7 @@ from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scheduler import Event, Scheduler
 from sprinter.engine.task import Task
 from sprinter.errors import BatchError, RowsError, UserError
+from sprinter.models.choose import tree_leaves
 
 __all__ = ["Results", "generate_all", "options_of_each"]
 
@@ -106,16 +107,17 @@ def generate_all(
             tasks.append(Task(parts, prompt, own, rows=sharing, most=sharing))
     if not tasks:
         return []
+    spare = max(task.spare for task in tasks)
     scheduler = Scheduler(
         parts,
-        wanted,
+        wanted if rows is not None else min(wanted, _rows_of_trees(parts, spare)),
         max(task.length for task in tasks),
         policy,
         memory_bytes,
         needs_target=any(task.needs_target for task in tasks),
         needs_draft=any(task.needs_draft for task in tasks),
         streams=False,
-        spare=max(task.spare for task in tasks),
+        spare=spare,
     )
     try:
         for i, task in enumerate(tasks):  # the scheduler numbers its requests in this order
@@ -125,6 +127,15 @@ def generate_all(
     finally:
         scheduler.close()
     return [done[i] for i in range(len(tasks))]
+
+
+def _rows_of_trees(parts: Parts, spare: int) -> int:
+    """Default number of rows whose trees of up to ``spare + 1`` leaves the models hold."""
+    loaded = [model for model in (parts.models.target, parts.models.draft) if model is not None]
+    return next(
+        (rows for rows in range(_MOST_ROWS, 1, -1)
+         if all((tree_leaves(one.model, rows) or spare + 1) > spare for one in loaded)), 1
+    )  # fmt: skip
 
 
 def _sharing(rows: Any, prompts: int) -> int:

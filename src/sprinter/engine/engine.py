@@ -14,7 +14,7 @@ from sprinter.engine.prompt import PromptInput
 from sprinter.engine.scheduler import Event, Scheduler
 from sprinter.engine.task import Task
 from sprinter.errors import UserError
-from sprinter.models.choose import tree_limit
+from sprinter.models.choose import tree_leaves, tree_limit
 
 __all__ = ["Engine"]
 
@@ -59,11 +59,14 @@ class Engine:
         most = pair.models.longest
         longest = min(most, _LONGEST) if max_len is None else max_len
         at_least("max_len", longest, 1)
+        at_least("rows", rows, 1)
         if longest > most:
             raise UserError(f"max_len={max_len!r} is out of range: give 1 to {most} tokens")
         self._pair, self._rows, self._longest = pair, rows, longest
         loaded = [model for model in (pair.models.target, pair.models.draft) if model is not None]
         spare = _SPARE if all(tree_limit(one.model) is None for one in loaded) else 0
+        leaves = [many for one in loaded if (many := tree_leaves(one.model, rows)) is not None]
+        spare = min([spare, *(many - 1 for many in leaves)])
         self._batch = Scheduler(pair._parts, rows, longest, policy, memory_bytes, spare=spare)
         self._results = Results(self._batch)
 

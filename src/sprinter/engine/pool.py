@@ -8,7 +8,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from sprinter.engine.prefix import OFF, Changes, HeldRows, PrefixCache
-from sprinter.models.choose import make_runner, tree_limit
+from sprinter.models.choose import holds_leaves, make_runner, tree_limit
 from sprinter.models.pair import LoadedModel
 from sprinter.models.runner import Runner
 
@@ -88,7 +88,9 @@ class RunnerPool:
                 self._idle.take(self, runner)
         if runner is None:
             size = self.size(max_len, spare)
-            runner = make_runner(self.model.model, batch=rows, max_len=size, compile=self.model.compile)
+            runner = make_runner(
+                self.model.model, batch=rows, max_len=size, compile=self.model.compile, leaves=spare + 1
+            )
             self._held[runner] = HeldRows(rows, self.cache, self._changes)
         if source is not None:
             self._copy(source, runner, prompt)
@@ -125,7 +127,7 @@ class RunnerPool:
 
     def _serves(self, runner: Runner, max_len: int, spare: int) -> bool:
         """Whether a runner is large enough; ``max_len`` is limited to the model's context."""
-        return runner.max_len >= min(max_len, self.model.context) + spare
+        return runner.max_len >= min(max_len, self.model.context) + spare and holds_leaves(runner, spare + 1)
 
     def _has_room(self, size: int) -> bool:
         """Whether another runner of one row of ``size`` tokens could be kept too."""

@@ -22,6 +22,7 @@ from sprinter.models.capture.runner import CapturedRunner, Units
 from sprinter.models.capture.units import CompiledUnits
 from sprinter.models.gguf.load import GgufModel
 from sprinter.models.gguf.runner import LlamaCppRunner
+from sprinter.models.gguf.sequences import MOST
 from sprinter.models.interface import Runner
 from sprinter.models.quantised.fused_trial import fused
 from sprinter.models.quantised.layers import is_quantised
@@ -38,10 +39,12 @@ __all__ = [
     "cache_slots",
     "capture_kind",
     "check_capture",
+    "holds_leaves",
     "longest_text",
     "make_runner",
     "pads_rows",
     "runner_kind",
+    "tree_leaves",
     "tree_limit",
 ]
 
@@ -135,6 +138,16 @@ def tree_limit(model: PreTrainedModel | GgufModel) -> int | None:
     return choice.switch.at if choice.switch else None
 
 
+def tree_leaves(model: PreTrainedModel | GgufModel, rows: int) -> int | None:
+    """Largest number of leaves of a tree in each of so many rows; None: any number. Here a chain has one."""
+    return max(1, MOST // rows) if isinstance(model, GgufModel) else None
+
+
+def holds_leaves(runner: Runner, leaves: int) -> bool:
+    """Whether a runner takes trees of so many leaves in each row."""
+    return not isinstance(runner, LlamaCppRunner) or runner.leaves >= leaves
+
+
 def cache_slots(model: PreTrainedModel | GgufModel, max_len: int) -> int:
     """Number of slots that the caches of a row of ``max_len`` tokens take, spare slots included."""
     switch = None if isinstance(model, GgufModel) else _choose(model).switch
@@ -197,6 +210,7 @@ def make_runner(
     max_len: int,
     prefer: str | None = None,
     compile: bool | None = False,
+    leaves: int = 1,
 ) -> Runner:
     """A runner for the model.
 
@@ -207,12 +221,13 @@ def make_runner(
         prefer: "row" or "crop" instead of the automatic choice; "row" is refused for models that it cannot serve.
         compile: True: short forward passes are captured, on a CPU compiled when first needed (about a minute per shape,
             kept on disk); None: CUDA graphs on NVIDIA, on a CPU the compiled code that is on disk; False: no capture.
+        leaves: largest number of leaves of a tree in a row; only llama.cpp's runner must know it before.
 
     Raises:
         UserError: the model cannot be served, or not as asked.
     """
     if isinstance(model, GgufModel):
-        return LlamaCppRunner(model, batch, max_len)
+        return LlamaCppRunner(model, batch, max_len, leaves)
     if prefer not in (None, "row", "crop"):
         raise UserError(f"there is no runner {prefer!r}: use 'row' or 'crop'")
     choice = _choose(model)

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,18 @@ class RayPool:
         self._worker, self._spec, self._on_gpu = worker, spec, on_gpu
         self._workers, self._address = workers, address
 
-    def __call__(self, items: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def check(self) -> None:
+        """Find out whether the cluster can be reached, before other work is done.
+
+        Raises:
+            UserError: it cannot.
+        """
+        if self._address and not self._ray.is_initialized():
+            with _without_warnings():
+                self._connect()
+            self._ray.shutdown()
+
+    def __call__(self, items: Iterable[dict[str, Any]]) -> Generator[dict[str, Any]]:
         """Yield the result of each item as it is finished, in any order.
 
         Raises:
@@ -99,6 +110,7 @@ def ray_workers(engine: str, workers: int | None, address: str | None) -> int | 
     Raises:
         UserError: another engine, or options that are not of it.
     """
+    count = 2 if workers is None else workers
     if engine == "local":
         for option, value in (("workers", workers), ("ray_address", address)):
             if value is not None:
@@ -106,8 +118,8 @@ def ray_workers(engine: str, workers: int | None, address: str | None) -> int | 
         return None
     if engine != "ray":
         raise UserError(f"there is no engine '{engine}': use local or ray")
-    at_least("workers", 2 if workers is None else workers, 1)
-    return 2 if workers is None else workers
+    at_least("workers", count, 1)
+    return count
 
 
 def whole_source(source: str) -> str:

@@ -22,7 +22,6 @@ from sprinter.models.runners.tree import RowTree
 
 __all__ = ["LlamaCppRunner"]
 
-_TREES = 192  # sequences beside those of the rows, for the leaves of trees
 _F32, _F16 = 0, 1  # GGML_TYPE_F32, GGML_TYPE_F16
 _POOLING_NONE = 0
 _FLASH_AUTO, _FLASH_OFF = -1, 0
@@ -39,19 +38,33 @@ class LlamaCppRunner(BaseRunner):
         model: the model to run; several runners may share it.
         batch: number of rows.
         max_len: maximum number of tokens in a row.
+        leaves: largest number of leaves of a tree in a row. Each further one is a sequence, of which llama.cpp has 256,
+            and makes each call a little slower; 1: chains alone.
+
+    Raises:
+        RowsError: too many rows, or too many for their trees.
     """
 
     name = "llamacpp"
-    branches = True
 
-    def __init__(self, model: GgufModel, batch: int, max_len: int) -> None:
+    def __init__(self, model: GgufModel, batch: int, max_len: int, leaves: int = 1) -> None:
         super().__init__(batch, max_len)
         if batch > MOST:
             raise RowsError(f"llama.cpp holds at most {MOST} rows at a time, not {batch}: use fewer")
         self.model, self._llama = model, library()
         self.vocab_size, self.hidden_size, self.device = model.vocab_size, model.hidden_size, model.device
-        # llama.cpp wants room for an output of each sequence
-        sequences = max(batch, min(MOST, batch + _TREES, CHUNK, batch * max_len))
+        if batch * leaves > MOST:
+            raise RowsError(
+                f"llama.cpp holds {MOST} sequences, one for each leaf of a tree, too few for {batch} row(s) with trees "
+                f"of up to {leaves} leaves: use "
+                + (
+                    f"rows={MOST // leaves}, or smaller trees"
+                    if batch > 1 and leaves <= MOST
+                    else "smaller trees"
+                )
+            )
+        self.leaves, self.branches = leaves, leaves > 1
+        sequences = batch * leaves
         self._context = self._make_context(sequences)
         weakref.finalize(self, _free, self._llama, self._context, model)
         self._memory = self._llama.llama_get_memory(self._context)
@@ -62,40 +75,49 @@ class LlamaCppRunner(BaseRunner):
 
     @property
     def cache_bytes(self) -> int:
-        """Size of the context's cells."""
-        return self.batch * self.max_len * self.model.token_bytes
+        """Size of the context's cells, and of the outputs of trees."""
+        more = (self.leaves - 1) * self.batch * self.vocab_size * 4  # an output of each sequence is reserved
+        return self.batch * self.max_len * self.model.token_bytes + more
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Remove the cells beyond the lengths from the memory."""
         self._check_rewind(lengths)
         for row, (length, present) in enumerate(zip(lengths, self._lengths, strict=True)):
+            self._cut(row, length)
             if length < present:
-                if row in self._sequences:
-                    self._sequences.cut(row, length, self._trees[row].upto(length))
                 self._forget(row, length)
         self._set_lengths(lengths)
         self._empty()
 
-    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+    def _cut(self, row: int, length: int) -> None:
+        """Forget what a tree holds beyond a row's first ``length`` slots, and what an interrupt may have left."""
         if row in self._sequences:
+            tree = self._trees.get(row)
+            self._sequences.cut(row, length, tree and tree.upto(length))
+
+    def _compact(self, row: int, path: Sequence[int], root: int) -> None:
+        if row not in self._sequences:
+            return
+        try:
             self._sequences.straighten(row, path)
+        except BaseException:
+            self._lengths[row] = root  # the prefix is unchanged
+            self._trees.pop(row, None)
+            raise
 
     def copy(self, from_row: int, to_rows: Sequence[int], length: int | None = None) -> None:
         """Let the rows share the cells of ``from_row``; later tokens have their own cells."""
-        length = self._check_copy(from_row, to_rows, length)
+        length, tree = self._check_copy(from_row, to_rows, length), self._trees.get(from_row)
         for row in to_rows:
             if row != from_row:
-                self._sequences.drop(row)
-                self._forget(row, 0)
-                self._llama.llama_memory_seq_cp(self._memory, from_row, row, 0, length)
-                if from_row in self._sequences:
-                    self._sequences.copy(from_row, row)
-                    self._sequences.cut(row, length, self._trees[from_row].upto(length))
+                self._sequences.copy(from_row, row, length, tree and tree.upto(length))
                 self._copy_length(from_row, [row], length)
 
     def adopt(self, other: Runner, length: int) -> bool:
-        """Copy tokens of another context. llama.cpp hands out whole rows, for which there must be room."""
-        return other.lengths[0] <= self.max_len and super().adopt(other, length)
+        """Copy tokens of another context. llama.cpp hands out whole rows, for which there must be room; no trees."""
+        if other.lengths[0] > self.max_len or (isinstance(other, LlamaCppRunner) and 0 in other._sequences):
+            return False
+        return super().adopt(other, length)
 
     def _adopt(self, other: LlamaCppRunner, length: int) -> None:
         llama = self._llama
@@ -111,6 +133,7 @@ class LlamaCppRunner(BaseRunner):
         """Remove cells that an interrupted forward pass may have left. llama.cpp cannot zero single cells, so the whole
         memory is cleared as soon as all rows are empty."""
         self._check_rows([row])
+        self._cut(row, self._lengths[row])
         self._forget(row, self._lengths[row])
         self.soiled = True
         self._empty()
@@ -118,6 +141,7 @@ class LlamaCppRunner(BaseRunner):
     def _empty(self) -> None:
         if self.soiled and not any(self._lengths):
             self._llama.llama_memory_clear(self._memory, True)
+            self._sequences.reset()
             self.soiled = False
 
     def _forget(self, row: int, length: int) -> None:
@@ -133,6 +157,8 @@ class LlamaCppRunner(BaseRunner):
     def _step_some(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
+        for row in rows:
+            self._cut(row, self._lengths[row])  # what an interrupt left
         n, ids = tokens.shape[1], tokens.cpu().numpy()
         quiet = not logits and n > 1
         if len(rows) == 1 and counts[0] == n <= self._room:

@@ -1,13 +1,14 @@
 """Trees in a llama.cpp context: a token of a tree belongs to the sequence of each path that runs through it.
 
 A query of llama.cpp sees the cells of its sequence up to its own position. So each leaf of a tree has a sequence: the
-cells of the prefix and of the leaf's path are marked as its own, whichever they share with others.
+cells of the prefix and of the leaf's path are marked as its own, whichever it shares with others. One of them is the
+row's own sequence, whose number is the row's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,43 +28,61 @@ class _Spread:
 
     Attributes:
         root: length of the linear prefix.
-        through: slot -> a sequence that runs through it; those that are missing are in the row's own.
+        through: slot -> a sequence that runs through it.
         paths: sequence -> slots of the tree on its path.
     """
 
     root: int
-    through: dict[int, int] = field(default_factory=dict)
-    paths: dict[int, list[int]] = field(default_factory=dict)
+    through: dict[int, int]
+    paths: dict[int, list[int]]
+
+    def upto(self, length: int) -> _Spread:
+        """What is left of it in the row's first ``length`` slots; sequences that nothing needs are left out."""
+        through = {slot: one for slot, one in self.through.items() if slot < length}
+        needed = {*through.values()}
+        paths = {
+            one: [slot for slot in path if slot < length] for one, path in self.paths.items() if one in needed
+        }
+        return _Spread(self.root, through, paths)
 
 
 class TreeSequences:
-    """The sequences beside those of the rows, whose numbers are the rows'.
+    """The sequences of trees. What is free is what no tree holds, so that an interrupt cannot lose one.
 
     Args:
         llama: the library. memory: of the context. rows: number of rows. count: of all sequences of the context.
     """
 
     def __init__(self, llama: Any, memory: Any, rows: int, count: int) -> None:
-        self._llama, self._memory = llama, memory
-        self._free = [*range(count - 1, rows - 1, -1)]
-        self._rows: dict[int, _Spread] = {}
+        self._llama, self._memory, self._count, self._rows = llama, memory, count, rows
+        self._spread: dict[int, _Spread] = {}
 
     def __contains__(self, row: int) -> bool:
         """Whether a row holds a tree that is spread over sequences."""
-        return row in self._rows
+        return row in self._spread
+
+    @property
+    def held(self) -> int:
+        """Number of sequences that trees hold beside those of the rows."""
+        return self._count - self._rows - len(self._free())
 
     def state(self) -> dict[int, _Spread]:
         """For ``restore``."""
-        return {**self._rows}
+        return {**self._spread}
 
     def restore(self, before: dict[int, _Spread]) -> None:
         """Forget what was marked since, and what was read into it."""
-        for row, own in [*self._rows.items()]:
+        for row, own in [*self._spread.items()]:
             held = before.get(row)
-            if own is not held:
-                for sequence in own.paths.keys() - (held.paths.keys() if held else ()):
-                    self._release(own, sequence)
-        self._rows = before
+            if own is held:
+                continue
+            for sequence, path in own.paths.items():
+                known = [] if held is None else held.paths.get(sequence, [])
+                if held is None and sequence == row:
+                    continue  # the runner forgets what is beyond the row's length
+                self._remove(sequence, own.root + len(known) if known or sequence == row else 0)
+                path[:] = known
+        self._spread = before
 
     def mark(self, row: int, tree: RowTree, count: int) -> tuple[NDArray[np.int32], list[list[int]]]:
         """Positions of the last ``count`` tokens of a tree with branches, before they are read, and the sequences of
@@ -72,34 +91,33 @@ class TreeSequences:
         Raises:
             RowsError: the context has too few sequences.
         """
-        held = self._rows.get(row, _Spread(tree.root))
-        own = self._rows[row] = _Spread(tree.root, {**held.through}, {**held.paths})
+        first = tree.end - count
+        own = self._begin(row, tree, first)
         depth: list[int] = []
         for parent in tree.parents:
             depth.append(0 if parent < tree.root else depth[parent - tree.root] + 1)
-        first = tree.end - count
         parents = dict(enumerate(tree.parents[first - tree.root :], first))
-        inner = set(parents.values())
         sequences: dict[int, list[int]] = {slot: [] for slot in parents}
-        leaves = [slot for slot in parents if slot not in inner]
-        if len(leaves) > len(self._free):
-            raise RowsError(
-                f"llama.cpp holds {MOST} sequences at a time, too few for trees of {len(leaves)} leaves in so many "
-                "rows: use fewer rows, or smaller trees"
-            )
-        for leaf in leaves:
+        inner, free = {*parents.values()}, self._free()
+        for leaf in (slot for slot in parents if slot not in inner):
             new = [leaf]
             while (parent := parents[new[-1]]) >= first:
                 new.append(parent)
             new.reverse()
-            sequence = self._free.pop()
-            base = own.through.get(parent, row)
-            self._copy(
-                base, sequence, tree.root + (0 if parent < tree.root else depth[parent - tree.root] + 1)
-            )
-            # slots of the row's own sequence are the first of the tree
-            before = own.paths.get(base, [*range(tree.root, parent + 1)])
-            own.paths[sequence] = [*(slot for slot in before if slot <= parent), *new]
+            sequence = own.through.get(parent, row)
+            path = own.paths[sequence]
+            if parent != (path[-1] if path else tree.root - 1):  # another token follows it there
+                if not free:
+                    raise RowsError(
+                        f"llama.cpp holds {self._count} sequences here, one for each leaf of a tree, and the trees of "
+                        f"{self._rows} row(s) need more: use smaller trees"
+                        + (", or fewer rows" * (self._rows > 1))
+                    )
+                before = [slot for slot in path if slot <= parent]
+                source, sequence = sequence, free.pop()
+                own.paths[sequence] = path = before  # first, so that it counts as held
+                self._copy(source, sequence, tree.root + len(before))
+            path += new
             for slot in new:
                 sequences[slot].append(sequence)
         own.through.update((slot, found[0]) for slot, found in sequences.items())
@@ -112,61 +130,102 @@ class TreeSequences:
 
         If no branches are left, the rest is in the row's own sequence again.
         """
-        own = self._rows.get(row)
+        own = self._spread.get(row)
         if own is None:
             return
-        if tree is None or length <= own.root or not tree.branches:
-            left = [*range(own.root, length)]
-            self.straighten(row, left)
+        if tree is None or not tree.branches:
+            self.straighten(row, range(own.root, length))
             return
-        for sequence, path in [*own.paths.items()]:
-            kept = [slot for slot in path if slot < length]
-            self._remove(sequence, own.root + len(kept))
-            own.paths[sequence] = kept
-        own.through = {slot: one for slot, one in own.through.items() if slot < length}
-        for sequence in {*own.paths} - {*own.through.values()}:
-            self._release(own, sequence)
+        left = own.upto(length)
+        for sequence, path in own.paths.items():
+            kept = left.paths.get(sequence, [])
+            if len(kept) < len(path):
+                self._remove(sequence, own.root + len(kept) if kept or sequence == row else 0)
+        left.paths.setdefault(row, [])
+        self._spread[row] = left
 
     def straighten(self, row: int, path: Sequence[int]) -> None:
         """Move a path of a row's tree into the row's own sequence, and forget the rest of the tree."""
-        own = self._rows.pop(row)
+        own = self._spread[row]
         through = own.through.get(path[-1], row) if path else row
-        self._remove(row, own.root if through != row else own.root + len(path))
-        if through != row:
-            span = own.root, own.root + len(path)
-            self._llama.llama_memory_seq_cp(self._memory, through, row, *span)
-        for sequence in [*own.paths]:
-            self._release(own, sequence)
+        if through == row:
+            self._remove(row, own.root + len(path))
+        else:
+            self._remove(row, own.root)
+            self._llama.llama_memory_seq_cp(self._memory, through, row, own.root, own.root + len(path))
+        self.drop(row)
 
-    def copy(self, from_row: int, row: int) -> None:
-        """Give a row, which has its prefix, the sequences of another row's tree."""
-        given = self._rows.get(from_row)
-        if given is None:
+    def copy(self, from_row: int, row: int, length: int, tree: RowTree | None) -> None:
+        """Give a row, whose own contents are forgotten, the first ``length`` slots of another's; ``tree``: what they
+        hold of its tree.
+
+        Raises:
+            RowsError: the context has too few sequences; nothing has changed then.
+        """
+        given = self._spread.get(from_row)
+        if given is None or tree is None or not tree.branches:
+            source = from_row if given is None or length <= given.root else given.through[length - 1]
+            self._clear(row)
+            self._copy(source, row, length)
             return
-        if len(given.paths) > len(self._free):
+        left = given.upto(length)
+        free = [*self._free(), *(one for one in self._paths_of(row) if one != row)]
+        others = [one for one in left.paths if one != from_row]
+        if len(others) > len(free):
             raise RowsError(
-                f"llama.cpp holds {MOST} sequences at a time, too few for another tree: use fewer rows"
+                f"llama.cpp holds {self._count} sequences here, too few for another tree: use smaller trees, or fewer "
+                "rows"
             )
-        new = {sequence: self._free.pop() for sequence in given.paths}
-        for sequence, other in new.items():
-            self._copy(sequence, other, -1)
-        self._rows[row] = _Spread(
-            given.root,
-            {slot: new[one] for slot, one in given.through.items()},
-            {new[one]: [*path] for one, path in given.paths.items()},
+        self._clear(row)
+        new = {from_row: row, **dict(zip(others, free, strict=False))}
+        self._spread[row] = _Spread(
+            left.root,
+            {slot: new[one] for slot, one in left.through.items()},
+            {row: [], **{new[one]: path for one, path in left.paths.items()}},
         )
+        self._copy(from_row, row, left.root)
+        for sequence, path in left.paths.items():
+            self._copy(sequence, new[sequence], left.root + len(path))
 
     def drop(self, row: int) -> None:
-        """Forget all sequences of a row's tree."""
-        own = self._rows.pop(row, None)
-        for sequence in [] if own is None else [*own.paths]:
-            assert own is not None
-            self._release(own, sequence)
+        """Forget all sequences of a row's tree but the row's own."""
+        for sequence in self._paths_of(row):
+            if sequence != row:
+                self._remove(sequence, 0)
+        self._spread.pop(row, None)
 
-    def _release(self, own: _Spread, sequence: int) -> None:
-        self._remove(sequence, 0)
-        del own.paths[sequence]
-        self._free.append(sequence)
+    def reset(self) -> None:
+        """Called when the memory was cleared."""
+        self._spread.clear()
+
+    def _begin(self, row: int, tree: RowTree, first: int) -> _Spread:
+        """A copy of what a row's tree holds in the slots before ``first``, which is the row's from now on."""
+        held = self._spread.get(row)
+        if held is not None and held.root != tree.root:  # left by an interrupt
+            self.drop(row)
+            held = None
+        if held is not None and any(slot >= first for slot in held.through):
+            self.cut(row, first, tree.upto(first))
+            held = self._spread.get(row)
+        if held is None:  # linear up to here, and in the row's own sequence
+            slots = [*range(tree.root, first)]
+            own = _Spread(tree.root, dict.fromkeys(slots, row), {row: slots})
+        else:
+            own = _Spread(held.root, {**held.through}, {one: [*path] for one, path in held.paths.items()})
+        self._spread[row] = own
+        return own
+
+    def _free(self) -> list[int]:
+        used = {one for own in self._spread.values() for one in own.paths}
+        return [one for one in range(self._count - 1, self._rows - 1, -1) if one not in used]
+
+    def _paths_of(self, row: int) -> list[int]:
+        own = self._spread.get(row)
+        return [] if own is None else [*own.paths]
+
+    def _clear(self, row: int) -> None:
+        self.drop(row)
+        self._remove(row, 0)
 
     def _copy(self, source: int, sequence: int, end: int) -> None:
         self._llama.llama_memory_seq_cp(self._memory, source, sequence, 0, end)

@@ -216,7 +216,8 @@ def _multiply(x: Tensor, matrix: _Matrices, split: bool = True) -> Tensor:
 
     (tokens, columns), rows = x.shape, matrix.rows
     if tokens > MOST:
-        return torch.cat([x @ weight.mT for weight in matrix.weights], -1)[None]
+        made = [x @ weight.mT for weight in matrix.weights]
+        return (made[0] if len(made) == 1 else torch.cat(made, -1))[None]
     plan = product_plan(sum(rows), columns, device_facts(x.device).processors) if split else Plan(1, columns)
     dtype = torch.float32 if split else x.dtype
     out = torch.empty(plan.splits, tokens, sum(rows), dtype=dtype, device=x.device)

@@ -1,9 +1,10 @@
-"""States of the target computed by a pool of Ray actors, each of which loads the target in float32."""
+"""States of the target computed by a pool of Ray actors, each of which loads the target."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,13 @@ class RayStates:
 
     Args:
         pair: the target; every worker loads it again from the same source.
-        weights: the same in float32, where heads are trained.
+        weights: the same in a floating-point dtype, where heads are trained.
         precision: dtype of matrix products.
         workers: number of actors.
         address: address of a running cluster; None: start one on this machine for this run.
 
     Raises:
-        UserError: Ray is not installed.
+        UserError: Ray is not installed, or the cluster cannot be reached.
     """
 
     def __init__(
@@ -47,22 +48,23 @@ class RayStates:
             "tokenizer": whole_source(getattr(tokenizer, "name_or_path", "")) or None,
             "fingerprint": weights_fingerprint(weights),
             "precision": precision,
+            "dtype": str(weights.dtype).removeprefix("torch."),
             "device": weights.device.type,
             "threads": torch.get_num_threads(),
         }
         self._pool = RayPool(_StatesWorker, spec, workers, address, weights.device.type == "cuda")
+        self._pool.check()
 
-    def __call__(self, tasks: Sequence[StatesTask]) -> Iterator[tuple[int, dict[int, Tensor]]]:
+    def __call__(self, tasks: Sequence[StatesTask]) -> Generator[tuple[int, dict[int, Tensor]]]:
         """See ``StatesMaker``."""
         items = (
             {"task": json.dumps([task.number, list(task.layers), [ids.tolist() for ids in task.texts]])}
             for task in tasks
         )
-        for made in self._pool(items):
-            yield (
-                int(made["number"]),
-                {int(layer): rows for layer, rows in from_bytes(bytes(made["states"])).items()},
-            )
+        with closing(self._pool(items)) as results:
+            for made in results:
+                found = from_bytes(bytes(made["states"]))
+                yield int(made["number"]), {int(layer): rows for layer, rows in found.items()}
 
 
 class _StatesWorker:
@@ -74,7 +76,7 @@ class _StatesWorker:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         torch.set_num_threads(spec["threads"])
-        options = {"device": spec["device"], "dtype": "float32", "revision": spec["revision"]}
+        options = {"device": spec["device"], "dtype": spec["dtype"], "revision": spec["revision"]}
         target = load_models(
             spec["target"], tokenizer=spec["tokenizer"], dequantise=True, **options
         ).target  # fmt: skip

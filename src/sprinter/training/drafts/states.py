@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -54,7 +55,7 @@ class StatesTask(NamedTuple):
     texts: Sequence[Tensor]
 
 
-StatesMaker = Callable[[Sequence[StatesTask]], Iterator[tuple[int, dict[int, Tensor]]]]
+StatesMaker = Callable[[Sequence[StatesTask]], Generator[tuple[int, dict[int, Tensor]]]]
 """Tasks → number and states by layer of each, in any order, bfloat16 ``[tokens of all texts, d]`` on the CPU."""
 
 
@@ -151,13 +152,16 @@ def keep_states(
         if progress is not None:
             progress(done, len(texts))
     here = ((task.number, states_of_texts(target, task, precision)) for task in tasks)
-    for number, states in here if make is None else make(tasks):
-        part, paths = shards[number]
-        for layer, rows in states.items():
-            save_bytes(paths[layer], to_bytes({"states": rows}))
-        done += len(part)
-        if progress is not None:
-            progress(done, len(texts))
+    with closing(
+        here if make is None else make(tasks)
+    ) as made:  # a cluster ends here also where a file cannot be written
+        for number, states in made:
+            part, paths = shards[number]
+            for layer, rows in states.items():
+                save_bytes(paths[layer], to_bytes({"states": rows}))
+            done += len(part)
+            if progress is not None:
+                progress(done, len(texts))
     return kept
 
 
