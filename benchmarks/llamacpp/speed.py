@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 if __name__ == "__main__":  # find `benchmarks`; no file of this folder hides a package
@@ -33,7 +32,6 @@ import torch
 
 import sprinter
 from benchmarks.common import (
-    NEW_TOKENS,
     Arm,
     best_gamma,
     command,
@@ -49,10 +47,7 @@ from benchmarks.common import (
 from benchmarks.enlarged import write_enlarged
 from benchmarks.llamacpp.tables import DRIFT, SIZES, predict, publish, table
 from benchmarks.smoke import sized
-from sprinter.bench.arm import Ask
-from sprinter.bench.arms.parse import parse_arm
 from sprinter.decode.spec import parse_method
-from sprinter.laws import Sampling
 from sprinter.models.convert import convert_gguf
 from sprinter.models.pair import builtin_paths
 from sprinter.models.runner import make_runner
