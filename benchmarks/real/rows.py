@@ -132,8 +132,9 @@ def main() -> None:
         rows = measured(arms, base, prompts, chosen.sizes, chosen.repeats)
     results = kept_results(NAME)
     results["benchmark"] = NAME
-    results.setdefault("pairs", {})[chosen.pair] = rows
-    note_run(results, NAME, chosen.pair, began)
+    part = f"{chosen.pair}, {torch.backends.cpu.get_cpu_capability()}"  # type: ignore[no-untyped-call]
+    results.setdefault("pairs", {})[part] = rows
+    note_run(results, NAME, part, began)
     write_results(NAME, results, table(results))
 
 
