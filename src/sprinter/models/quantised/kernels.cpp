@@ -5,7 +5,9 @@
 #include "pack.h"
 #include "products.h"
 
+#include <initializer_list>
 #include <new>
+#include <utility>
 
 namespace {
 
@@ -39,14 +41,14 @@ struct Matrix {
     int64_t run, step;  // its rows, and numbers of bias, come in runs of so many, which begin so many apart
 
     // Inside a parallel region.
-    void times(const float* x, int64_t rows, const float* more, float* y, Room& room) const {
+    void times(const float* x, int64_t rows, const float* more, float* y, Room& room, Turn turn = {}) const {
         const Runs runs = {run, step};
         if (format == FLOAT32)
             return product_floats(reinterpret_cast<const float*>(packed), runs, high, width, x, rows, bias, more, y);
         if (format == BFLOAT16)
             return product_floats(reinterpret_cast<const Bfloat16*>(packed), runs, high, width, x, rows, bias, more, y);
         with_format(int(format), [&](auto kind) {
-            product<decltype(kind)>(packed, runs, high, width, x, rows, bias, more, y, room);
+            product<decltype(kind)>(packed, runs, high, width, x, rows, bias, more, y, room, turn);
             return int64_t(0);
         });
     }
@@ -75,6 +77,17 @@ struct Layer {
     void norm_rows(const float* x, const float* weight, const float* bias, int64_t rows, float* made) const {
 #pragma omp for
         for (int64_t row = 0; row < rows; ++row) norm_one(x + row * width, weight, bias, width, made + row * width);
+    }
+
+    // Inside a parallel region. Products of the same x [rows, width] with several matrices.
+    static void times(
+        std::initializer_list<std::pair<const Matrix*, float*>> each, const float* x, int64_t rows, Room& room
+    ) {
+        for (auto at = each.begin(); at != each.end(); ++at) {
+            const auto is_of_kind = [&](auto other) { return other->first->format == at->first->format; };
+            const bool first = at == each.begin() || !is_of_kind(at - 1), last = at + 1 == each.end() || !is_of_kind(at + 1);
+            at->first->times(x, rows, nullptr, at->second, room, {first, last});
+        }
     }
 
     // Inside a parallel region. made = x + matrix times y, normalised before if there is a weight; more [rows, width] is
@@ -140,9 +153,7 @@ void before(
 ) {
     const int64_t heads = layer.heads + layer.kv, d = layer.d, all = places ? heads + layer.kv : heads;
     layer.norm_rows(x, layer.norm, layer.norm_bias, rows, hidden);
-    layer.q.times(hidden, rows, nullptr, q, room);
-    layer.k.times(hidden, rows, nullptr, k, room);
-    layer.v.times(hidden, rows, nullptr, v, room);
+    layer.times({{&layer.q, q}, {&layer.k, k}, {&layer.v, v}}, hidden, rows, room);
 #pragma omp for
     for (int64_t at = 0; at < rows * all; ++at) {
         const int64_t row = at / all, h = at % all;
@@ -175,8 +186,8 @@ void after(
     attend_all(attention, context);
     layer.add(layer.o, context, layer.after_attention, x, rows, hidden, middle, room);
     layer.norm_rows(layer.parallel ? x : middle, layer.second_norm, layer.second_bias, rows, hidden);
-    if (layer.gate.packed) layer.gate.times(hidden, rows, nullptr, gate, room);
-    layer.up.times(hidden, rows, nullptr, layer.gate.packed ? up : gate, room);
+    if (layer.gate.packed) layer.times({{&layer.gate, gate}, {&layer.up, up}}, hidden, rows, room);
+    else layer.up.times(hidden, rows, nullptr, gate, room);
     activate(gate, layer.gate.packed ? up : nullptr, rows * inner, layer.activation);
     layer.add(layer.down, gate, layer.after_mlp, middle, rows, hidden, made, room);
 }

@@ -18,7 +18,7 @@ struct Bfloat16 {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 
 struct Vec {
-    static constexpr int LANES = 16, MOST = 16, MANY = 0;  // rows, from which on multiply_many pays; 0: never
+    static constexpr int LANES = 16, MOST = 12, MANY = 0;  // rows, from which on multiply_many pays; 0: never
     using Float = __m512;
     using Int = __m512i;
     static constexpr bool SIGNED = false;  // whether dot_eight takes the offset off the codes

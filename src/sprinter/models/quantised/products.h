@@ -47,7 +47,7 @@ struct Format {
 };
 
 // --- activations -----------------------------------------------------------------------------------------------------
-constexpr int CHUNK = 16;  // rows whose codes of a group lie together
+constexpr int CHUNK = Vec::LANES == 16 ? 12 : 16;  // rows whose codes of a group lie together
 
 struct Rounded {  // rows of activations in 8 bits: [chunks, groups, CHUNK] of 32 codes, and of scales
     int64_t groups;
@@ -313,21 +313,45 @@ struct Runs {
     int64_t at(int64_t row) const { return row < run ? row : row / run * step + row % run; }
 };
 
+// y [many] = made + bias + more.
+inline void finish(const float* made, const float* bias, const float* more, float* y, int64_t many) {
+    if (many == WIDE) {
+        Floats sum = load(made);
+        if (bias) sum += load(bias);
+        if (more) sum += load(more);
+        return store(y, sum);
+    }
+    for (int64_t n = 0; n < many; ++n) {
+        float sum = made[n];
+        if (bias) sum += bias[n];
+        if (more) sum += more[n];
+        y[n] = sum;
+    }
+}
+
+// Products of the same rows with several matrices of a kind, one after the other: only the first rounds the rows, and
+// threads wait for each other only after the last.
+struct Turn {
+    bool first = true, last = true;
+};
+
 // Inside a parallel region. y [rows, high] = x [rows, width] times the weights, plus bias and more [rows, high], each of
 // which may be null; the bias has a number for each row of weights, at its place.
 template <class F>
 void product(
     const uint8_t* packed, const Runs& runs, int64_t high, int64_t width, const float* x, int64_t rows, const float* bias,
-    const float* more, float* y, Room& room
+    const float* more, float* y, Room& room, Turn turn
 ) {
     static_assert(CHUNK % Vec::MOST == 0, "rows that are multiplied together lie in one chunk");
-    constexpr int64_t TILE = 64;  // rows whose codes stay in the cache while a block of weights is read
-    static_assert(TILE % CHUNK == 0 && CHUNK % 4 == 0, "tiles of many rows are whole chunks, and these whole fours");
+    constexpr int64_t TILE = (64 + CHUNK - 1) / CHUNK * CHUNK;  // rows whose codes stay in the cache with a block of weights
+    static_assert(CHUNK % 4 == 0, "rows that are multiplied by fours lie in one chunk");
     const int64_t blocks = (high + CHANNELS - 1) / CHANNELS, bytes = F::block(width);
     const Rounded rounded = room.of(width);
+    if (turn.first) {
 #pragma omp for
-    for (int64_t at = 0; at < rows * rounded.groups; ++at)
-        round_group<F>(x + at * GROUP, rounded, at / rounded.groups, at % rounded.groups);
+        for (int64_t at = 0; at < rows * rounded.groups; ++at)
+            round_group<F>(x + at * GROUP, rounded, at / rounded.groups, at % rounded.groups);
+    }
     const int64_t step = Vec::MANY && rows >= Vec::MANY ? TILE : Vec::MOST;
     for (int64_t top = 0; top < rows; top += TILE) {
 #pragma omp for nowait
@@ -344,17 +368,16 @@ void product(
                     if (step == TILE) multiply_many<F>(now, scales, codes, rounded, row, made);
                 }
                 if (step != TILE) multiply_rows<F>(now, scales, codes, rounded, row, made);
-                for (int r = 0; r < now; ++r)
-                    for (int64_t n = 0; n < many; ++n) {
-                        float sum = made[r * CHANNELS + n];
-                        if (bias) sum += bias[place + n];
-                        if (more) sum += more[(row + r) * high + first + n];
-                        y[(row + r) * high + first + n] = sum;
-                    }
+                for (int r = 0; r < now; ++r) {
+                    const int64_t to = (row + r) * high + first;
+                    finish(made + r * CHANNELS, bias ? bias + place : nullptr, more ? more + to : nullptr, y + to, many);
+                }
             }
         }
     }
+    if (turn.last) {
 #pragma omp barrier
+    }
 }
 
 // --- single weights -----------------------------------------------------------------------------------

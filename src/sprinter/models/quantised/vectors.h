@@ -90,11 +90,15 @@ inline float total(const Floats& x) {
 }
 
 inline float most_of(const Floats& x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(__m512(x.part[0]));
+#else
     FloatPart most = x.part[0];
     for (int i = 1; i < WIDE / PART; ++i) most = most < x.part[i] ? x.part[i] : most;
     float made = most[0];
     for (int i = 1; i < PART; ++i) made = std::max(made, most[i]);
     return made;
+#endif
 }
 
 inline Floats larger(const Floats& a, const Floats& b) {
@@ -119,7 +123,11 @@ inline Ints integers(const Floats& x) {
 
 // Integers of 8 bits -> bytes; their sum.
 inline int32_t store_bytes(int8_t* at, const Ints& x) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_cvtepi32_epi8(__m512i(x.part[0]));
+    std::memcpy(at, &bytes, sizeof bytes);
+    return _mm512_reduce_add_epi32(__m512i(x.part[0]));
+#elif defined(__AVX2__)
     const __m256i a = __m256i(x.part[0]), b = __m256i(x.part[1]);
     const __m256i pairs = _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xd8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
