@@ -21,11 +21,19 @@ void dots(const float* query, const float* keys, int64_t step, const int64_t* se
 #pragma GCC unroll 8
         for (int c = 0; c < COUNT; ++c) sums[c] += part * load(keys + seen[c] * step + i);
     }
-#pragma GCC unroll 8
-    for (int c = 0; c < COUNT; ++c) {
+    if constexpr (COUNT % 4 == 0) {
+#pragma GCC unroll 2
+        for (int c = 0; c < COUNT; c += 4) {
+            const Four four = totals(sums[c], sums[c + 1], sums[c + 2], sums[c + 3]);
+            std::memcpy(made + c, &four, sizeof four);
+        }
+    } else {
+        for (int c = 0; c < COUNT; ++c) made[c] = total(sums[c]);
+    }
+    for (int c = 0; i < d && c < COUNT; ++c) {
         float rest = 0.0f;
         for (int64_t k = i; k < d; ++k) rest += query[k] * keys[seen[c] * step + k];
-        made[c] = total(sums[c]) + rest;
+        made[c] += rest;
     }
 }
 
@@ -110,7 +118,7 @@ void attend(
     std::vector<float>& scores, float* made
 ) {
     constexpr int64_t BLOCK = 32;
-    constexpr int TOGETHER = PART == 16 ? 8 : 4;
+    constexpr int TOGETHER = 4;
     const int64_t group = a.heads / a.kv, row = a.rows ? a.rows[b] : b, many = int64_t(seen.size());
     const int64_t room = (many + WIDE - 1) / WIDE * WIDE;
     const float* query = a.query + b * a.query_step[0] + own * group * a.query_step[1] + i * a.query_step[2];

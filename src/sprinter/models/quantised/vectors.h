@@ -89,6 +89,33 @@ inline float total(const Floats& x) {
 #endif
 }
 
+// The totals of four, each in the same order.
+inline Four totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
+#if defined(__AVX512F__)
+    const auto halved = [](const Floats& x, const Floats& y) {  // quarters 0 + 2 and 1 + 3 of x, then of y
+        const __m512 one = x.part[0], other = y.part[0];
+        return _mm512_add_ps(_mm512_shuffle_f32x4(one, other, 0x44), _mm512_shuffle_f32x4(one, other, 0xee));
+    };
+    const __m512 ab = halved(a, b), cd = halved(c, d);
+    const __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    const __m512 two = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
+    const __m512 one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
+    const __m512i first = _mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
+    return Four(_mm512_castps512_ps128(_mm512_permutexvar_ps(first, one)));
+#elif defined(__AVX2__)
+    const auto summed = [](const Floats& x, const Floats& y) {  // of x at 0, of y at 4
+        const __m256 one = x.part[0] + x.part[1], other = y.part[0] + y.part[1];
+        const __m256 four = _mm256_permute2f128_ps(one, other, 0x20) + _mm256_permute2f128_ps(one, other, 0x31);
+        const __m256 two = four + _mm256_permute_ps(four, 0x4e);
+        return two + _mm256_permute_ps(two, 0xb1);
+    };
+    const __m256 each = _mm256_unpacklo_ps(summed(a, b), summed(c, d));
+    return Four(_mm_unpacklo_ps(_mm256_castps256_ps128(each), _mm256_extractf128_ps(each, 1)));
+#else
+    return Four{total(a), total(b), total(c), total(d)};
+#endif
+}
+
 inline float most_of(const Floats& x) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps(__m512(x.part[0]));

@@ -26,6 +26,7 @@ from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, LayerShape, MatrixPart
 from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
+from sprinter.models.quantised.unchanged import Unchanged, place_of
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
 
@@ -273,8 +274,8 @@ class _Forward:
                 read += [linear._parameters.get("weight"), linear._parameters.get("bias")]
             else:  # valid as long as the linear layers are the same
                 bias = linear._buffers.get("bias")
-                places += [linear, None if bias is None else _place(bias)]
-        places += [None if weight is None else _place(weight) for weight in read]
+                places += [linear, None if bias is None else place_of(bias)]
+        places += [None if weight is None else place_of(weight) for weight in read]
         if self._facts is None or places != self._places:
             self._facts, self._places = self._made(read), places
         return self._facts
@@ -328,34 +329,11 @@ class _Call:
         self._held = [member.held for member in members]  # what the facts point to
         self.numbers = [FAMILIES[type(layer)].attends(layer).layer_idx for layer in layers]
         self.ids = [id(layer) for layer in layers]
-        # The layers' children and theirs, and the weights of these; not the layers, which hold this.
-        owners = [owner for layer in layers for owner in (layer, *layer._modules.values())]
-        self._children = [
-            (own._modules, name, child) for own in owners for name, child in own._modules.items()
-        ]
-        self._weights = [
-            (child._parameters, name, None if weight is None else _place(weight))
-            for *_, child in self._children
-            for name, weight in child._parameters.items()
-        ]
-        self._weights += [
-            (child._buffers, name, _place(bias))
-            for *_, child in self._children
-            for name, bias in child._buffers.items()
-            if bias is not None
-        ]
+        self._unchanged = Unchanged(layers)
 
     def holds(self, layers: list[Any]) -> bool:
         """Whether it is still a call of these layers: the same modules and weights, and no hook."""
-        return (
-            [id(layer) for layer in layers] == self.ids
-            and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
-            and all(children.get(name) is child for children, name, child in self._children)
-            and all(
-                (None if (weight := weights.get(name)) is None else _place(weight)) == place
-                for weights, name, place in self._weights
-            )
-        )
+        return [*map(id, layers)] == self.ids and self._unchanged.holds()
 
 
 class _Stack:
@@ -387,12 +365,7 @@ class _Stack:
         with a place in the cache, and without a hook between; None if that is not more than one."""
         layers = self._layers(first)
         call = self._calls.get(first)
-        if (
-            call is not None
-            and all(map(cache.holds, call.numbers))
-            and self._own(first, layers)
-            and call.holds(layers)
-        ):
+        if call is not None and cache.holds(call.numbers) and call.holds(layers):
             return call
         found: list[Any] = []
         members: list[_Forward] = []
@@ -401,7 +374,7 @@ class _Stack:
             if not self._own(place, [layer]):
                 break
             member = layer.__dict__["forward"]
-            if not cache.holds(member.family.attends(layer).layer_idx):
+            if not cache.holds([member.family.attends(layer).layer_idx]):
                 break
             member.facts()  # sets its shape
             if found and (member.shape != shape or _reads_input(layer)):
@@ -492,9 +465,3 @@ def _attention(
         query = query.transpose(0, 1)
         mask = None if mask is None else mask.transpose(0, 2)
     return Attention.of(query.transpose(1, 2), keys, values, mask, shape.scaling, shape.cap, rows)
-
-
-def _place(weight: Tensor) -> tuple[int, torch.dtype, int]:
-    """Where it is, and how often it was written, as far as PyTorch counts that: what is not in float32 is copied."""
-    kind = weight.dtype
-    return weight.data_ptr(), kind, 0 if kind == torch.float32 or weight.is_inference() else weight._version

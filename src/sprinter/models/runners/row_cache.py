@@ -143,9 +143,10 @@ class RowCache(Cache):
         assert isinstance(own, RowLayer)
         return own.write(key_states, value_states)
 
-    def holds(self, layer: int) -> bool:
-        """Whether a layer has its buffers."""
-        return layer < len(self.layers) and self.layers[layer].keys is not None  # type: ignore[union-attr]
+    def holds(self, layers: Sequence[int]) -> bool:
+        """Whether these layers have their buffers."""
+        own = self.layers
+        return max(layers) < len(own) and all([own[layer].is_initialized for layer in layers])
 
     def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
