@@ -19,6 +19,11 @@ from sprinter.models.runner import ModelOutput, Runner, make_runner
 
 KINDS = ["llama", "qwen2", "gpt2", "gpt_neox", "llama-eager", "qwen2-sliding", "gemma2", "gemma3", "mistral"]
 WAYS = ["row", "captured", "graphs"]
+#         5
+#     6       7       slots of a tree after a prompt of 5 tokens
+#   8   9    10
+TREE = [4, 5, 5, 6, 6, 7]
+PATHS = [[], [5], [5, 6], [5, 7], [5, 6, 9], [5, 7, 10], [5, 6, 8]]
 
 
 def runner_of(model: str | PreTrainedModel, way: str, batch: int = 1, max_len: int = 60) -> Runner:
@@ -124,6 +129,59 @@ class Forest:
             if length <= (self.roots[row] or 0):
                 self.roots[row] = None
         assert self.runner.lengths == list(lengths)
+
+    # --- programs ----------------------------------------------------------------------------------------------------
+    def grow_and_keep(self) -> None:
+        """Ragged trees in three rows that grow over several calls, over all rows and some, of which paths are kept."""
+        self.read([9, 2, 0], tree=False)
+        self.read([4, 6, 3])
+        self.read([5, 1, 0])
+        self.read([3, 2], rows=[2, 0])
+        for row in range(3):
+            self.keep(row, self.random_path(row))
+
+    def go_on(self) -> None:
+        """Plain text in three rows, and ragged trees behind it."""
+        self.read([2, 1, 3], tree=False)
+        self.read([6, 1, 5])
+        self.read([1, 0, 2])
+
+    def wander(self, steps: int, max_len: int = 60) -> None:
+        """So many acts by chance in three rows."""
+        for _ in range(steps):
+            room = min(max_len - len(tokens) for tokens in self.tokens)
+            act = self.random.choice(["tree", "tree", "plain", "keep", "rewind", "copy"])
+            if act == "tree" and room > 5:
+                self.read([self.random.randint(0, 5) for _ in range(3)])
+            elif act == "plain" and room > 3:
+                for row in range(3):
+                    self.keep(row, self.random_path(row))
+                self.read([self.random.randint(1, 3) for _ in range(3)], tree=False)
+            elif act == "keep":
+                row = self.random.randrange(3)
+                self.keep(row, self.random_path(row))
+            elif act == "copy":
+                length = self.random.randint(0, len(self.tokens[0]))
+                self.runner.copy(0, [2], length)
+                self.tokens[2], self.paths[2] = self.tokens[0][:length], self.paths[0][:length]
+                self.roots[2] = self.roots[0] if length > (self.roots[0] or 0) else None
+            else:
+                self.rewind([max(0, len(tokens) - self.random.randint(0, 4)) for tokens in self.tokens])
+
+    def rewind_within(self) -> None:
+        """One row, rewound within a tree and under it, up to a tree from the first token on."""
+        self.read([5], tree=False)
+        self.read([6])
+        self.rewind([8])
+        self.read([3])  # grows what is left
+        self.rewind([5])
+        self.read([2], tree=False)  # linear again: no parents are needed
+        self.read([4])
+        self.rewind([3])
+        self.read([4], tree=False)
+        self.rewind([0])
+        self.read([6])  # two roots may follow nothing
+        self.keep(0, self.paths[0][5])
 
 
 def forest(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.forest import Forest
+from tests.models.forest import PATHS, TREE, Forest
 from tests.models.gguf_files import NO_GGUF, NO_LLAMA, converted, saved_llama
 from tests.models.tiny import uncached
 from transformers import PreTrainedModel
@@ -43,51 +43,20 @@ def test_each_node_reads_its_own_path_and_a_kept_path_is_plain_text(
     """Ragged trees that grow over several calls, over all rows and some."""
     for seed in range(3):
         rows = forest(tiny, 3, seed)
-        rows.read([9, 2, 0], tree=False)
-        rows.read([4, 6, 3])
-        rows.read([5, 1, 0])
-        rows.read([3, 2], rows=[2, 0])
-        for row in range(3):
-            rows.keep(row, rows.random_path(row))
+        rows.grow_and_keep()
         assert held(rows) == 0
-        rows.read([2, 1, 3], tree=False)
-        rows.read([6, 1, 5])
-        rows.read([1, 0, 2])
+        rows.go_on()
 
 
 def test_random_programs(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
     for seed in range(6):
         rows = forest(tiny, 3, 10 + seed)
-        for _ in range(25):
-            room = min(60 - len(tokens) for tokens in rows.tokens)
-            act = rows.random.choice(["tree", "tree", "plain", "keep", "rewind", "copy"])
-            if act == "tree" and room > 5:
-                rows.read([rows.random.randint(0, 5) for _ in range(3)])
-            elif act == "plain" and room > 3:
-                for row in range(3):
-                    rows.keep(row, rows.random_path(row))
-                rows.read([rows.random.randint(1, 3) for _ in range(3)], tree=False)
-            elif act == "keep":
-                row = rows.random.randrange(3)
-                rows.keep(row, rows.random_path(row))
-            elif act == "copy":
-                length = rows.random.randint(0, len(rows.tokens[0]))
-                rows.runner.copy(0, [2], length)
-                rows.tokens[2], rows.paths[2] = rows.tokens[0][:length], rows.paths[0][:length]
-                rows.roots[2] = rows.roots[0] if length > (rows.roots[0] or 0) else None
-            else:
-                rows.rewind([max(0, len(tokens) - rows.random.randint(0, 4)) for tokens in rows.tokens])
+        rows.wander(25)
         rows.rewind([0, 0, 0])
         assert held(rows) == 0
 
 
-#         5
-#     6       7       slots of a tree after a prompt of 5 tokens
-#   8   9    10
-TREE = [4, 5, 5, 6, 6, 7]
-
-
-@pytest.mark.parametrize("path", [[], [5], [5, 6], [5, 7], [5, 6, 9], [5, 7, 10], [5, 6, 8]])
+@pytest.mark.parametrize("path", PATHS)
 def test_after_keep_a_row_goes_on_as_after_plain_text(
     path: list[int], tiny: tuple[PreTrainedModel, GgufModel]
 ) -> None:
@@ -105,18 +74,7 @@ def test_after_keep_a_row_goes_on_as_after_plain_text(
 
 def test_rewinding_within_and_under_a_tree(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
     rows = forest(tiny, 1)
-    rows.read([5], tree=False)
-    rows.read([6])
-    rows.rewind([8])
-    rows.read([3])  # grows what is left
-    rows.rewind([5])
-    rows.read([2], tree=False)  # linear again: no parents are needed
-    rows.read([4])
-    rows.rewind([3])
-    rows.read([4], tree=False)
-    rows.rewind([0])
-    rows.read([6])  # a tree from the first token on: two roots may follow nothing
-    rows.keep(0, rows.paths[0][5])
+    rows.rewind_within()
 
 
 def test_an_interrupted_pass_leaves_the_tree_as_it_was(

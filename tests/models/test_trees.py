@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.forest import KINDS, WAYS, Forest, forest, graphs_without_cuda, runner_of  # noqa: F401 (a fixture)
+from tests.models.forest import (  # noqa: F401 (graphs_without_cuda is a fixture)
+    KINDS,
+    PATHS,
+    TREE,
+    WAYS,
+    Forest,
+    forest,
+    graphs_without_cuda,
+    runner_of,
+)
 from tests.models.tiny import SWITCH, fresh, tiny, uncached
 
 from sprinter.models.capture.runner import PASS, CapturedRunner
@@ -21,15 +30,8 @@ def test_each_node_reads_its_own_path_and_a_kept_path_is_plain_text(kind: str, w
     """Ragged trees that grow over several calls, over all rows and some; sliding windows of 7 go by positions."""
     for seed in range(2):
         rows = forest(kind, way, 3, seed)
-        rows.read([9, 2, 0], tree=False)
-        rows.read([4, 6, 3])
-        rows.read([5, 1, 0])
-        rows.read([3, 2], rows=[2, 0])
-        for row in range(3):
-            rows.keep(row, rows.random_path(row))
-        rows.read([2, 1, 3], tree=False)
-        rows.read([6, 1, 5])
-        rows.read([1, 0, 2])
+        rows.grow_and_keep()
+        rows.go_on()
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
@@ -49,24 +51,7 @@ def test_in_float64_to_the_last_bits(kind: str) -> None:
 def test_random_programs(kind: str, way: str) -> None:
     for seed in range(2):
         rows = forest(kind, way, 3, 10 + seed)
-        for _ in range(25):
-            room = min(60 - len(tokens) for tokens in rows.tokens)
-            act = rows.random.choice(["tree", "tree", "plain", "keep", "rewind", "copy"])
-            if act == "tree" and room > 5:
-                rows.read([rows.random.randint(0, 5) for _ in range(3)])
-            elif act == "plain" and room > 3:
-                for row in range(3):
-                    rows.keep(row, rows.random_path(row))
-                rows.read([rows.random.randint(1, 3) for _ in range(3)], tree=False)
-            elif act == "keep":
-                row = rows.random.randrange(3)
-                rows.keep(row, rows.random_path(row))
-            elif act == "copy":
-                rows.runner.copy(0, [2])
-                rows.tokens[2], rows.paths[2] = list(rows.tokens[0]), list(rows.paths[0])
-                rows.roots[2] = rows.roots[0]
-            else:
-                rows.rewind([max(0, len(tokens) - rows.random.randint(0, 4)) for tokens in rows.tokens])
+        rows.wander(25)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -86,13 +71,6 @@ def test_a_linear_tree_has_the_bits_of_plain_text(kind: str, way: str) -> None:
     one, other = (runner.extend(tokens) for runner in (plain, tree))
     assert one.logits is not None and other.logits is not None
     assert torch.equal(one.logits, other.logits)
-
-
-#         5
-#     6       7       slots of a tree after a prompt of 5 tokens
-#   8   9    10
-TREE = [4, 5, 5, 6, 6, 7]
-PATHS = [[], [5], [5, 6], [5, 7], [5, 6, 9], [5, 7, 10], [5, 6, 8]]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -118,18 +96,7 @@ def test_after_keep_a_row_goes_on_as_after_plain_text(kind: str, path: list[int]
 @pytest.mark.parametrize("way", WAYS)
 def test_rewinding_within_and_under_a_tree(way: str) -> None:
     rows = forest("llama", way, 1)
-    rows.read([5], tree=False)
-    rows.read([6])
-    rows.rewind([8])
-    rows.read([3])  # grows what is left
-    rows.rewind([5])
-    rows.read([2], tree=False)  # linear again: no parents are needed
-    rows.read([4])
-    rows.rewind([3])
-    rows.read([4], tree=False)
-    rows.rewind([0])
-    rows.read([6])  # a tree from the first token on: two roots may follow nothing
-    rows.keep(0, rows.paths[0][5])
+    rows.rewind_within()
 
 
 @pytest.mark.parametrize("way", ["row", "captured"])
