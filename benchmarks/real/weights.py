@@ -87,7 +87,7 @@ REFERENCE = sized(
 )
 LENGTHS = sized((1, 2, 4, 6, 8, 12, 16), (1, 4))
 METHODS = sized(
-    ("autoregressive", "speculative(gamma=3)", "speculative(gamma=5)", "svip", "lookup"),
+    ("autoregressive", "speculative(gamma=3)", "speculative(gamma=5)", "svip", "lookup", "hybrid", "auto"),
     ("autoregressive", "speculative(gamma=5)"),
 )
 PEERS = ("transformers:plain", "transformers:assisted(tokens=5)", "transformers:lookup")
