@@ -146,10 +146,10 @@ class Forest:
         self.read([6, 1, 5])
         self.read([1, 0, 2])
 
-    def wander(self, steps: int, max_len: int = 60) -> None:
+    def wander(self, steps: int) -> None:
         """So many acts by chance in three rows."""
         for _ in range(steps):
-            room = min(max_len - len(tokens) for tokens in self.tokens)
+            room = min(self.runner.max_len - len(tokens) for tokens in self.tokens)
             act = self.random.choice(["tree", "tree", "plain", "keep", "rewind", "copy"])
             if act == "tree" and room > 5:
                 self.read([self.random.randint(0, 5) for _ in range(3)])
@@ -161,8 +161,9 @@ class Forest:
                 row = self.random.randrange(3)
                 self.keep(row, self.random_path(row))
             elif act == "copy":
-                length = self.random.randint(0, len(self.tokens[0]))
-                self.runner.copy(0, [2], length)
+                whole = len(self.tokens[0])
+                length = self.random.choice([whole, self.random.randint(0, whole)])
+                self.runner.copy(0, [2], None if length == whole else length)
                 self.tokens[2], self.paths[2] = self.tokens[0][:length], self.paths[0][:length]
                 self.roots[2] = self.roots[0] if length > (self.roots[0] or 0) else None
             else:

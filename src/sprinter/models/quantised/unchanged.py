@@ -8,55 +8,73 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from operator import is_, methodcaller
+from operator import attrgetter, is_, methodcaller
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["Unchanged", "place_of"]
 
-_FORWARD = methodcaller("get", "forward")
+_FOLLOW = ref.__call__
+_VARIABLES, _FORWARD = attrgetter("__dict__"), methodcaller("get", "forward")
+_HOOKS, _HOOKS_BEFORE = attrgetter("_forward_hooks"), attrgetter("_forward_pre_hooks")
+_DTYPE = attrgetter("dtype")
 
 
 class Unchanged:
-    """What some layers hold: their ``forward``, their children and theirs, the weights of these, and no hook.
+    """What some layers are: modules without hooks, with a ``forward`` of their own, their children and grandchildren,
+    and the weights and buffers of these.
+
+    Layers and ``forward`` are held weakly, as what they hold may hold this.
 
     Args:
-        layers: modules without hooks.
+        layers: the modules.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = [*map(ref, layers)]
+        self._forwards = [ref(layer.__dict__["forward"]) for layer in layers]
         owners = [owner for layer in layers for owner in (layer, *layer.children())]
         children = [child for owner in owners for child in owner.children()]
-        held: list[dict[str, Any]] = [owner._modules for owner in owners]
-        held += [each for child in children for each in (child._parameters, child._buffers)]
-        self._tables = [each for each in held if any(one is not None for one in each.values())]
-        self._entries = self._now()
+        tables: list[dict[str, Any]] = [owner._modules for owner in owners]
+        tables += [child._parameters for child in children]
+        tables += [child._buffers for child in children if any(True for _ in child.buffers(recurse=False))]
+        self._tables = [table for table in tables if table]
+        self._names, self._entries = [*chain.from_iterable(self._tables)], self._now()
         self._weights = [one for one in self._entries if isinstance(one, Tensor)]
+        self._dtypes = [*map(_DTYPE, self._weights)]
         self._addresses = [*map(Tensor.data_ptr, self._weights)]
-        self._copied = [(one, place_of(one)) for one in self._weights if one.dtype != torch.float32]
-        self._hooks = [each for layer in layers for each in (layer._forward_hooks, layer._forward_pre_hooks)]
-        self._own = [layer.__dict__ for layer in layers]
-        self._forwards = [*map(_FORWARD, self._own)]
+        self._counted = [(one, place_of(one)) for one in self._weights if one.dtype != torch.float32]
 
     def _now(self) -> list[Any]:
         return [*chain.from_iterable(map(dict.values, self._tables))]
 
-    def holds(self) -> bool:
-        """Whether all of it is as it was; a weight that is not in float32 counts as written where PyTorch counts it."""
+    def holds(self, layers: Sequence[nn.Module]) -> bool:
+        """Whether these layers are those, and all of it is as it was.
+
+        A weight in float32 may have been written where it is; another one counts as changed then, where PyTorch counts
+        that.
+        """
         now = self._now()
         return (
-            len(now) == len(self._entries)
-            and all(map(is_, now, self._entries))  # tensors have no == of their own
+            len(layers) == len(self._layers)
+            and all(map(is_, map(_FOLLOW, self._layers), layers))
+            and all(map(is_, map(_FOLLOW, self._forwards), map(_FORWARD, map(_VARIABLES, layers))))
+            and not any(map(_HOOKS, layers))
+            and not any(map(_HOOKS_BEFORE, layers))
+            and len(now) == len(self._entries)
+            and all(map(is_, now, self._entries))  # == of tensors compares their numbers
+            and [*chain.from_iterable(self._tables)] == self._names
             and [*map(Tensor.data_ptr, self._weights)] == self._addresses
-            and all(map(is_, map(_FORWARD, self._own), self._forwards))
-            and not any(self._hooks)
-            and all(place_of(weight) == place for weight, place in self._copied)
+            and [*map(_DTYPE, self._weights)] == self._dtypes
+            and all(place_of(weight) == place for weight, place in self._counted)
         )
 
 
 def place_of(weight: Tensor) -> tuple[int, torch.dtype, int]:
-    """Where it is, and how often it was written, as far as PyTorch counts that: what is not in float32 is copied."""
+    """Where it is, and how often it was written, as far as PyTorch counts that and it is not in float32: of norms and
+    biases in other dtypes there are copies."""
     kind = weight.dtype
     return weight.data_ptr(), kind, 0 if kind == torch.float32 or weight.is_inference() else weight._version

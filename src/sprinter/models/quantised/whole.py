@@ -319,7 +319,6 @@ class _Call:
 
     Attributes:
         facts: an array, as the kernels take them. numbers: of the layers in the cache. shape: of each.
-        ids: of the layers.
     """
 
     def __init__(self, first: int, layers: list[Any], members: list[_Forward], shape: LayerShape) -> None:
@@ -328,12 +327,7 @@ class _Call:
         self.facts, self.shape = (_Facts * len(each))(*each), shape
         self._held = [member.held for member in members]  # what the facts point to
         self.numbers = [FAMILIES[type(layer)].attends(layer).layer_idx for layer in layers]
-        self.ids = [id(layer) for layer in layers]
-        self._unchanged = Unchanged(layers)
-
-    def holds(self, layers: list[Any]) -> bool:
-        """Whether it is still a call of these layers: the same modules and weights, and no hook."""
-        return [*map(id, layers)] == self.ids and self._unchanged.holds()
+        self.unchanged: Unchanged | None = None  # since it was kept for later passes
 
 
 class _Stack:
@@ -365,7 +359,7 @@ class _Stack:
         with a place in the cache, and without a hook between; None if that is not more than one."""
         layers = self._layers(first)
         call = self._calls.get(first)
-        if call is not None and cache.holds(call.numbers) and call.holds(layers):
+        if call is not None and cache.holds(call.numbers) and call.unchanged and call.unchanged.holds(layers):
             return call
         found: list[Any] = []
         members: list[_Forward] = []
@@ -388,6 +382,7 @@ class _Stack:
             return None
         call = _Call(first, found, members, shape[-1])
         if len(found) == len(layers) and not any(layer._forward_hooks for layer in layers):
+            call.unchanged = Unchanged(layers)
             self._calls[first] = call
         return call
 

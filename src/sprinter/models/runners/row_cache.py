@@ -146,7 +146,7 @@ class RowCache(Cache):
     def holds(self, layers: Sequence[int]) -> bool:
         """Whether these layers have their buffers."""
         own: Any = self.layers
-        return max(layers) < len(own) and False not in [own[layer].is_initialized for layer in layers]
+        return max(layers) < len(own) and all(own[layer].is_initialized for layer in layers)
 
     def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
