@@ -47,7 +47,7 @@ struct Format {
 };
 
 // --- activations -----------------------------------------------------------------------------------------------------
-constexpr int CHUNK = Vec::LANES == 16 ? 12 : 16;  // rows whose codes of a group lie together
+constexpr int CHUNK = 16 / Vec::MOST * Vec::MOST;  // rows whose codes of a group lie together
 
 struct Rounded {  // rows of activations in 8 bits: [chunks, groups, CHUNK] of 32 codes, and of scales
     int64_t groups;
