@@ -75,6 +75,7 @@ def test_after_keep_a_row_goes_on_as_after_plain_text(
 def test_rewinding_within_and_under_a_tree(tiny: tuple[PreTrainedModel, GgufModel]) -> None:
     rows = forest(tiny, 1)
     rows.rewind_within()
+    assert held(rows) == 0
 
 
 def test_an_interrupted_pass_leaves_the_tree_as_it_was(

@@ -67,7 +67,7 @@ void multiply_floats(int64_t tokens, const T* weights, int64_t rows, int64_t wid
 template <class T>
 void product_floats(
     const T* weights, const Runs& runs, int64_t high, int64_t width, const float* x, int64_t tokens, const float* bias,
-    const float* more, float* y
+    const float* more, float* y, Turn turn
 ) {
     constexpr int64_t CACHED = 1 << 18;  // activations that stay in the cache while a block of weights is read
     const int64_t most = std::max<int64_t>(CACHED / width / TOKENS, 2) * TOKENS;
@@ -92,7 +92,9 @@ void product_floats(
             }
         }
     }
+    if (turn.last) {
 #pragma omp barrier
+    }
 }
 
 }  // namespace

@@ -44,9 +44,9 @@ struct Matrix {
     void times(const float* x, int64_t rows, const float* more, float* y, Room& room, Turn turn = {}) const {
         const Runs runs = {run, step};
         if (format == FLOAT32)
-            return product_floats(reinterpret_cast<const float*>(packed), runs, high, width, x, rows, bias, more, y);
+            return product_floats(reinterpret_cast<const float*>(packed), runs, high, width, x, rows, bias, more, y, turn);
         if (format == BFLOAT16)
-            return product_floats(reinterpret_cast<const Bfloat16*>(packed), runs, high, width, x, rows, bias, more, y);
+            return product_floats(reinterpret_cast<const Bfloat16*>(packed), runs, high, width, x, rows, bias, more, y, turn);
         with_format(int(format), [&](auto kind) {
             product<decltype(kind)>(packed, runs, high, width, x, rows, bias, more, y, room, turn);
             return int64_t(0);

@@ -315,7 +315,8 @@ struct Runs {
 
 // y [many] = made + bias + more.
 inline void finish(const float* made, const float* bias, const float* more, float* y, int64_t many) {
-    if (many == WIDE) {
+    static_assert(CHANNELS == WIDE, "a block's channels are one vector");
+    if (many == CHANNELS) {
         Floats sum = load(made);
         if (bias) sum += load(bias);
         if (more) sum += load(more);

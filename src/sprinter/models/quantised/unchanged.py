@@ -40,7 +40,7 @@ class Unchanged:
         children = [child for owner in owners for child in owner.children()]
         tables: list[dict[str, Any]] = [owner._modules for owner in owners]
         tables += [child._parameters for child in children]
-        tables += [child._buffers for child in children if any(True for _ in child.buffers(recurse=False))]
+        tables += [child._buffers for child in children if [*child.buffers(recurse=False)]]
         self._tables = [table for table in tables if table]
         self._names, self._entries = [*chain.from_iterable(self._tables)], self._now()
         self._weights = [one for one in self._entries if isinstance(one, Tensor)]
