@@ -34,7 +34,7 @@ from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
 from sprinter.models.capture.compiled import Recipe
 from sprinter.models.capture.marks import hash_source
-from sprinter.models.capture.runner import LONGEST, READ, CapturedRunner, ForwardPass, Unit
+from sprinter.models.capture.runner import LONGEST, READ, UnitRunner, ForwardPass, Unit
 from sprinter.models.capture.together import compile_together
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 
@@ -148,7 +148,7 @@ def _settings(
     return whole, [sampling.temperature, place, sampling.top_p, sampling.min_p]
 
 
-def _like(runner: CapturedRunner) -> list[Tensor]:
+def _like(runner: UnitRunner) -> list[Tensor]:
     """Extras of a unit for one row: integers and floats, ``[1, 4]`` each."""
     return [_tensor([own], runner, kind) for kind, own in enumerate(_settings(Sampling()))]
 
@@ -159,7 +159,7 @@ class CapturedDraftSteps:
     ``Drafted.draft_s`` is the time of the whole step, heads included.
 
     Args:
-        rows: of any runner; steps run eagerly unless it is a ``CapturedRunner``.
+        rows: of any runner; steps run eagerly unless it is a ``UnitRunner``.
         passes: the target's forward passes, which will follow; what both lack is compiled together.
     """
 
@@ -173,7 +173,7 @@ class CapturedDraftSteps:
             return _apart(rows, self, self._eager)
         runner = self._rows.runner
         heads = {kind: head for row in rows for kind, head in row.plan.heads.items()}
-        if not isinstance(runner, CapturedRunner) or not all(_can_capture(row, heads) for row in rows):
+        if not isinstance(runner, UnitRunner) or not all(_can_capture(row, heads) for row in rows):
             return self._eager(rows)
         asked = frozenset[str]().union(*(row.plan.asked_signals for row in rows))
         unit = self._unit(heads, any(_truncates(row.plan.sampling) for row in rows), asked, runner)
@@ -190,7 +190,7 @@ class CapturedDraftSteps:
         return whole
 
     def _draft(
-        self, runner: CapturedRunner, unit: DraftUnit, rows: Sequence[DraftRow]
+        self, runner: UnitRunner, unit: DraftUnit, rows: Sequence[DraftRow]
     ) -> tuple[int, list[list[Drafted] | SprinterError]]:
         """The number of captured steps that ran, and their results for each row."""
         began, steps = time.perf_counter(), _common(rows)
@@ -237,7 +237,7 @@ class CapturedDraftSteps:
         return drafted
 
     def _unit(
-        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], runner: CapturedRunner
+        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], runner: UnitRunner
     ) -> DraftUnit:
         """The unit of such steps. When it is made, what it and the target's passes lack is compiled together."""
         key = (truncates, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
@@ -254,7 +254,7 @@ class CapturedTargetPasses:
     """Target forward passes in captured units; see ``TargetPasses``.
 
     Args:
-        rows: of any runner; forward passes run eagerly unless it is a ``CapturedRunner``.
+        rows: of any runner; forward passes run eagerly unless it is a ``UnitRunner``.
     """
 
     def __init__(self, rows: CacheRows) -> None:
@@ -262,9 +262,9 @@ class CapturedTargetPasses:
         self._units = [TargetUnit(rows.vocab, truncates) for truncates in (False, True)]
 
     def missing(self, truncates: bool) -> list[Recipe]:
-        """What must be compiled before the passes run; see ``CapturedRunner.missing``."""
+        """What must be compiled before the passes run; see ``UnitRunner.missing``."""
         runner = self._rows.runner
-        if not isinstance(runner, CapturedRunner):
+        if not isinstance(runner, UnitRunner):
             return []
         return runner.missing(self._units[truncates], _like(runner))
 
@@ -275,7 +275,7 @@ class CapturedTargetPasses:
         runner, feeds = self._rows.runner, [row.feed for row in rows]
         plain = all(row.feed.parents is None and not row.layers for row in rows)
         if (
-            not isinstance(runner, CapturedRunner)
+            not isinstance(runner, UnitRunner)
             or not plain
             or max(len(feed.tokens) for feed in feeds) > LONGEST
         ):
@@ -313,7 +313,7 @@ def captured_steps(
 def compile_for_prompts(models: Sequence[CacheRows | None]) -> None:
     """Compile what the models of a pair lack to read prompts, at the same time; see ``compile_together``."""
     runners = [rows.runner for rows in models if rows]
-    captured = [runner for runner in runners if isinstance(runner, CapturedRunner)]
+    captured = [runner for runner in runners if isinstance(runner, UnitRunner)]
     compile_together([one for runner in captured for one in runner.missing(READ, [])])
 
 
@@ -338,7 +338,7 @@ def _can_capture(row: DraftRow, heads: Mapping[str, Head]) -> bool:
     return alike and few and isinstance(row.draws, AddressedDraws) and row.plan.captures
 
 
-def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list[int]]:
+def _padded(feeds: Sequence[Feed], runner: UnitRunner) -> tuple[Tensor, list[int]]:
     """The rows' unread tokens, padded to ``[rows, n]``, and their counts."""
     unread = [feed.tokens for feed in feeds]
     n = max(map(len, unread))
@@ -346,7 +346,7 @@ def _padded(feeds: Sequence[Feed], runner: CapturedRunner) -> tuple[Tensor, list
     return torch.tensor(padded, device=runner.device), list(map(len, unread))
 
 
-def _all_settings(rows: Sequence[DraftRow], steps: int, runner: CapturedRunner) -> list[tuple[Tensor, ...]]:
+def _all_settings(rows: Sequence[DraftRow], steps: int, runner: UnitRunner) -> list[tuple[Tensor, ...]]:
     """``_settings`` of each step and row: ``steps`` tensors ``[rows, 4]`` of integers, and of floats."""
     table = [[_settings_at(row, step) for row in rows] for step in range(steps)]
     return [
@@ -360,7 +360,7 @@ def _settings_at(row: DraftRow, step: int) -> tuple[list[int], list[float]]:
     return _settings(row.plan.sampling, len(row.tokens) - 1 if step == 0 else 0, key, row.place + step)
 
 
-def _tensor(values: Any, runner: CapturedRunner, kind: int) -> Tensor:
+def _tensor(values: Any, runner: UnitRunner, kind: int) -> Tensor:
     # twice as fast as torch.tensor
     made = torch.from_numpy(np.array(values, dtype=(np.int64, np.float64)[kind]))
     return made if runner.device.type == "cpu" else made.to(runner.device)

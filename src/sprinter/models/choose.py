@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
+from sprinter.models.capture.results import JoinedRunner, ResultUnits
 from sprinter.models.capture.runner import CapturedRunner, Units
 from sprinter.models.capture.units import CompiledUnits
 from sprinter.models.gguf.load import GgufModel
@@ -167,11 +168,11 @@ def capture_kind(model: PreTrainedModel | GgufModel) -> tuple[str, str]:
     choice = _choose(model)
     if choice.kind != "row":
         return "none", f"the crop runner serves it: {choice.reason}"
+    if is_joined(model):
+        return "kernels", "our kernels run its layers"
     quantised = getattr(model, "hf_quantizer", None) is not None or is_quantised(model)
     if quantised or any(map(_is_special, model.parameters())):
         return "none", "its weights are quantised"
-    if is_joined(model):
-        return "kernels", "our kernels run its layers"
     devices = {weights.device for weights in model.parameters()}
     if len(devices) > 1:
         return "none", "it lies on several devices"
@@ -243,11 +244,11 @@ def make_runner(
             f"another, and {limit}: use max_len={switch.at} or less"
         )
     if kind == "row":
-        units = None if compile is False or prefer == "row" else _units(model, choice.windows, compile)
+        compile = False if prefer == "row" else compile
         if switch is not None and max_len > switch.at:
             far = FarRunner(model, batch, max_len, choice.windows, switch.at)
-            return SwitchRunner(_rows(model, batch, switch.at, choice.windows, units), far)
-        return _rows(model, batch, max_len, choice.windows, units)
+            return SwitchRunner(_rows(model, batch, switch.at, choice.windows, compile), far)
+        return _rows(model, batch, max_len, choice.windows, compile)
     if compile:
         check_capture(model)
     why = choice.reason if choice.kind == "crop" else "the crop runner, as asked"
@@ -257,19 +258,24 @@ def make_runner(
 
 
 def _rows(
-    model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units | None
+    model: PreTrainedModel, batch: int, max_len: int, windows: Windows, compile: bool | None
 ) -> RowRunner:
-    if units is None:
-        made = RowRunner(model, batch, max_len, windows, is_joined(model))
-        made.straight = Straight.of(model)
-        return made
-    return CapturedRunner(model, batch, max_len, windows, units)
+    if compile:
+        check_capture(model)
+    if not is_joined(model):
+        units = None if compile is False else _units(model, windows, compile)
+        return CapturedRunner(model, batch, max_len, windows, units) if units else RowRunner(model, batch, max_len, windows)
+    made: RowRunner
+    if compile is False:
+        made = RowRunner(model, batch, max_len, windows, flat=True)
+    else:
+        made = JoinedRunner(model, batch, max_len, windows, ResultUnits(model, bool(compile)))
+    made.straight = Straight.of(model)
+    return made
 
 
 def _units(model: PreTrainedModel, windows: Windows, compile: bool | None) -> Units | None:
     """The source of captured units for a new runner; None: nothing is captured."""
-    if compile:
-        check_capture(model)
     kind = capture_kind(model)[0]
     if kind == "graphs":
         return GraphUnits(model, windows, bool(compile), fused)

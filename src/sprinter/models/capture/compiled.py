@@ -45,7 +45,7 @@ _SOURCES = [
     for folder, names in {
         ".": ("laws", "random"),
         "heads": ("calibration", "features", "head", "networks"),
-        "models/capture": ("attention", "compiled", "kernels", "runner", "trace", "units"),
+        "models/capture": ("attention", "compiled", "kernels", "results", "runner", "trace", "units"),
         "models/runners": ("forward", "masks"),
     }.items()
     for name in names
@@ -61,14 +61,14 @@ class Recipe:
 
     Attributes:
         name: for messages and the file name, such as "pass-one".
-        model: the model whose weights are packed into the code.
+        model: the model whose weights are packed into the code; None: it works on the results of any model.
         unit: the unit, whose weights are packed into the code too.
         facts: everything else that it depends on, as JSON values.
         export: makes the exported program; called only if no compiled code is on disk.
     """
 
     name: str
-    model: PreTrainedModel
+    model: PreTrainedModel | None
     unit: nn.Module
     facts: dict[str, Any]
     export: Callable[[], torch.export.ExportedProgram]
@@ -125,8 +125,9 @@ def stem_if_missing(recipe: Recipe) -> str | None:
 
 
 def kind_of(recipe: Recipe) -> str:
-    """Name and architecture."""
-    return f"{recipe.name}-{_hash(_config(recipe.model))[:8]}"
+    """Name and architecture, or name and facts."""
+    config = json.dumps(recipe.facts, sort_keys=True) if recipe.model is None else _config(recipe.model)
+    return f"{recipe.name}-{_hash(config)[:8]}"
 
 
 def _stem(recipe: Recipe) -> str:
@@ -153,8 +154,8 @@ def _key(recipe: Recipe) -> str:
     model = recipe.model
     facts = {
         **recipe.facts,
-        "config": _config(model),
-        "parts": [digest(model), digest(recipe.unit)],
+        "config": model and _config(model),
+        "parts": [digest(part) for part in (model, recipe.unit) if part is not None],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "cpu": cpu_flags(),
@@ -234,7 +235,11 @@ def build(program: torch.export.ExportedProgram, path: Path, options: dict[str, 
 
 def _cannot(recipe: Recipe, why: str) -> str:
     """The line for users."""
-    return f"{type(recipe.model).__name__} cannot be compiled ({why[:200]}): use compile=False"
+    return f"{_what(recipe)} cannot be compiled ({why[:200]}): use compile=False"
+
+
+def _what(recipe: Recipe) -> str:
+    return recipe.name if recipe.model is None else type(recipe.model).__name__
 
 
 def keep_compiled(recipe: Recipe, part: Path, stem: str) -> None:
@@ -244,8 +249,7 @@ def keep_compiled(recipe: Recipe, part: Path, stem: str) -> None:
         UserError: the model has changed since ``stem`` was made.
     """
     if stem != _stem(recipe):
-        name = type(recipe.model).__name__
-        raise UserError(f"{name} changed while it was compiled: ask again when its weights are at rest")
+        raise UserError(f"{_what(recipe)} changed while it was compiled: ask again when its weights are at rest")
     part.chmod(0o600)
     part.replace(cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2")
 
@@ -258,10 +262,10 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _options(model: PreTrainedModel) -> dict[str, Any]:
+def _options(model: PreTrainedModel | None) -> dict[str, Any]:
     # That backend has no kernel for a product of two activations, as in transformers' own attention.
     own = {"max_autotune": True, "max_autotune_gemm_backends": "CPP"}
-    products = own if model.config._attn_implementation == "sdpa" else {}
+    products = own if model is None or model.config._attn_implementation == "sdpa" else {}
     return {"freezing": True, "assert_indirect_indexing": False, **products}
 
 

@@ -7,6 +7,7 @@ passes and the first one of a runner, which allocates the buffers, are those of 
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ __all__ = [
     "ForwardPass",
     "ReadUnit",
     "Unit",
+    "UnitRunner",
     "Units",
     "as_module",
     "parted",
@@ -130,28 +132,24 @@ class Units(Protocol):
         ...
 
 
-class CapturedRunner(RowRunner):
-    """See ``Runner``. ``run`` runs units other than the forward pass alone.
+class UnitRunner(RowRunner):
+    """See ``Runner``. ``run`` runs units other than the forward pass alone."""
 
-    Args:
-        model, batch, max_len, windows: see ``RowRunner``.
-        units: source of captured units.
-    """
+    @abstractmethod
+    def _run(
+        self,
+        unit: Unit,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        extras: Sequence[Tensor],
+        rows: Sequence[int] | None,
+    ) -> list[Tensor] | None:
+        """The results of a unit; None if it is not captured for this shape. Does not change ``_lengths``."""
 
-    name = "captured"
-
-    def __init__(
-        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units
-    ) -> None:
-        super().__init__(model, batch, max_len, windows)
-        self._units = units
-        self._buffers: list[Tensor] = []
-        self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
-
-    def renew(self, row: int) -> None:
-        """Drop code of a model that has changed; for a row without tokens the next forward pass does so."""
-        if self._lengths[row]:
-            self._units.begin()
+    @abstractmethod
+    def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
+        """What must be compiled before the unit runs with such extras, told once; with many rows that depends on the
+        load, and is compiled when first needed."""
 
     def run(
         self,
@@ -171,19 +169,6 @@ class CapturedRunner(RowRunner):
         """
         made = self.run_steps(unit, tokens, [counts], [extras], rows)
         return made[0] if made else None
-
-    def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
-        """What must be compiled before the unit runs with such extras, told once; with many rows that depends on the
-        load, and is compiled when first needed."""
-        if self.batch > 1:
-            return []
-
-        def like() -> list[Tensor]:
-            with torch.inference_mode():
-                self._find_buffers()
-            return [*extras, *self._buffers]
-
-        return self._units.missing(unit, like)
 
     def run_steps(
         self,
@@ -218,7 +203,7 @@ class CapturedRunner(RowRunner):
         with torch.inference_mode():
             for count, extra in zip(counts, extras, strict=True):
                 n = tokens.shape[1]
-                done = self._captured(unit, tokens, count, extra, rows)
+                done = self._run(unit, tokens, count, extra, rows)
                 if done is None:
                     break
                 self._advance(n, count, rows, trees)
@@ -238,6 +223,59 @@ class CapturedRunner(RowRunner):
                     f"row {row} would hold {self._lengths[row] + more} tokens; "
                     f"this runner has max_len={self.max_len}"
                 )
+
+    def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
+        """Whether some row reads its first token in this call."""
+        taking_part = range(self.batch) if rows is None else rows
+        return any(
+            self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
+        )
+
+
+class CapturedRunner(UnitRunner):
+    """A unit runner whose forward passes are captured with the units.
+
+    Args:
+        model, batch, max_len, windows: see ``RowRunner``.
+        units: source of captured units.
+    """
+
+    name = "captured"
+
+    def __init__(
+        self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units
+    ) -> None:
+        super().__init__(model, batch, max_len, windows)
+        self._units = units
+        self._buffers: list[Tensor] = []
+        self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
+
+    def renew(self, row: int) -> None:
+        """Drop code of a model that has changed; for a row without tokens the next forward pass does so."""
+        if self._lengths[row]:
+            self._units.begin()
+
+    def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
+        """See ``UnitRunner``."""
+        if self.batch > 1:
+            return []
+
+        def like() -> list[Tensor]:
+            with torch.inference_mode():
+                self._find_buffers()
+            return [*extras, *self._buffers]
+
+        return self._units.missing(unit, like)
+
+    def _run(
+        self,
+        unit: Unit,
+        tokens: Tensor,
+        counts: Sequence[int] | None,
+        extras: Sequence[Tensor],
+        rows: Sequence[int] | None,
+    ) -> list[Tensor] | None:
+        return self._captured(unit, tokens, counts, extras, rows)
 
     def _step(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
@@ -290,13 +328,6 @@ class CapturedRunner(RowRunner):
             if not self._made:
                 self._make_buffers()
             self._buffers = self._cache.buffers()
-
-    def _begins(self, counts: Sequence[int] | None, rows: Sequence[int] | None) -> bool:
-        """Whether some row reads its first token in this call."""
-        taking_part = range(self.batch) if rows is None else rows
-        return any(
-            self._lengths[row] == 0 and (counts is None or counts[i] > 0) for i, row in enumerate(taking_part)
-        )
 
     def _where(
         self,

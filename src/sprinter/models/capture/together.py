@@ -173,4 +173,5 @@ def _cores() -> int:
 
 
 def _bytes(recipe: Recipe) -> int:
-    return sum(weight.numel() * weight.element_size() for weight in recipe.model.parameters())
+    parts = (recipe.model, recipe.unit)
+    return sum(one.numel() * one.element_size() for part in parts if part is not None for one in part.parameters())

@@ -18,13 +18,13 @@ from sprinter.models.capture.runner import FEWEST, LONGEST, ReadUnit, Unit, as_m
 from sprinter.models.capture.trace import RowPass, own_attention
 from sprinter.models.runners.row import Windows
 
-__all__ = ["CompiledUnits"]
+__all__ = ["CodeCache", "CompiledUnits", "code_of"]
 
 _SIDE_BY_SIDE = 4
 """Number of versions of a unit's code that are kept: several pairs may share a draft, each with its own gate."""
 
 
-class _CodeCache:
+class CodeCache:
     """Compiled code of one model that was loaded, or found missing; shared by all its runners."""
 
     def __init__(self) -> None:
@@ -33,11 +33,12 @@ class _CodeCache:
         self._units: WeakKeyDictionary[Unit, str] = WeakKeyDictionary()
         self._told: set[tuple[str, str, str]] = set()
 
-    def begin(self, model: PreTrainedModel) -> None:
-        """See ``Units``. Units are checked for changes too, when they are next used."""
+    def begin(self, model: PreTrainedModel | None = None) -> None:
+        """See ``Units``; without a model if the code holds none of its weights. Units are checked for changes too, when
+        they are next used."""
         with self._lock:
             self._units.clear()
-            if self._watch.changed(model):
+            if model is not None and self._watch.changed(model):
                 self._codes, self._told = {}, set()
 
     def lacks(self, unit: Unit, shape: str) -> bool:
@@ -66,7 +67,12 @@ class _CodeCache:
         return codes[key]
 
 
-_shelves: WeakKeyDictionary[PreTrainedModel, _CodeCache] = WeakKeyDictionary()
+_shelves: WeakKeyDictionary[PreTrainedModel, CodeCache] = WeakKeyDictionary()
+
+
+def code_of(model: PreTrainedModel) -> CodeCache:
+    """The cache of a model's code."""
+    return _shelves.setdefault(model, CodeCache())
 
 
 @dataclass(slots=True)
@@ -85,10 +91,10 @@ class CompiledUnits:
     model: PreTrainedModel
     windows: Windows
     may_compile: bool
-    _shelf: _CodeCache = field(init=False)
+    _shelf: CodeCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self._shelf = _shelves.setdefault(self.model, _CodeCache())
+        self._shelf = code_of(self.model)
 
     def begin(self) -> None:
         """See ``Units``."""
