@@ -287,9 +287,11 @@ def test_other_models_are_captured_as_before(tmp_path: Path, monkeypatch: pytest
     assert in_memory is mine and not is_joined(mine) and capture_kind(mine)[0] == "compiled"
     assert not is_joined(load_models(folder, dtype="float32").target.model)
     monkeypatch.undo()
-    for small in (builtin_paths()["target"], saved("qwen2", tmp_path / "small", "bfloat16")):
-        model = load_models(small, compile=True).target.model
-        assert not is_joined(model) and capture_kind(model)[0] == "compiled" and model.dtype == torch.float32
+    model = load_models(saved("gpt2", tmp_path / "small", "bfloat16"), compile=True).target.model
+    assert not is_joined(model) and capture_kind(model)[0] == "compiled" and model.dtype == torch.float32
+    for straight in (builtin_paths()["target"], saved("qwen2", tmp_path / "straight", "bfloat16")):
+        model = load_models(straight, compile=True).target.model
+        assert is_joined(model) and capture_kind(model)[0] == "kernels" and model.dtype == torch.bfloat16
 
 
 def test_without_a_compiler_a_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

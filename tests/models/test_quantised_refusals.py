@@ -50,8 +50,6 @@ def test_refusals_say_what_to_do(tmp_path: Path) -> None:
             load_models(builtin_paths()["target"], dtype=dtype, device_map="cpu")
         with pytest.raises(UserError, match=f"dtype {dtype} comes with attention of its own"):
             load_models(builtin_paths()["target"], dtype=dtype, attn_implementation="eager")
-    with pytest.raises(UserError, match="cannot be compiled: its weights are quantised"):
-        sprinter.load_pair(dtype="int4", compile=True)
     with pytest.raises(UserError, match=r"dtype gguf is for GGUF files, and .*target is none: use int4"):
         load_models(builtin_paths()["target"], dtype="gguf")
     pytest.importorskip("gguf", reason=NO_GGUF)

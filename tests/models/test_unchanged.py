@@ -56,7 +56,7 @@ CHANGES: dict[str, Callable[[Layer], object]] = {
     "memory of a weight": lambda layer: setattr(layer.mlp["up"].weight, "data", torch.ones(8, 4)),
     "buffer": lambda layer: setattr(layer.mlp["up"], "table", torch.ones(3)),
     "memory of a buffer": lambda layer: setattr(layer.mlp["up"].table, "data", torch.ones(3)),
-    "values of a copied weight": lambda layer: _write(layer.mlp["down"].weight),
+    "values of a copied weight": lambda layer: _write(layer.mlp["down"].bias),
     "dtype": lambda layer: layer.mlp["up"].to(torch.float64),
     "dtype at the same address": lambda layer: setattr(
         layer.mlp["up"].weight, "data", layer.mlp["up"].weight.data.view(torch.bfloat16)[:, :4]

@@ -34,7 +34,7 @@ from sprinter.heads.head import Head
 from sprinter.laws import Sampling, process_rows, raw_law
 from sprinter.models.capture.compiled import Recipe
 from sprinter.models.capture.marks import hash_source
-from sprinter.models.capture.runner import LONGEST, READ, UnitRunner, ForwardPass, Unit
+from sprinter.models.capture.runner import LONGEST, READ, ForwardPass, Unit, UnitRunner
 from sprinter.models.capture.together import compile_together
 from sprinter.random import AddressedDraws, Purpose, race, race_words
 

@@ -264,7 +264,11 @@ def _rows(
         check_capture(model)
     if not is_joined(model):
         units = None if compile is False else _units(model, windows, compile)
-        return CapturedRunner(model, batch, max_len, windows, units) if units else RowRunner(model, batch, max_len, windows)
+        return (
+            CapturedRunner(model, batch, max_len, windows, units)
+            if units
+            else RowRunner(model, batch, max_len, windows)
+        )
     made: RowRunner
     if compile is False:
         made = RowRunner(model, batch, max_len, windows, flat=True)

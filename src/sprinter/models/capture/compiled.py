@@ -194,7 +194,7 @@ def cpu_flags() -> str:
 _WORDS = {
     "draft": "the draft's steps", "target": "the target's passes", "pass": "passes", "read": "a prompt's passes",
     "one": "one token of one row",
-    "any": "any number of tokens", "some": "some of the rows",
+    "any": "any number of tokens", "some": "some of the rows", "results": "what follows the model",
 }  # fmt: skip
 """Parts of a recipe's name → words for messages."""
 
@@ -203,7 +203,8 @@ def _compile(recipe: Recipe, stem: str, cache: Path) -> None:
     """Compile and keep code in this process."""
     what, _, shape = recipe.name.partition("-")
     program, options = exported(recipe)
-    _log.warning("compiling %s (%s), once; about a minute", _WORDS.get(what, what), _WORDS.get(shape, shape))
+    long = "some ten seconds" if recipe.model is None else "about a minute"
+    _log.warning("compiling %s (%s), once; %s", _WORDS.get(what, what), _WORDS.get(shape, shape), long)
     with TemporaryDirectory(prefix="tmp", suffix=".part", dir=cache) as folder:
         part = Path(folder) / "code.pt2"
         try:
@@ -249,7 +250,9 @@ def keep_compiled(recipe: Recipe, part: Path, stem: str) -> None:
         UserError: the model has changed since ``stem`` was made.
     """
     if stem != _stem(recipe):
-        raise UserError(f"{_what(recipe)} changed while it was compiled: ask again when its weights are at rest")
+        raise UserError(
+            f"{_what(recipe)} changed while it was compiled: ask again when its weights are at rest"
+        )
     part.chmod(0o600)
     part.replace(cache_dir() / f"{stem}.{hash_file(part)[:16]}.pt2")
 

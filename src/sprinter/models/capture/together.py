@@ -53,9 +53,12 @@ def compile_together(recipes: Sequence[Recipe]) -> None:
             return
         missing = _missing(recipes)
         at_once = min(len(missing), _cores())
-        _log.warning(
-            "compiling %d parts of the models, once, %d at a time; a minute or two", len(missing), at_once
+        long = (
+            "a minute or two"
+            if any(recipe.model is not None for recipe, _ in missing)
+            else "some ten seconds"
         )
+        _log.warning("compiling %d parts of the models, once, %d at a time; %s", len(missing), at_once, long)
         with TemporaryDirectory(
             prefix="tmp", suffix=".part", dir=cache, ignore_cleanup_errors=True
         ) as folder:
@@ -174,4 +177,6 @@ def _cores() -> int:
 
 def _bytes(recipe: Recipe) -> int:
     parts = (recipe.model, recipe.unit)
-    return sum(one.numel() * one.element_size() for part in parts if part is not None for one in part.parameters())
+    return sum(
+        one.numel() * one.element_size() for part in parts if part is not None for one in part.parameters()
+    )

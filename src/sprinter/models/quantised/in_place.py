@@ -7,8 +7,7 @@ PyTorch's; and a token has the same law in every forward pass, to the bit, as wi
 
 from __future__ import annotations
 
-from typing import Any, Self
-from weakref import ref
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,19 +16,22 @@ from transformers.pytorch_utils import Conv1D
 from sprinter.models.quantised.attention import attend_in_order
 from sprinter.models.quantised.layers import plain_matrix, without_gradient
 from sprinter.models.quantised.library import FLOATS, kernel
+from sprinter.models.quantised.norm import Instead
 from sprinter.models.quantised.quantise import SCALE, is_plain, try_joined
+from sprinter.models.quantised.straight import goes_straight
 from sprinter.models.quantised.whole import join_layers, joinable, reads_in_place
 
 __all__ = ["LEAST", "run_in_place"]
 
 LEAST = 32 << 20
-"""Parameters of a model. In smaller ones what surrounds the layers takes longest, which is compiled with them."""
+"""Parameters of a model that does not go straight: in smaller ones what surrounds the layers takes longest, which is
+compiled with them."""
 _FAR = 1e-3
 """Largest distance of logits that come from the order of sums alone; nothing is rounded."""
 
 
 def run_in_place(model: PreTrainedModel) -> bool:
-    """Have the kernels run a model's decoder layers and output layer; False if they cannot, or if it is small.
+    """Have the kernels run a model's decoder layers and output layer; False if they cannot, or if that would be slow.
 
     Its modules and weights stay. Gradients, other dtypes and pickling are refused from then on.
 
@@ -37,8 +39,9 @@ def run_in_place(model: PreTrainedModel) -> bool:
         UserError: the kernels cannot be compiled, or the model computes something else with them.
     """
     weights = {id(one): one for one in model.parameters()}.values()
-    large = sum(one.numel() for one in weights) >= LEAST and getattr(model, "hf_quantizer", None) is None
-    if not large or any(one.dtype not in FLOATS or one.device.type != "cpu" for one in weights):
+    pays = goes_straight(model) or sum(one.numel() for one in weights) >= LEAST
+    plain = getattr(model, "hf_quantizer", None) is None
+    if not pays or not plain or any(one.dtype not in FLOATS or one.device.type != "cpu" for one in weights):
         return False
     convolutions = [part for part in model.modules() if type(part) is Conv1D]
     for part in convolutions:  # the same weights in the order of a linear layer's
@@ -78,24 +81,7 @@ def _outputs(model: PreTrainedModel) -> list[nn.Module]:
     return [] if head is None else [part for part in head.modules() if reads_in_place(part)]
 
 
-class _Instead:
-    """``forward`` of a layer. It holds the layer weakly, and nothing else when copied.
-
-    Args:
-        layer: the layer.
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        self._layer = ref(layer)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return type(self)(memo[id(self._layer())])
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a compiled model cannot be pickled: load it with compile=False")
-
-
-class _Rows(_Instead):
+class _Rows(Instead):
     """Of an embedding: in float32, as rotary embeddings and norms take their dtype from it, and so scaled."""
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -106,7 +92,7 @@ class _Rows(_Instead):
         return rows if scale == 1.0 else rows * scale
 
 
-class _Norm(_Instead):
+class _Norm(Instead):
     """Of a layer norm: in float32."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -116,7 +102,7 @@ class _Norm(_Instead):
         return nn.functional.layer_norm(x.float(), own.normalized_shape, weight, bias, own.eps)
 
 
-class _Product(_Instead):
+class _Product(Instead):
     """Of a linear layer."""
 
     def __call__(self, x: Tensor) -> Tensor:

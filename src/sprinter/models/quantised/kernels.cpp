@@ -54,6 +54,17 @@ struct Matrix {
     }
 };
 
+// made may be x. centred: take the mean off. offset: is added to the weights.
+void normalise(
+    const float* x, const float* weight, const float* bias, int64_t size, bool centred, float eps, float offset, float* made
+) {
+    const float mean = centred ? sum(x, size) / float(size) : 0.0f;
+    for (int64_t i = 0; i < size; ++i) made[i] = x[i] - mean;
+    const float scale = 1.0f / std::sqrt(dot(made, made, size) / float(size) + eps);
+    for (int64_t i = 0; i < size; ++i) made[i] = (offset + weight[i]) * (made[i] * scale);
+    for (int64_t i = 0; bias && i < size; ++i) made[i] += bias[i];
+}
+
 // As whole.py fills it, eight bytes a field.
 struct Layer {
     Matrix q, k, v, o, gate, up, down;  // gate: packed is null where there is none
@@ -66,11 +77,7 @@ struct Layer {
     double eps, offset;  // offset: what is added to the norms' weights
 
     void norm_one(const float* x, const float* weight, const float* bias, int64_t size, float* made) const {
-        const float mean = centred ? sum(x, size) / float(size) : 0.0f, more = float(offset);
-        for (int64_t i = 0; i < size; ++i) made[i] = x[i] - mean;
-        const float scale = 1.0f / std::sqrt(dot(made, made, size) / float(size) + float(eps));
-        for (int64_t i = 0; i < size; ++i) made[i] = (more + weight[i]) * (made[i] * scale);
-        for (int64_t i = 0; bias && i < size; ++i) made[i] += bias[i];
+        normalise(x, weight, bias, size, centred, float(eps), float(offset), made);
     }
 
     // Inside a parallel region.
@@ -146,10 +153,16 @@ struct Places {
     int64_t slots;
 };
 
+// Angles of positions, [..., turned]: of each token, or, with `position`, of all positions, of which a token has one.
+struct Turns {
+    const float *cosine, *sine;
+    const int64_t* position;
+};
+
 // Inside a parallel region. See sprinter_before; hidden [rows, width] is room. Without places, nothing is written there.
 void before(
-    const Layer& layer, const float* x, int64_t rows, const float* cosine, const float* sine, float* hidden, float* q,
-    float* k, float* v, const Places* places, Room& room
+    const Layer& layer, const float* x, int64_t rows, const Turns& turns, float* hidden, float* q, float* k, float* v,
+    const Places* places, Room& room
 ) {
     const int64_t heads = layer.heads + layer.kv, d = layer.d, all = places ? heads + layer.kv : heads;
     layer.norm_rows(x, layer.norm, layer.norm_bias, rows, hidden);
@@ -163,7 +176,8 @@ void before(
         if (!value) {
             const float* weight = query ? layer.query_norm : layer.key_norm;
             if (weight) layer.norm_one(head, weight, nullptr, d, head);
-            rotate(head, cosine + row * layer.turned, sine + row * layer.turned, layer.turned);
+            const int64_t turn = (turns.position ? turns.position[row] : row) * layer.turned;
+            rotate(head, turns.cosine + turn, turns.sine + turn, layer.turned);
         }
         if (places && !query) {
             const int64_t to = ((places->row[row] * layer.kv + own) * places->slots + places->slot[row]) * d;
@@ -191,6 +205,61 @@ void after(
     activate(gate, layer.gate.packed ? up : nullptr, rows * inner, layer.activation);
     layer.add(layer.down, gate, layer.after_mlp, middle, rows, hidden, made, room);
 }
+
+// Inside a parallel region. `count` layers of one shape, in place: see sprinter_layers. hidden [room_layers] is room.
+void run_layers(
+    const Layer* layers, int64_t count, const Attention& attention, float* const* caches, const int64_t* row,
+    const int64_t* slot, int64_t slots, float* x, int64_t rows, const Turns& turns, float* hidden, Room& room
+) {
+    const int64_t size = rows * layers->kv * layers->d;
+    float *k = hidden + rows * layers->width, *v = k + size, *context = v + size;
+    for (int64_t i = 0; i < count; ++i) {
+        const Places places = {caches[2 * i], caches[2 * i + 1], row, slot, slots};
+        Attention seen = attention;
+        seen.key = places.keys, seen.value = places.values;
+        before(layers[i], x, rows, turns, hidden, const_cast<float*>(seen.query), k, v, &places, room);
+        after(layers[i], seen, x, rows, context, x, room);
+    }
+}
+
+int64_t room_layers(const Layer& layer, int64_t rows) {
+    return rows * (layer.width + 2 * layer.kv * layer.d) + room_after(layer, rows);
+}
+
+// A model of layers of one shape, as straight.py fills it, eight bytes a field.
+struct Model {
+    Matrix embedding, head;  // head: packed is null if it is another
+    const Layer* layers;
+    int64_t count;
+    const float* norm;  // the last one
+    double eps, scale;  // scale: of the embedding
+    double scaling, cap;  // of attention
+
+    // Rows of the embedding.
+    void embed(const int64_t* ids, int64_t count, float* made) const {
+        const int64_t width = embedding.width;
+        if (embedding.format == FLOAT32) {
+            for (int64_t i = 0; i < count; ++i)
+                std::memcpy(
+                    made + i * width, embedding.packed + ids[i] * width * int64_t(sizeof(float)), size_t(width) * sizeof(float)
+                );
+        } else if (embedding.format == BFLOAT16) {
+            const auto* from = reinterpret_cast<const Bfloat16*>(embedding.packed);
+            for (int64_t i = 0; i < count; ++i)
+                for (int64_t k = 0; k < width; ++k) {
+                    const uint32_t bits = uint32_t(from[ids[i] * width + k].bits) << 16;
+                    std::memcpy(made + i * width + k, &bits, sizeof bits);
+                }
+        } else {
+            with_format(int(embedding.format), [&](auto kind) {
+                ::rows<decltype(kind)>(embedding.packed, width, ids, count, made);
+                return int64_t(0);
+            });
+        }
+        if (scale != 1.0)
+            for (int64_t i = 0; i < count * width; ++i) made[i] *= float(scale);
+    }
+};
 
 }  // namespace
 
@@ -275,7 +344,7 @@ int64_t sprinter_before(
         float* hidden = numbers(rows * layer->width);
         Room& own = room(rows, widest(*layer));
 #pragma omp parallel num_threads(threads)
-        before(*layer, x, rows, cosine, sine, hidden, q, k, v, nullptr, own);
+        before(*layer, x, rows, {cosine, sine, nullptr}, hidden, q, k, v, nullptr, own);
         return int64_t(0);
     });
 }
@@ -300,18 +369,68 @@ int64_t sprinter_layers(
     const int64_t* slot, int64_t slots, float* x, int64_t rows, const float* cosine, const float* sine, int threads
 ) {
     return guarded([=] {
-        const Layer& first = layers[0];
-        const int64_t size = rows * first.kv * first.d;
-        float* hidden = numbers(rows * first.width + 2 * size + room_after(first, rows));
-        float *k = hidden + rows * first.width, *v = k + size, *context = v + size;
-        Room& own = room(rows, widest(first));
+        float* hidden = numbers(room_layers(*layers, rows));
+        Room& own = room(rows, widest(*layers));
 #pragma omp parallel num_threads(threads)
-        for (int64_t i = 0; i < count; ++i) {
-            const Places places = {caches[2 * i], caches[2 * i + 1], row, slot, slots};
-            Attention seen = *attention;
-            seen.key = places.keys, seen.value = places.values;
-            before(layers[i], x, rows, cosine, sine, hidden, const_cast<float*>(seen.query), k, v, &places, own);
-            after(layers[i], seen, x, rows, context, x, own);
+        run_layers(layers, count, *attention, caches, row, slot, slots, x, rows, {cosine, sine, nullptr}, hidden, own);
+        return int64_t(0);
+    });
+}
+
+// made [rows, width], which may be x.
+int64_t sprinter_norm(const float* x, const float* weight, int64_t rows, int64_t width, double eps, float* made) {
+    for (int64_t row = 0; row < rows; ++row)
+        normalise(x + row * width, weight, nullptr, width, false, float(eps), 0.0f, made + row * width);
+    return 0;
+}
+
+// A pass over tokens [batch, n] of the whole model, from ids to its last states [batch, n, width] and, unless null, logits
+// [batch, n, vocab]. cosine and sine: of all positions. caches, slots, as in sprinter_layers. seen: for each of the batch,
+// where its keys and values are, or null; mask and its strides as in Attention, with `keys` keys. position, row and slot:
+// of each token; null: those of rows 0, 1, ... that all go on from `start`. Returns -2 if an id has no row.
+int64_t sprinter_pass(
+    const Model* model, const int64_t* tokens, int64_t batch, int64_t n, int64_t start, const int64_t* position,
+    const int64_t* row, const int64_t* slot, const float* cosine, const float* sine, float* const* caches, int64_t slots,
+    int64_t keys, const uint8_t* mask, int64_t mask_batch, int64_t mask_token, const int64_t* seen, float* states,
+    float* logits, int threads
+) {
+    const int64_t rows = batch * n;
+    for (int64_t i = 0; i < rows; ++i)
+        if (tokens[i] < 0 || tokens[i] >= model->embedding.high) return -2;
+    return guarded([=] {
+        const Layer& layer = *model->layers;
+        const int64_t wide = layer.heads * layer.d, step = layer.kv * slots * layer.d;
+        static thread_local std::vector<int64_t> places;
+        std::vector<int64_t>& own = places;
+        if (!row) {
+            own.resize(size_t(2 * rows));
+            for (int64_t i = 0; i < rows; ++i) own[i] = i / n, own[rows + i] = start + i % n;
+        }
+        const int64_t *rows_of = row ? row : own.data(), *slots_of = row ? slot : own.data() + rows;
+        const Turns turns = {cosine, sine, position ? position : slots_of};
+        float *x = numbers(rows * (layer.width + wide) + room_layers(layer, rows)), *query = x + rows * layer.width;
+        float* hidden = query + rows * wide;
+        Room& rounded = room(rows, std::max(widest(layer), model->head.width));
+        const int64_t query_step[3] = {n * wide, layer.d, wide}, key_step[3] = {step, slots * layer.d, layer.d};
+        const int64_t mask_step[2] = {mask_batch, mask_token};
+        Attention attention = {};
+        attention.query = query, attention.query_step = query_step;
+        attention.key_step = attention.value_step = key_step;
+        attention.mask = mask, attention.mask_step = mask_step, attention.rows = seen;
+        attention.batch = batch, attention.heads = layer.heads, attention.kv = layer.kv, attention.n = n;
+        attention.keys = keys, attention.d = attention.d_v = layer.d;
+        attention.scale = float(model->scaling), attention.cap = float(model->cap);
+        model->embed(tokens, rows, x);
+#pragma omp parallel num_threads(threads)
+        {
+            run_layers(model->layers, model->count, attention, caches, rows_of, slots_of, slots, x, rows, turns, hidden, rounded);
+#pragma omp for
+            for (int64_t i = 0; i < rows; ++i)
+                normalise(
+                    x + i * layer.width, model->norm, nullptr, layer.width, false, float(model->eps), 0.0f,
+                    states + i * layer.width
+                );
+            if (logits) model->head.times(states, rows, nullptr, logits, rounded);
         }
         return int64_t(0);
     });

@@ -59,6 +59,7 @@ CHANNELS = 16
 """Rows of a block of a packed matrix."""
 FLOATS = {torch.float32: len(FORMATS), torch.bfloat16: len(FORMATS) + 1}
 """Kinds of weights that are read as they are -> their numbers in floats.h."""
+_NO_ROW = -2  # of a function of kernels.cpp
 _TRIED = 85  # rows of the products that are checked: more than are multiplied together, and no multiple
 
 
@@ -102,6 +103,8 @@ class Kernel:
             "before": [at, at, size, *[at] * 5, small],
             "after": [at, at, at, size, at, small],
             "layers": [at, size, *[at] * 4, size, at, size, at, at, small],
+            "norm": [at, at, size, size, ctypes.c_double, at],
+            "pass": [at, at, size, size, size, *[at] * 6, size, size, at, size, size, *[at] * 3, small],
         }.items():
             function = getattr(library, f"sprinter_{name}")
             function.restype, function.argtypes, function.errcheck = size, kinds, _check_memory
@@ -111,6 +114,7 @@ class Kernel:
         self.attention = library.sprinter_attention  # see attention.py
         self.before, self.after = library.sprinter_before, library.sprinter_after  # see whole.py
         self.layers = library.sprinter_layers
+        self.norm, self.run_pass = library.sprinter_norm, library.sprinter_pass  # see straight.py
 
     def pack(self, codes: Codes, made: Tensor | None = None, threads: int | None = None) -> Tensor:
         """A matrix ``[out, in]`` in the order in which the kernel reads it, uint8; into ``made``.
@@ -189,6 +193,8 @@ class Kernel:
 
 
 def _check_memory(found: int, function: object, given: object) -> int:
+    if found == _NO_ROW:
+        raise IndexError("a token id has no row in the model's embedding")
     if found < 0:
         raise MemoryError("no memory for the activations of a forward pass with quantised weights")
     return found

@@ -1,17 +1,20 @@
 """A forward pass of a model with joined layers that goes straight to its parts.
 
-In a small model what transformers does between them (masks, lists of layers, outputs of many kinds) takes as long as a
-tenth of the pass. Here the model's own modules are called one after the other, as its ``forward`` would: hooks on them
-run. A pass that is anything more than that, or a model that is, takes the usual way.
+In a small model what transformers does between them (masks, lists of layers, outputs of many kinds) takes longer than
+the layers. Here a pass is one call of the kernels, from token ids to logits. Where a part is another than the kernels
+know, is watched by a hook, or a state in between is wanted, the model's own modules are called one after the other, as
+its ``forward`` would; a pass that is anything more than that, or a model that is, takes the usual way.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import (
     LlamaForCausalLM,
@@ -27,10 +30,15 @@ from transformers import (
     Qwen3Model,
 )
 
-from sprinter.models.quantised.whole import _Forward, is_joined
+from sprinter.models.quantised.layers import QuantisedEmbedding, QuantisedLinear, plain_matrix
+from sprinter.models.quantised.library import FLOATS, NUMBER, MatrixFacts, floats, kernel
+from sprinter.models.quantised.norm import LastNorm
+from sprinter.models.quantised.quantise import SCALE
+from sprinter.models.quantised.unchanged import place_of
+from sprinter.models.quantised.whole import _Call, _Forward, is_joined, reads_in_place
 from sprinter.models.runners.row_cache import RowCache
 
-__all__ = ["Straight"]
+__all__ = ["Straight", "goes_straight"]
 
 _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     model.forward: inner.forward
@@ -43,6 +51,27 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     )
 }
 """``forward`` of models that do nothing more than here, and of the models in them."""
+_STEADY = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary embeddings whose angles depend on a token's position alone."""
+
+
+class _Facts(ctypes.Structure):
+    """``Model`` in kernels.cpp."""
+
+    _fields_ = (
+        ("embedding", MatrixFacts),
+        ("head", MatrixFacts),
+        ("layers", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("norm", ctypes.c_void_p),
+        *((name, ctypes.c_double) for name in ("eps", "scale", "scaling", "cap")),
+    )
+
+
+def goes_straight(model: PreTrainedModel) -> bool:
+    """Whether a model, once its layers are joined, needs none of transformers' code between them."""
+    inner = getattr(model, "model", None)
+    return inner is not None and _KNOWN.get(type(model).forward) is type(inner).forward
 
 
 class Straight:
@@ -54,13 +83,12 @@ class Straight:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = ref(model)
+        self._parts: _Parts | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
         """None: its passes take the usual way."""
-        inner = getattr(model, "model", None)
-        known = inner is not None and _KNOWN.get(type(model).forward) is type(inner).forward
-        return cls(model) if known and is_joined(model) else None
+        return cls(model) if goes_straight(model) and is_joined(model) else None
 
     def __call__(
         self,
@@ -91,14 +119,174 @@ class Straight:
         member = first.__dict__.get("forward")
         if type(member) is not _Forward or first._forward_hooks or first._forward_pre_hooks:
             return None
-        run = member.whole(past_key_values)
-        if run is None:
+        call = member.call_of_all(past_key_values)
+        if call is None:
             return None
+        if not layers and (parts := self._parts_of(model, call)) is not None:
+            hidden, said = parts.run(tokens, position_ids, attention_mask, past_key_values, logits)
+            return (model.lm_head(hidden) if logits and said is None else said), hidden, ()
         embedded = inner.embed_tokens(tokens)
         positions = inner.rotary_emb(embedded, position_ids=position_ids)
-        *states, last = run(embedded, positions, attention_mask, layers)
+        *states, last = member.whole(call, past_key_values)(embedded, positions, attention_mask, layers)
         hidden = inner.norm(last)
         return (model.lm_head(hidden) if logits else None), hidden, tuple(states)
+
+    def _parts_of(self, model: Any, call: _Call) -> _Parts | None:
+        """What one call of the kernels takes, made again where something has changed; None: not in one call."""
+        if self._parts is None or not self._parts.hold(model, call):
+            self._parts = _Parts(model, call)
+        return self._parts if self._parts.fit else None
+
+
+class _Parts:
+    """The parts of a model around its layers, as the kernels take them.
+
+    Args:
+        model: the model. call: of all its layers.
+
+    Attributes:
+        fit: whether the kernels know them; all else is undefined if not.
+    """
+
+    def __init__(self, model: Any, call: _Call) -> None:
+        self._call, self._known = call, _modules_of(model)
+        self._places = [*map(_state_of, self._known)]
+        embedding, norm, head, rotary = self._known
+        self._rotary: Any = rotary
+        rows = _embedding_facts(embedding)
+        steady = getattr(rotary, "rope_type", None) in _STEADY
+        self.fit = rows is not None and steady and type(norm.__dict__.get("forward")) is LastNorm
+        if not self.fit:
+            return
+        facts, matrix = _Facts(), _head_facts(head)
+        assert rows is not None
+        facts.embedding, facts.scale = rows
+        self._weight, self._bias = norm.weight.detach().float(), None
+        if matrix is not None:
+            facts.head, self._bias = matrix
+        facts.layers, facts.count = ctypes.addressof(call.facts), len(call.numbers)
+        facts.norm, facts.eps = self._weight.data_ptr(), norm.variance_epsilon
+        facts.scaling, facts.cap = call.shape.scaling, call.shape.cap
+        self._facts, self._width, self._vocab = facts, facts.embedding.width, facts.head.high
+
+    def hold(self, model: Any, call: _Call) -> bool:
+        """Whether all is as it was."""
+        now = _modules_of(model)
+        return (
+            call is self._call
+            and all(one is other for one, other in zip(now, self._known, strict=True))
+            and [*map(_state_of, now)] == self._places
+        )
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: RowCache, logits: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """States, and logits if they are wanted and the output layer is known; arguments as for ``Straight``."""
+        batch, n = tokens.shape
+        span, (keys, _, rows) = cache.span, cache.visible(self._call.numbers[0])
+        states = floats(batch, n, self._width)
+        said = floats(batch, n, self._vocab) if logits and self._vocab else None
+        held: list[Tensor | None] = [None, None, None]  # position, row, slot
+        last = span.start + n
+        if span.index is not None:
+            row, slot = cache.places(batch, n)
+            place = positions.expand(batch, n).contiguous()
+            held, last = [place, row, slot], int(place.max()) + 1
+        cosine, sine = _angles(self._rotary, last)
+        seen, steps = None, (0, 0)
+        if mask is not None:
+            seen = mask[:, 0]
+            if span.flat:
+                seen = seen.transpose(0, 1)
+            seen = seen if seen.stride(-1) == 1 else seen.contiguous()
+            steps = tuple(0 if seen.shape[axis] == 1 else seen.stride(axis) for axis in (0, 1))  # type: ignore[assignment]
+        ids, buffers = tokens.contiguous(), cache.addresses(self._call.numbers)
+        kernel().run_pass(
+            ctypes.byref(self._facts), ids.data_ptr(), *((n, batch) if span.flat else (batch, n)), span.start,
+            *map(_at, held), cosine.data_ptr(), sine.data_ptr(), (ctypes.c_void_p * len(buffers))(*buffers),
+            keys.stride(1) // keys.stride(2), keys.shape[2], _at(seen), *steps, _at(rows), states.data_ptr(), _at(said),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return states, said
+
+
+def _at(given: Tensor | None) -> int | None:
+    return None if given is None else given.data_ptr()
+
+
+def _modules_of(model: Any) -> tuple[Any, ...]:
+    """Embedding, last norm, output layer and rotary embedding."""
+    parts = model.model._modules
+    return parts["embed_tokens"], parts["norm"], model._modules["lm_head"], parts["rotary_emb"]
+
+
+def _state_of(part: Any) -> list[Any]:
+    """What changes if a module becomes another: its hooks, ``forward``, weights."""
+    own = part.__dict__
+    weights = (*part._parameters.values(), *part._buffers.values())
+    matrix = own.get("_matrix")
+    return [
+        bool(part._forward_hooks or part._forward_pre_hooks),
+        own.get("forward"),
+        matrix,
+        *(None if one is None else place_of(one) for one in weights),
+    ]
+
+
+def _is_watched(part: Any) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks)
+
+
+def _embedding_facts(part: Any) -> tuple[MatrixFacts, float] | None:
+    """Facts and scale of an embedding; None: the kernels do not know it."""
+    if _is_watched(part):
+        return None
+    if type(part) is QuantisedEmbedding:
+        matrix = part._matrix
+        if matrix.padded != matrix.width:
+            return None
+        high, kind = matrix.high, NUMBER[matrix.form.name]
+        return MatrixFacts(kind, matrix.packed.data_ptr(), high, matrix.width, None, high, high), part._scale
+    weight = getattr(part, "weight", None)
+    if not isinstance(part, nn.Embedding) or not isinstance(weight, Tensor) or part.max_norm is not None:
+        return None
+    if type(weight.data) is not Tensor or weight.dtype not in FLOATS or not weight.is_contiguous():
+        return None
+    high, width = weight.shape
+    return MatrixFacts(FLOATS[weight.dtype], weight.data_ptr(), high, width, None, high, high), getattr(
+        part, SCALE, 1.0
+    )
+
+
+def _head_facts(part: Any) -> tuple[MatrixFacts, Tensor | None] | None:
+    """Facts of an output layer, and its bias in float32; None: it is called."""
+    if _is_watched(part):
+        return None
+    if type(part) is QuantisedLinear:
+        matrix = part._matrix
+        whole = matrix.padded == matrix.width
+        return (part.facts(0, matrix.high, matrix.high, matrix.high), part.bias) if whole else None
+    if not reads_in_place(part):
+        return None
+    weight: Any = plain_matrix(part)
+    bias = None if part.bias is None else part.bias.detach().float()
+    high, width = weight.shape
+    return MatrixFacts(FLOATS[weight.dtype], weight.data_ptr(), high, width, _at(bias), high, high), bias
+
+
+_tables: WeakKeyDictionary[nn.Module, tuple[Any, Tensor, Tensor]] = WeakKeyDictionary()
+
+
+def _angles(rotary: Any, last: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[at least last, turned]`` of all positions, as the rotary embedding has them."""
+    state = (place_of(rotary.inv_freq), rotary.attention_scaling)
+    held = _tables.get(rotary)
+    if held is None or held[0] != state or len(held[1]) < last:
+        count = max(256, 1 << (last - 1).bit_length())
+        places = torch.arange(count, device="cpu")[None]
+        cosine, sine = (part[0].float().contiguous() for part in rotary(floats(1), position_ids=places))
+        held = _tables[rotary] = (state, cosine, sine)
+    return held[1], held[2]
 
 
 def _watched(module: Any) -> bool:

@@ -20,7 +20,7 @@ __all__ = ["Unchanged", "place_of"]
 _FOLLOW = ref.__call__
 _VARIABLES, _FORWARD = attrgetter("__dict__"), methodcaller("get", "forward")
 _HOOKS, _HOOKS_BEFORE = attrgetter("_forward_hooks"), attrgetter("_forward_pre_hooks")
-_DTYPE = attrgetter("dtype")
+_DTYPE, _WRITTEN = attrgetter("dtype"), attrgetter("_version")
 
 
 class Unchanged:
@@ -46,7 +46,13 @@ class Unchanged:
         self._weights = [one for one in self._entries if isinstance(one, Tensor)]
         self._dtypes = [*map(_DTYPE, self._weights)]
         self._addresses = [*map(Tensor.data_ptr, self._weights)]
-        self._counted = [(one, place_of(one)) for one in self._weights if one.dtype != torch.float32]
+        # Of norms and biases in other dtypes there are copies; matrices are read where they are.
+        self._copied = [
+            one
+            for one in self._weights
+            if one.dtype != torch.float32 and one.dim() < 2 and not one.is_inference()
+        ]
+        self._written = [*map(_WRITTEN, self._copied)]
 
     def _now(self) -> list[Any]:
         return [*chain.from_iterable(map(dict.values, self._tables))]
@@ -54,8 +60,8 @@ class Unchanged:
     def holds(self, layers: Sequence[nn.Module]) -> bool:
         """Whether these layers are those, and all of it is as it was.
 
-        A weight in float32 may have been written where it is; another one counts as changed then, where PyTorch counts
-        that.
+        Weights may have been written where they are; norms and biases that are not in float32 count as changed then,
+        where PyTorch counts that.
         """
         now = self._now()
         return (
@@ -69,7 +75,7 @@ class Unchanged:
             and [*chain.from_iterable(self._tables)] == self._names
             and [*map(Tensor.data_ptr, self._weights)] == self._addresses
             and [*map(_DTYPE, self._weights)] == self._dtypes
-            and all(place_of(weight) == place for weight, place in self._counted)
+            and [*map(_WRITTEN, self._copied)] == self._written
         )
 
 

@@ -26,6 +26,7 @@ from sprinter.models.quantised.attention import Attention
 from sprinter.models.quantised.families import FAMILIES, MATRICES, NORMS, LayerShape, MatrixPart
 from sprinter.models.quantised.layers import QuantisedLinear, plain_matrix, without_gradient
 from sprinter.models.quantised.library import CHANNELS, FLOATS, MatrixFacts, floats, kernel
+from sprinter.models.quantised.norm import LastNorm, is_last_norm
 from sprinter.models.quantised.unchanged import Unchanged, place_of
 from sprinter.models.runners.forward import NOTING
 from sprinter.models.runners.row_cache import RowCache
@@ -61,6 +62,9 @@ def join_layers(model: PreTrainedModel, in_place: bool = False) -> int:
     for parent, place, layer in known:
         if parent not in stacks:
             stacks[parent] = _Stack(parent, FAMILIES[type(layer)].layers)
+            norm = parent._modules.get("norm")
+            if is_last_norm(norm):
+                norm.forward = LastNorm(norm)  # type: ignore[arg-type,union-attr]
         layer.forward = _Forward(layer, stacks[parent], place, in_place)
     return len(known)
 
@@ -202,14 +206,16 @@ class _Forward:
             return self._stack.run(self._place, last, call, x, cosine, sine, mask, cache)
         return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
-    def whole(
-        self, cache: RowCache
-    ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None, Sequence[int]], list[Tensor]] | None:
-        """What runs all layers of the model, this the first, over ``x [batch, n, d]``, with the positions' cosines and
-        sines, and a mask, and returns the outputs of some layers, then of the last; None: not in one call."""
+    def call_of_all(self, cache: RowCache) -> _Call | None:
+        """The call of all layers of the model, if this is the first; None: not in one call."""
         call = self._stack.together(0, cache) if self._place == 0 else None
-        if call is None or not self._stack.ends_with(call):
-            return None
+        return call if call is not None and self._stack.ends_with(call) else None
+
+    def whole(
+        self, call: _Call, cache: RowCache
+    ) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor | None, Sequence[int]], list[Tensor]]:
+        """What runs ``call_of_all`` over ``x [batch, n, d]``, with the positions' cosines and sines, and a mask, and
+        returns the outputs of some layers, then of the last."""
 
         def run(
             x: Tensor, positions: tuple[Tensor, Tensor], mask: Tensor | None, layers: Sequence[int]
@@ -356,7 +362,7 @@ class _Stack:
 
     def together(self, first: int, cache: RowCache) -> _Call | None:
         """The layers that can run in one call, from the first on: as the model holds them now, of one shape and mask,
-        with a place in the cache, and without a hook between; None if that is not more than one."""
+        with a place in the cache, and without a hook between; None if that is one of several."""
         layers = self._layers(first)
         call = self._calls.get(first)
         if call is not None and cache.holds(call.numbers) and call.unchanged and call.unchanged.holds(layers):
@@ -378,7 +384,7 @@ class _Stack:
             members.append(member)
             if layer._forward_hooks:
                 break
-        if len(found) < 2:
+        if not found or (len(found) < 2 and len(layers) > 1):
             return None
         call = _Call(first, found, members, shape[-1])
         if len(found) == len(layers) and not any(layer._forward_hooks for layer in layers):
