@@ -1,12 +1,13 @@
 """Many rows at once on real models: plain decoding against vLLM, and speculation and the dial against plain decoding.
 
-    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen] [--sizes 1 4 8 16 32 64] [--threads 2] [--no-vllm]
+    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen|built-in] [--sizes 1 4 8 16 32 64] [--threads 2] [--no-vllm]
 
 Batches of the ends of GSM8K's questions in the chat template (16 tokens, so that prefill takes little of the time),
 greedy, 48 new tokens, ids in and ids out. Arms take turns batch by batch, and each repeat has other questions; nothing
 is reused of an earlier batch. vLLM reads the file's weights as a transformers model in bfloat16 or float32, in a
 process of its own, by the interpreter that SPRINTER_VLLM_PYTHON names, with as many threads; its own clock counts. Our
-arms read the file itself: its blocks, 8 bits, or its dequantised weights through our kernels (``compile=True``).
+arms read the file itself: its blocks, 8 bits, or its dequantised weights, through our kernels, and what follows a pass
+is compiled. The built-in pair has no file: vLLM reads its target's folder.
 """
 
 from __future__ import annotations
@@ -39,25 +40,30 @@ _MOST = 4  # batches of the smallest sizes
 NEW, ENDS = sized((48, 16), (6, 8))
 SIZES = sized((1, 4, 8, 16, 32, 64), (2,))
 FILES: Mapping[str, dict[str, Any]] = sized(
-    {"smollm2": {"target": SMOLLM2}, "qwen": {"target": TARGET, "draft": DRAFT}}, {"smollm2": {}, "qwen": {}}
+    {"smollm2": {"target": SMOLLM2}, "qwen": {"target": TARGET, "draft": DRAFT}, "built-in": {}},
+    {"smollm2": {}, "qwen": {}, "built-in": {}},
 )
 WEIGHTS: Mapping[str, tuple[str, ...]] = sized(
-    {"smollm2": ("gguf", "int8", "bfloat16", "float32"), "qwen": ("gguf", "int8")},
-    {"smollm2": ("float32",), "qwen": ("float32",)},
+    {
+        "smollm2": ("gguf", "int8", "bfloat16", "float32"),
+        "qwen": ("gguf", "int8"),
+        "built-in": ("bfloat16", "float32", "int8"),
+    },
+    dict.fromkeys(("smollm2", "qwen", "built-in"), ("float32",)),
 )
 METHODS: Mapping[str, tuple[str, ...]] = {
     "smollm2": ("lookup", "auto"),
     "qwen": ("speculative(gamma=3)", "auto", "certain(budget=0.05)"),
+    "built-in": ("speculative(gamma=3)", "auto", "sprinter"),
 }
 """Beside plain decoding, of the first kind of weights."""
 VLLM = ("bfloat16", "float32")
 
 
 def loaded(files: Mapping[str, Any], kind: str) -> sprinter.Pair:
-    """The pair with one kind of weights; floats of large models run through our kernels, and nothing is compiled."""
-    floats = kind in VLLM and not SMOKE
+    """The pair with one kind of weights, run by our kernels."""
     runner = {} if SMOKE else {"runner": "torch"}
-    return sprinter.load_pair(**files, **runner, dtype=kind, compile=floats, prefix_cache_bytes=0)
+    return sprinter.load_pair(**files, **runner, dtype=kind, compile=not SMOKE, prefix_cache_bytes=0)
 
 
 def measured(
@@ -86,7 +92,9 @@ def measured(
 
 def table(results: Mapping[str, Any]) -> str:
     """The results as Markdown tables."""
-    lines = [f"Greedy, {NEW} new tokens, with prefill; tokens a second of all rows together."]
+    lines = [
+        f"Greedy, {NEW} new tokens, with prefill; tokens a second of all rows together. Our plain: of the first kind."
+    ]
     for pair, found in results["pairs"].items():
         peers = list(dict.fromkeys(name for row in found for name in row["over_vllm"]))
         shown = [
@@ -96,7 +104,7 @@ def table(results: Mapping[str, Any]) -> str:
             for row in found
         ]
         head = " | ".join(
-            ["rows", "batches", "arm", "tokens/s", *(f"÷ {peer}" for peer in peers), "÷ our plain, gguf"]
+            ["rows", "batches", "arm", "tokens/s", *(f"÷ {peer}" for peer in peers), "÷ our plain"]
         )
         lines += ["", f"**{pair}**", "", *grid(head, shown)]
     return "\n".join(lines)
@@ -125,7 +133,12 @@ def main() -> None:
         if not chosen.no_vllm:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             for dtype in VLLM:
-                made = dequantised(folder / dtype, dtype, files["target"])
+                source = files.get("target")
+                made = (
+                    dequantised(folder / dtype, dtype, source)
+                    if source
+                    else sprinter.builtin_paths()["target"]
+                )
                 theirs = sprinter.load_pair(str(made), runner="torch", dtype=dtype, compile=False)
                 arm = stack.enter_context(closing(VllmPlain(dtype=dtype, cache_gib=2.0)))
                 arms[f"vllm, {dtype}"] = vllm_batched(theirs, arm, NEW, greedy)

@@ -64,10 +64,10 @@ KINDS: Mapping[str, Mapping[str, Any]] = sized(
         "llama.cpp": {"runner": "llamacpp"},
         "bfloat16": {"runner": "torch", "dtype": "bfloat16", "compile": False},
         "bfloat16, compiled": {"runner": "torch", "dtype": "bfloat16", "compile": True},
-        "int8": {"dtype": "int8"},
-        "gguf": {"dtype": "gguf"},
+        "int8": {"dtype": "int8", "compile": True},
+        "gguf": {"dtype": "gguf", "compile": True},
         f"llama.cpp, {EIGHT}": {"runner": "llamacpp"},
-        f"gguf, {EIGHT}": {"dtype": "gguf"},
+        f"gguf, {EIGHT}": {"dtype": "gguf", "compile": True},
     },
     {"bfloat16": {"dtype": "bfloat16", "compile": False}, "int8": {"dtype": "int8"}},
 )
@@ -156,7 +156,8 @@ def law(models: list[Path | str | None], data: Path, positions: int) -> list[dic
             kl = torch.cat([kl_divergence(p, q) for p, q in zip(wanted, laws, strict=True)])
             tv = torch.cat([tv_distance(p, q) for p, q in zip(wanted, laws, strict=True)])
             first = [(p.argmax(-1) == q.argmax(-1)).float() for p, q in zip(wanted, laws, strict=True)]
-            name = f"{pair.models.target.weights}{', compiled' if options.get('compile') else ''}"
+            in_place = options.get("compile") and not pair.models.target.quantised
+            name = f"{pair.models.target.weights}{', compiled' if in_place else ''}"
             rows.append(
                 {
                     "model": which, "weights": name, "positions": len(kl),
