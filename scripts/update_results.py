@@ -248,6 +248,7 @@ TOPICS = {
         "captured forward passes against transformers and vLLM, many rows at once",
         {
             "engine/decoding": "Captured passes: decoding",
+            "engine/compiled": "The first text, and the ways to compile",
             "engine/passes": "Captured passes: one pass, one step",
             "engine/prefix_pair": "Prefix cache on Qwen2.5-Coder 1.5B and 0.5B",
             "engine/batch": "Many rows at once",

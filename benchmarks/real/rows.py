@@ -1,6 +1,6 @@
 """Many rows at once on real models: plain decoding against vLLM, and speculation and the dial against plain decoding.
 
-    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen|built-in] [--sizes 1 4 8 16 32 64] [--threads 2] [--no-vllm]
+    python benchmarks/real/rows.py --data DIR [--pair smollm2|qwen|built-in] [--sizes 1 4 8] [--threads 2] [--no-vllm]
 
 Batches of the ends of GSM8K's questions in the chat template (16 tokens, so that prefill takes little of the time),
 greedy, 48 new tokens, ids in and ids out. Arms take turns batch by batch, and each repeat has other questions; nothing

@@ -52,6 +52,7 @@ KEYS = {  # what the JSON holds beside "benchmark" and "smoke"
     "bench/noise": {"runs", "pairs"},
     "bench/table": {"summary", "settings"},
     "engine/batch": {"speeds", "policies", "parted"},
+    "engine/compiled": {"first", "speeds", "runs"},
     "engine/decoding": {"builtin", "gpt2", "runs"},
     "engine/passes": {"passes", "steps", "equality", "context", "meter", "ahead"},
     "engine/prefix": {"turns", "batch", "split", "parted"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from sprinter.models.cut import cut_output
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.straight import Straight
+from sprinter.models.quantised.straight import Straight, _angles, _Parts
 from sprinter.models.runner import make_runner
 
 TEXT = torch.randint(1, 250, (3, 24), generator=torch.Generator().manual_seed(0))
@@ -154,3 +155,106 @@ def test_another_forward_of_a_part_is_called() -> None:
     assert taken.count(True) == 6 and not any(float(one.abs().sum()) for one in outs)
     model.model.forward = model.model.forward  # as a library that wraps it does
     assert not any(passes(model, True)[1])
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each pass in one call, whether it made the logits too."""
+    calls: list[bool] = []
+    run = _Parts.run
+
+    def noted(self: _Parts, *given: Any) -> Any:
+        states, logits = run(self, *given)
+        calls.append(logits is not None)
+        return states, logits
+
+    monkeypatch.setattr(_Parts, "run", noted)
+    return calls
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_a_pass_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = counted(monkeypatch)
+    passes(model_of(name), True)
+    assert calls == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [("model.embed_tokens", 0), ("model.norm", 0), ("model.rotary_emb", 0), ("lm_head", 6)],
+)
+def test_parts_with_hooks_are_called(part: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, model = counted(monkeypatch), model_of("llama")
+    wanted, _ = passes(model, True)
+    calls.clear()
+    handle = model.get_submodule(part).register_forward_hook(lambda *_: None)
+    found, _ = passes(model, True)
+    assert calls == [False] * count and all(map(torch.equal, wanted, found))
+    handle.remove()
+    passes(model, True)
+    assert calls[count:] == [True, True, True, True, False, True]
+
+
+def test_a_model_of_one_layer_is_one_call_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, model = counted(monkeypatch), made("llama")
+    del model.model.layers[1:]
+    model.config.num_hidden_layers = 1
+    quantise(model, "int8")
+    (usual, _), (straight, taken) = passes(model, False), passes(model, True)
+    assert len(calls) == 6 and taken.count(True) == 6 and all(map(torch.equal, usual, straight))
+
+
+def test_angles_that_depend_on_the_text_are_made_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, model = counted(monkeypatch), model_of("llama")
+    wanted, _ = passes(model, True)
+    calls.clear()
+    model.model.rotary_emb.rope_type = "dynamic"
+    found, taken = passes(model, True)
+    assert not calls and taken.count(True) == 6 and all(map(torch.equal, wanted, found))
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "qwen2-yarn", "phi3-partial"])
+def test_angles_of_all_positions_are_those_of_each(name: str) -> None:
+    rotary = model_of(name).model.rotary_emb
+    for last in (3, 70, 300, 2000):
+        tables = _angles(rotary, last)
+        places = torch.randint(0, last, (2, 7), generator=torch.Generator().manual_seed(last))
+        for table, part in zip(tables, rotary(torch.zeros(1), position_ids=places), strict=True):
+            assert len(table) >= last and torch.equal(table[places], part)
+    rotary.inv_freq *= 2.0
+    assert torch.equal(
+        _angles(rotary, 9)[0][8], rotary(torch.zeros(1), position_ids=torch.tensor([[8]]))[0][0, 0]
+    )
+
+
+@pytest.mark.parametrize("wrong", [-1, 10_000])
+def test_ids_without_a_row_are_refused(wrong: int) -> None:
+    rows = make_runner(model_of("llama"), max_len=20)
+    rows.extend(TEXT[:1, :4])
+    with pytest.raises(IndexError, match="a token id has no row"):
+        rows.extend(torch.tensor([[5, wrong]]))
+    assert rows.lengths == [4]
+
+
+def test_parts_that_change_between_passes_are_noticed() -> None:
+    model, other = model_of("llama"), model_of("llama-biases")
+    rows = make_runner(model, max_len=40)
+    rows.extend(TEXT[:1, :4])
+
+    def last() -> Tensor:
+        rows.rewind([4])
+        logits = rows.extend(TEXT[:1, 4:6]).logits
+        assert logits is not None
+        return logits.clone()
+
+    found = [last()]
+    for part in ("embed_tokens", "norm"):
+        setattr(model.model, part, getattr(other.model, part))
+        found.append(last())
+    model.lm_head = other.lm_head
+    found.append(last())
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2.0)
+    found.append(last())
+    model.model.norm.weight.data = torch.ones_like(model.model.norm.weight)
+    found.append(last())
+    assert not any(torch.equal(one, after) for one, after in pairwise(found))
