@@ -8,7 +8,7 @@ from unittest.mock import patch
 from torch import Tensor
 
 from sprinter.models.capture.compiled import Compiled, Recipe
-from sprinter.models.capture.results import _Results
+from sprinter.models.capture.results import _AfterPass
 from sprinter.models.capture.runner import as_module, split_inputs
 from sprinter.models.capture.trace import RowPass, own_attention
 
@@ -23,7 +23,7 @@ def compile_nothing() -> None:
 def _find(recipe: Recipe, may_compile: bool) -> Compiled:
     unit: Any = recipe.unit
     if recipe.model is None:
-        results = _Results(unit)
+        results = _AfterPass(unit)
         return lambda inputs: list(results(*inputs[:2], inputs[2:]))
     model = recipe.model
     module = as_module(RowPass(model, recipe.facts["windows"], recipe.facts["shape"] == "some"), unit)

@@ -19,7 +19,7 @@ from sprinter.errors import SprinterError
 from sprinter.heads.head import Head, HeadConfig
 from sprinter.laws import Sampling
 from sprinter.models.capture.compiled import Compiled, Recipe
-from sprinter.models.capture.results import JoinedRunner, _Results
+from sprinter.models.capture.results import JoinedRunner, _AfterPass
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.runner import make_runner
 from sprinter.random import AddressedDraws
@@ -51,7 +51,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert recipe.model is None  # no weight of the model belongs to the code
         if not may_compile:
             return None
-        module: Any = _Results(recipe.unit)  # type: ignore[arg-type]
+        module: Any = _AfterPass(recipe.unit)  # type: ignore[arg-type]
 
         def call(inputs: list[Tensor]) -> list[Tensor]:
             names.append(recipe.name)

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from sprinter.models.cut import cut_output
 from sprinter.models.quantised.quantise import quantise
-from sprinter.models.quantised.straight import Straight, _angles, _Parts
+from sprinter.models.quantised.straight import Straight, _angles, _OneCall
 from sprinter.models.runner import make_runner
 
 TEXT = torch.randint(1, 250, (3, 24), generator=torch.Generator().manual_seed(0))
@@ -160,14 +160,14 @@ def test_another_forward_of_a_part_is_called() -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each pass in one call, whether it made the logits too."""
     calls: list[bool] = []
-    run = _Parts.run
+    run = _OneCall.run
 
-    def noted(self: _Parts, *given: Any) -> Any:
+    def noted(self: _OneCall, *given: Any) -> Any:
         states, logits = run(self, *given)
         calls.append(logits is not None)
         return states, logits
 
-    monkeypatch.setattr(_Parts, "run", noted)
+    monkeypatch.setattr(_OneCall, "run", noted)
     return calls
 
 
@@ -212,7 +212,7 @@ def test_angles_that_depend_on_the_text_are_made_by_the_model(monkeypatch: pytes
     assert not calls and taken.count(True) == 6 and all(map(torch.equal, wanted, found))
 
 
-@pytest.mark.parametrize("name", ["llama", "llama3", "qwen2-yarn", "phi3-partial"])
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2-yarn", "phi3-partial"])
 def test_angles_of_all_positions_are_those_of_each(name: str) -> None:
     rotary = model_of(name).model.rotary_emb
     for last in (3, 70, 300, 2000):

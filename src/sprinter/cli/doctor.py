@@ -299,6 +299,7 @@ def _pass_kind(model: Any) -> str:
     from sprinter.models.capture.runner import PASS, CapturedRunner
     from sprinter.models.choose import capture_kind, make_runner
     from sprinter.models.quantised.fused import why_not_fused
+    from sprinter.models.quantised.straight import goes_straight
 
     kind, reason = capture_kind(model)
     if kind == "none":
@@ -312,6 +313,8 @@ def _pass_kind(model: Any) -> str:
     some = torch.ones(1, 2, dtype=torch.long)
     if isinstance(runner, CapturedRunner) and runner.run(PASS, some, None) is not None:
         return "compiled"
+    if goes_straight(model):
+        return "eager: --compile has our kernels run its layers"
     threads = torch.get_num_threads()
     return f"eager: no code for {threads} thread{'s' * (threads != 1)}; --compile makes it, once"
 

@@ -118,16 +118,17 @@ class DraftUnit(Unit):
 
 
 class TargetUnit(Unit):
-    """A target forward pass: processed and raw laws ``[rows, n, V]``, largest logits ``[rows, n]``.
+    """A target forward pass: processed laws ``[rows, n, V]``, largest logits ``[rows, n]``, and raw laws if asked.
 
     Args:
         vocab: size of the common vocabulary.
         truncates: whether rows may use top-k, top-p or min-p.
+        raw: whether raw laws are wanted.
     """
 
-    def __init__(self, vocab: int, truncates: bool) -> None:
-        super().__init__("target", vocab=vocab, truncates=truncates)
-        self._vocab, self._truncates = vocab, truncates
+    def __init__(self, vocab: int, truncates: bool, raw: bool) -> None:
+        super().__init__("target", vocab=vocab, truncates=truncates, raw=raw)
+        self._vocab, self._truncates, self._raw = vocab, truncates, raw
 
     def forward(self, run: ForwardPass, extras: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """``extras``: as for ``DraftUnit``."""
@@ -137,7 +138,8 @@ class TargetUnit(Unit):
         top_k = extras[0][:, 3].repeat_interleave(n)
         temperature, _, top_p, min_p = extras[1].repeat_interleave(n, 0).unbind(1)
         law = process_rows(flat, temperature, (top_k, top_p, min_p) if self._truncates else None)
-        return law.view(rows, n, -1), raw_law(flat).view(rows, n, -1), logits.amax(-1)
+        made = law.view(rows, n, -1), logits.amax(-1)
+        return (*made, raw_law(flat).view(rows, n, -1)) if self._raw else made
 
 
 def _settings(
@@ -245,7 +247,7 @@ class CapturedDraftSteps:
             unit = self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, runner.device, asked)
             missing = runner.missing(unit, _like(runner))
             if missing:
-                passes = self._passes.missing(truncates) if self._passes else []
+                passes = self._passes.missing(truncates, raw=False) if self._passes else []
                 compile_together([*passes, *missing])  # what takes longest goes first
         return self._units[key]
 
@@ -259,14 +261,18 @@ class CapturedTargetPasses:
 
     def __init__(self, rows: CacheRows) -> None:
         self._rows, self._eager = rows, EagerTargetPasses(rows)
-        self._units = [TargetUnit(rows.vocab, truncates) for truncates in (False, True)]
+        self._units = {
+            (truncates, raw): TargetUnit(rows.vocab, truncates, raw)
+            for truncates in (False, True)
+            for raw in (False, True)
+        }
 
-    def missing(self, truncates: bool) -> list[Recipe]:
+    def missing(self, truncates: bool, raw: bool) -> list[Recipe]:
         """What must be compiled before the passes run; see ``UnitRunner.missing``."""
         runner = self._rows.runner
         if not isinstance(runner, UnitRunner):
             return []
-        return runner.missing(self._units[truncates], _like(runner))
+        return runner.missing(self._units[truncates, raw], _like(runner))
 
     def __call__(self, rows: Sequence[TargetRow]) -> list[Scored | SprinterError]:
         """See ``TargetPasses``."""
@@ -286,16 +292,16 @@ class CapturedTargetPasses:
             tokens, counts = _padded(feeds, runner)
             settings = [_settings(row.sampling) for row in rows]
             extras = [_tensor([one[kind] for one in settings], runner, kind) for kind in (0, 1)]
-            unit = self._units[any(_truncates(row.sampling) for row in rows)]
+            unit = self._units[any(_truncates(row.sampling) for row in rows), any(row.raw for row in rows)]
             made = runner.run(unit, tokens, counts, extras, [feed.row for feed in feeds])
         if made is None:
             self._rows.nothing_read(feeds)
             return self._eager(rows)
-        laws, raws, peaks = made[0], made[1], made[2].tolist()
+        laws, peaks, raws = made[0], made[1].tolist(), made[2] if len(made) > 2 else None
         seconds = (time.perf_counter() - began) / len(rows)
         scored: list[Scored | SprinterError] = []
         for i, (row, feed, n) in enumerate(zip(rows, feeds, counts, strict=True)):
-            own = Scored(laws[i, :n], raws[i, :n] if row.raw else None, seconds)
+            own = Scored(laws[i, :n], raws[i, :n] if row.raw and raws is not None else None, seconds)
             scored.append(
                 self._rows.end(feed, peaks[i][:n], feed.start) or own
             )  # values at padding are undefined

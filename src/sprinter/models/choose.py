@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from sprinter.errors import UserError
 from sprinter.models.capture.graphs import GraphUnits
-from sprinter.models.capture.results import JoinedRunner, ResultUnits
+from sprinter.models.capture.results import MOST_TOKENS, JoinedRunner, ResultUnits
 from sprinter.models.capture.runner import CapturedRunner, Units
 from sprinter.models.capture.units import CompiledUnits
 from sprinter.models.gguf.load import GgufModel
@@ -30,7 +30,7 @@ from sprinter.models.quantised.layers import is_quantised
 from sprinter.models.quantised.straight import Straight
 from sprinter.models.quantised.whole import is_joined
 from sprinter.models.runners.crop import CropRunner
-from sprinter.models.runners.forward import ModelRunner
+from sprinter.models.runners.forward import ModelRunner, head_sizes
 from sprinter.models.runners.masks import BOOLEAN
 from sprinter.models.runners.rope import Switch, find_switch
 from sprinter.models.runners.row import RowRunner, Windows
@@ -270,7 +270,7 @@ def _rows(
             else RowRunner(model, batch, max_len, windows)
         )
     made: RowRunner
-    if compile is False:
+    if compile is False or head_sizes(model)[0] > MOST_TOKENS:
         made = RowRunner(model, batch, max_len, windows, flat=True)
     else:
         made = JoinedRunner(model, batch, max_len, windows, ResultUnits(model, bool(compile)))

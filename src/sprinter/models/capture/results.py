@@ -20,7 +20,11 @@ from sprinter.models.capture.units import CodeCache, code_of
 from sprinter.models.runners.forward import StateFilter, head_sizes
 from sprinter.models.runners.row import Windows
 
-__all__ = ["JoinedRunner", "ResultUnits"]
+__all__ = ["MOST_TOKENS", "JoinedRunner", "ResultUnits"]
+
+MOST_TOKENS = 1 << 14
+"""Largest vocabulary whose results are compiled. A unit computes all signals, and one-hot laws beside others: over
+larger ones that takes longer than the few operations that a step needs, one at a time."""
 
 
 @dataclass(slots=True)
@@ -71,10 +75,10 @@ def _export(unit: Unit, sizes: Sequence[int], extras: Sequence[Tensor]) -> torch
     rows = {0: Dim("batch", min=1, max=4096)}
     text = {**rows, 1: Dim("n", min=1, max=LONGEST)}
     shapes = (text, text, [rows] * len(more))
-    return torch.export.export(_Results(unit), (*given, more), dynamic_shapes=shapes, strict=False)
+    return torch.export.export(_AfterPass(unit), (*given, more), dynamic_shapes=shapes, strict=False)
 
 
-class _Results(nn.Module):
+class _AfterPass(nn.Module):
     """A unit as a function of what the forward pass returned: tensors in, a tuple of tensors out."""
 
     def __init__(self, unit: Unit) -> None:

@@ -40,10 +40,17 @@ void multiply_floats(const T* weights, int64_t width, const float* x, float* mad
             }
         }
     }
+    float apart[R * N];
+    const auto sum = [&](int i) { return sums[i % R][i / R]; };
+    constexpr int FOURS = R * N / 4 * 4;
+#pragma GCC unroll 24
+    for (int i = 0; i < FOURS; i += 4) Vec::totals(sum(i), sum(i + 1), sum(i + 2), sum(i + 3), apart + i);
+#pragma GCC unroll 4
+    for (int i = FOURS; i < R * N; ++i) apart[i] = Vec::total(sum(i));
 #pragma GCC unroll 6
     for (int t = 0; t < N; ++t)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) made[t * CHANNELS + r] = Vec::total(sums[r][t]);
+        for (int r = 0; r < R; ++r) made[t * CHANNELS + r] = apart[t * R + r];
 }
 
 // Products of up to N tokens with some rows.
@@ -82,13 +89,11 @@ void product_floats(
                 const int64_t from = top + many * tile / tiles, to = top + many * (tile + 1) / tiles;
                 float made[TOKENS * CHANNELS];
                 multiply_floats<T>(to - from, weights + place * width, rows, width, x + from * width, made);
-                for (int64_t t = from; t < to; ++t)
-                    for (int64_t n = first; n < first + rows; ++n) {
-                        float sum = made[(t - from) * CHANNELS + n - first];
-                        if (bias) sum += bias[place + n - first];
-                        if (more) sum += more[t * high + n];  // which may be y
-                        y[t * high + n] = sum;
-                    }
+                for (int64_t t = from; t < to; ++t) {
+                    const float* own = more ? more + t * high + first : nullptr;  // which may be of y
+                    const float* sums = made + (t - from) * CHANNELS;
+                    finish(sums, bias ? bias + place : nullptr, own, y + t * high + first, rows);
+                }
             }
         }
     }

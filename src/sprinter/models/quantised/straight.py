@@ -32,7 +32,7 @@ from transformers import (
 
 from sprinter.models.quantised.layers import QuantisedEmbedding, QuantisedLinear, plain_matrix
 from sprinter.models.quantised.library import FLOATS, NUMBER, MatrixFacts, floats, kernel
-from sprinter.models.quantised.norm import LastNorm
+from sprinter.models.quantised.norm import Instead, LastNorm
 from sprinter.models.quantised.quantise import SCALE
 from sprinter.models.quantised.unchanged import place_of
 from sprinter.models.quantised.whole import _Call, _Forward, is_joined, reads_in_place
@@ -55,7 +55,7 @@ _STEADY = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embeddings whose angles depend on a token's position alone."""
 
 
-class _Facts(ctypes.Structure):
+class _ModelFacts(ctypes.Structure):
     """``Model`` in kernels.cpp."""
 
     _fields_ = (
@@ -83,7 +83,7 @@ class Straight:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = ref(model)
-        self._parts: _Parts | None = None
+        self._parts: _OneCall | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
@@ -131,14 +131,14 @@ class Straight:
         hidden = inner.norm(last)
         return (model.lm_head(hidden) if logits else None), hidden, tuple(states)
 
-    def _parts_of(self, model: Any, call: _Call) -> _Parts | None:
+    def _parts_of(self, model: Any, call: _Call) -> _OneCall | None:
         """What one call of the kernels takes, made again where something has changed; None: not in one call."""
         if self._parts is None or not self._parts.hold(model, call):
-            self._parts = _Parts(model, call)
+            self._parts = _OneCall(model, call)
         return self._parts if self._parts.fit else None
 
 
-class _Parts:
+class _OneCall:
     """The parts of a model around its layers, as the kernels take them.
 
     Args:
@@ -154,11 +154,12 @@ class _Parts:
         embedding, norm, head, rotary = self._known
         self._rotary: Any = rotary
         rows = _embedding_facts(embedding)
-        steady = getattr(rotary, "rope_type", None) in _STEADY
-        self.fit = rows is not None and steady and type(norm.__dict__.get("forward")) is LastNorm
+        steady = getattr(rotary, "rope_type", None) in _STEADY and not _watched(rotary)
+        known = type(norm.__dict__.get("forward")) is LastNorm and not _has_hooks(norm)
+        self.fit = rows is not None and steady and known
         if not self.fit:
             return
-        facts, matrix = _Facts(), _head_facts(head)
+        facts, matrix = _ModelFacts(), _head_facts(head)
         assert rows is not None
         facts.embedding, facts.scale = rows
         self._weight, self._bias = norm.weight.detach().float(), None
@@ -226,20 +227,21 @@ def _state_of(part: Any) -> list[Any]:
     weights = (*part._parameters.values(), *part._buffers.values())
     matrix = own.get("_matrix")
     return [
-        bool(part._forward_hooks or part._forward_pre_hooks),
+        _has_hooks(part),
         own.get("forward"),
         matrix,
         *(None if one is None else place_of(one) for one in weights),
     ]
 
 
-def _is_watched(part: Any) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks)
+def _is_ours(part: Any) -> bool:
+    """Whether a module computes what its class does, or what stands in its place does."""
+    return not _has_hooks(part) and isinstance(part.__dict__.get("forward"), Instead | None)
 
 
 def _embedding_facts(part: Any) -> tuple[MatrixFacts, float] | None:
     """Facts and scale of an embedding; None: the kernels do not know it."""
-    if _is_watched(part):
+    if not _is_ours(part):
         return None
     if type(part) is QuantisedEmbedding:
         matrix = part._matrix
@@ -260,7 +262,7 @@ def _embedding_facts(part: Any) -> tuple[MatrixFacts, float] | None:
 
 def _head_facts(part: Any) -> tuple[MatrixFacts, Tensor | None] | None:
     """Facts of an output layer, and its bias in float32; None: it is called."""
-    if _is_watched(part):
+    if not _is_ours(part):
         return None
     if type(part) is QuantisedLinear:
         matrix = part._matrix
@@ -279,7 +281,8 @@ _tables: WeakKeyDictionary[nn.Module, tuple[Any, Tensor, Tensor]] = WeakKeyDicti
 
 def _angles(rotary: Any, last: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[at least last, turned]`` of all positions, as the rotary embedding has them."""
-    state = (place_of(rotary.inv_freq), rotary.attention_scaling)
+    sizes = rotary.inv_freq
+    state = (sizes.data_ptr(), 0 if sizes.is_inference() else sizes._version, rotary.attention_scaling)
     held = _tables.get(rotary)
     if held is None or held[0] != state or len(held[1]) < last:
         count = max(256, 1 << (last - 1).bit_length())
@@ -291,4 +294,8 @@ def _angles(rotary: Any, last: int) -> tuple[Tensor, Tensor]:
 
 def _watched(module: Any) -> bool:
     """Whether it has hooks, or another ``forward`` than its class."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    return _has_hooks(module) or "forward" in module.__dict__
+
+
+def _has_hooks(module: Any) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
