@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from unittest.mock import patch
 
@@ -47,6 +48,7 @@ from sprinter.engine.rows import CacheRows
 from sprinter.engine.steps import DraftPlan, DraftRow, DraftSteps, EagerDraftSteps
 from sprinter.laws import Sampling
 from sprinter.models.memory import cache_bytes
+from sprinter.models.quantised.library import kernel
 from sprinter.models.runner import Runner, make_runner
 from sprinter.random import AddressedDraws
 
@@ -215,23 +217,27 @@ def draft_arm(rows: CacheRows, drafter: DraftSteps, row: DraftRow) -> Callable[[
 
 
 def unit_us(rows: CacheRows, run: Callable[[], Any], k: int) -> float:
-    """Microseconds a step that the compiled code itself takes, while ``run`` runs."""
+    """Microseconds a step that the compiled code itself takes, our kernels' pass included, while ``run`` runs."""
     units: Any = type(rows.runner._units)  # type: ignore[attr-defined]
+    straight = "sprinter.models.quantised.straight"
     spent: list[float] = []
     find = units.find
 
-    def timed(*asked: Any) -> Any:
-        code = find(*asked)
-
-        def call(inputs: list[torch.Tensor]) -> Any:
+    def counted(code: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*inputs: Any) -> Any:
             began = time.perf_counter()
-            made = code(inputs)
+            made = code(*inputs)
             spent[-1] += time.perf_counter() - began
             return made
 
-        return code and call
+        return call
 
-    with patch.object(units, "find", timed):
+    def timed(*asked: Any) -> Any:
+        code = find(*asked)
+        return code and counted(code)
+
+    kernels = SimpleNamespace(run_pass=counted(kernel().run_pass))
+    with patch.object(units, "find", timed), patch(f"{straight}.kernel", lambda: kernels):
         for _ in range(sized(60, 2)):
             spent.append(0.0)
             run()

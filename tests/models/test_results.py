@@ -88,7 +88,12 @@ def test_results_over_large_vocabularies_are_not_compiled(monkeypatch: pytest.Mo
 def test_other_sizes_are_other_code() -> None:
     one, other = runner("llama"), runner("llama")
     other.model.lm_head.out_features += 1  # type: ignore[attr-defined, operator]
+    asked = unit(one), _like(one)
+    assert len(one.missing(*asked)) == 1 and one.missing(*asked) == []
+    one.model.lm_head.out_features += 1  # as a model whose vocabulary is extended between two texts
+    assert len(one.missing(*asked)) == 1
+    one.model.lm_head.out_features -= 1
     keys = [
-        ResultUnits(rows.model, True)._recipe(unit(one), _like(rows)).facts["sizes"] for rows in (one, other)
+        ResultUnits(rows.model, True)._recipe(unit(one), _like(rows)).facts["shape"] for rows in (one, other)
     ]
     assert keys[0] != keys[1]

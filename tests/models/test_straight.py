@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.models.gguf_families import UNWRITTEN, made
+from tests.models.gguf_files import byte_tokenizer
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaForCausalLM
 
 from sprinter.models.cut import cut_output
+from sprinter.models.pair import load_models
 from sprinter.models.quantised.quantise import quantise
 from sprinter.models.quantised.straight import Straight, _angles, _OneCall
 from sprinter.models.runner import make_runner
@@ -68,13 +71,12 @@ STRAIGHT = (
 def test_a_straight_pass_has_the_bits_of_the_usual_one(name: str) -> None:
     model = model_of(name)
     (usual, _), (straight, taken) = passes(model, False), passes(model, True)
-    # The first pass makes the cache.
-    assert taken == [False] + [True] * 6
+    assert taken == [True] * 7
     assert len(usual) == len(straight) == 13
     assert all(torch.equal(one, other) for one, other in zip(usual, straight, strict=True))
     for layers in ((1,), (1, 0), (-1, 0, 0)):
         (usual, _), (noted, taken) = passes(model, False, layers), passes(model, True, layers)
-        assert taken == [False] + [True] * 6 and len(noted) == 13 + 6 * len(layers)
+        assert taken == [True] * 7 and len(noted) == 13 + 6 * len(layers)
         assert all(torch.equal(one, other) for one, other in zip(usual, noted, strict=True))
 
 
@@ -104,7 +106,7 @@ def test_a_cut_output_layer_goes_straight_too() -> None:
     cut_output(model, torch.arange(0, 200, 2))
     quantise(model, "int8")
     (usual, _), (straight, taken) = passes(model, False), passes(model, True)
-    assert taken.count(True) == 6 and all(map(torch.equal, usual, straight))
+    assert taken.count(True) == 7 and all(map(torch.equal, usual, straight))
 
 
 @pytest.mark.parametrize("where", ["", "model", "model.layers.0", "model.layers.1", "everywhere"])
@@ -152,7 +154,7 @@ def test_another_forward_of_a_part_is_called() -> None:
     model = model_of("llama")
     model.model.norm.forward = lambda x: x * 0.0
     outs, taken = passes(model, True)
-    assert taken.count(True) == 6 and not any(float(one.abs().sum()) for one in outs)
+    assert taken.count(True) == 7 and not any(float(one.abs().sum()) for one in outs)
     model.model.forward = model.model.forward  # as a library that wraps it does
     assert not any(passes(model, True)[1])
 
@@ -175,12 +177,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_a_pass_is_one_call(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = counted(monkeypatch)
     passes(model_of(name), True)
-    assert calls == [True, True, True, True, False, True]
+    assert calls == [True, True, True, True, True, False, True]
 
 
 @pytest.mark.parametrize(
     ("part", "count"),
-    [("model.embed_tokens", 0), ("model.norm", 0), ("model.rotary_emb", 0), ("lm_head", 6)],
+    [("model.embed_tokens", 0), ("model.norm", 0), ("model.rotary_emb", 0), ("lm_head", 7)],
 )
 def test_parts_with_hooks_are_called(part: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, model = counted(monkeypatch), model_of("llama")
@@ -191,7 +193,7 @@ def test_parts_with_hooks_are_called(part: str, count: int, monkeypatch: pytest.
     assert calls == [False] * count and all(map(torch.equal, wanted, found))
     handle.remove()
     passes(model, True)
-    assert calls[count:] == [True, True, True, True, False, True]
+    assert calls[count:] == [True, True, True, True, True, False, True]
 
 
 def test_a_model_of_one_layer_is_one_call_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +202,7 @@ def test_a_model_of_one_layer_is_one_call_too(monkeypatch: pytest.MonkeyPatch) -
     model.config.num_hidden_layers = 1
     quantise(model, "int8")
     (usual, _), (straight, taken) = passes(model, False), passes(model, True)
-    assert len(calls) == 6 and taken.count(True) == 6 and all(map(torch.equal, usual, straight))
+    assert len(calls) == 7 and taken.count(True) == 7 and all(map(torch.equal, usual, straight))
 
 
 def test_angles_that_depend_on_the_text_are_made_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ def test_angles_that_depend_on_the_text_are_made_by_the_model(monkeypatch: pytes
     calls.clear()
     model.model.rotary_emb.rope_type = "dynamic"
     found, taken = passes(model, True)
-    assert not calls and taken.count(True) == 6 and all(map(torch.equal, wanted, found))
+    assert not calls and taken.count(True) == 7 and all(map(torch.equal, wanted, found))
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-tied", "qwen2-yarn", "phi3-partial"])
@@ -258,3 +260,75 @@ def test_parts_that_change_between_passes_are_noticed() -> None:
     model.model.norm.weight.data = torch.ones_like(model.model.norm.weight)
     found.append(last())
     assert not any(torch.equal(one, after) for one, after in pairwise(found))
+
+
+def test_masks_that_are_added_to_scores_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, model = counted(monkeypatch), model_of("llama")
+    wanted, _ = passes(model, True)
+    calls.clear()
+    monkeypatch.setattr(model.config, "_attn_implementation", "eager")  # the row runner then adds masks
+    found, _ = passes(model, True)
+    assert len(calls) == 7 and all(map(torch.equal, wanted, found))
+
+
+def test_ids_of_another_type_are_the_same_ids() -> None:
+    rows, found = make_runner(model_of("llama"), max_len=20), []
+    for dtype in (torch.int64, torch.int32):
+        rows.rewind([0])
+        rows.extend(TEXT[:1, :4])
+        found.append(rows.extend(TEXT[:1, 4:7].to(dtype)).logits)
+    assert found[0] is not None and found[1] is not None and torch.equal(found[0], found[1])
+
+
+class _Louder(nn.Embedding):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) * 2.0
+
+
+def test_parts_of_other_classes_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, model = counted(monkeypatch), made("llama")
+    own = model.model.embed_tokens
+    model.model.embed_tokens = louder = _Louder(*own.weight.shape)
+    louder.weight = own.weight
+    quantise(model, "int8")
+    (usual, _), (straight, taken) = passes(model, False), passes(model, True)
+    assert not calls and taken.count(True) == 7 and all(map(torch.equal, usual, straight))
+    model = model_of("llama")
+    model.lm_head = nn.Linear(64, model.config.vocab_size, bias=False)
+    (usual, _), (straight, _) = passes(model, False), passes(model, True)
+    assert calls == [False] * 7 and all(map(torch.equal, usual, straight))
+
+
+def test_weights_live_as_long_as_the_kernels_point_to_them(tmp_path: Path) -> None:
+    made("qwen2").bfloat16().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    model: Any = load_models(tmp_path, compile=True).target.model
+    rows = make_runner(model, max_len=20)
+    rows.extend(TEXT[:1, :4])
+    rows.extend(TEXT[:1, 4:6])
+    norm = model.model.norm.weight
+    assert norm.dtype == torch.bfloat16 and isinstance(rows.straight, Straight)
+    one = rows.straight._parts
+    assert (
+        one is not None
+        and one.fit
+        and any(weight is not None and weight.data_ptr() == norm.data_ptr() for weight in one._held)
+    )
+    before = rows.extend(TEXT[:1, 6:7]).logits
+    rows.rewind([6])
+    with torch.no_grad():
+        norm.mul_(2.0)
+    after = rows.extend(TEXT[:1, 6:7]).logits
+    assert before is not None and after is not None and not torch.equal(before, after)
+
+
+def test_states_of_the_only_layer_bear_no_mark() -> None:
+    model = made("llama")
+    del model.model.layers[1:]
+    model.config.num_hidden_layers = 1
+    quantise(model, "int8")
+    seen: list[Tensor] = []
+    handle = model.model.layers[0].register_forward_hook(lambda _, args, out: seen.append(out))
+    passes(model, True)
+    handle.remove()
+    assert len(seen) == 7 and not any(vars(out) for out in seen)

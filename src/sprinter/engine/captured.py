@@ -178,7 +178,8 @@ class CapturedDraftSteps:
         if not isinstance(runner, UnitRunner) or not all(_can_capture(row, heads) for row in rows):
             return self._eager(rows)
         asked = frozenset[str]().union(*(row.plan.asked_signals for row in rows))
-        unit = self._unit(heads, any(_truncates(row.plan.sampling) for row in rows), asked, runner)
+        truncates, raw = any(_truncates(row.plan.sampling) for row in rows), any(row.plan.raw for row in rows)
+        unit = self._unit(heads, truncates, asked, raw, runner)
         with torch.inference_mode():
             made, drafted = self._draft(runner, unit, rows)
         whole: list[list[Drafted] | SprinterError] = list(drafted)
@@ -239,15 +240,18 @@ class CapturedDraftSteps:
         return drafted
 
     def _unit(
-        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], runner: UnitRunner
+        self, heads: Mapping[str, Head], truncates: bool, asked: frozenset[str], raw: bool, runner: UnitRunner
     ) -> DraftUnit:
-        """The unit of such steps. When it is made, what it and the target's passes lack is compiled together."""
+        """The unit of such steps. When it is made, what it and the target's passes lack is compiled together.
+
+        ``raw``: whether the target's raw laws are wanted too.
+        """
         key = (truncates, tuple(sorted((kind, id(head)) for kind, head in heads.items())), asked)
         if key not in self._units:
             unit = self._units[key] = DraftUnit(self._rows.vocab, truncates, heads, runner.device, asked)
             missing = runner.missing(unit, _like(runner))
             if missing:
-                passes = self._passes.missing(truncates, raw=False) if self._passes else []
+                passes = self._passes.missing(truncates, raw) if self._passes else []
                 compile_together([*passes, *missing])  # what takes longest goes first
         return self._units[key]
 

@@ -29,7 +29,7 @@ from sprinter.engine.steps import DraftPlan, DraftRow, TargetRow
 from sprinter.errors import SprinterError, UserError
 from sprinter.heads.drafting import TokenHeads
 from sprinter.laws import Sampling
-from sprinter.models import quantised, runners
+from sprinter.models import capture, quantised, runners
 from sprinter.models.cachedir import cache_dir, make_cache_dir, read_kept, write_kept
 from sprinter.models.capture.marks import hash_file
 from sprinter.models.choose import runner_kind
@@ -208,7 +208,7 @@ def _key(pair: LoadedPair, models: Mapping[str, Any]) -> str:
             for one in (pair.target, pair.draft)
         )
         else None,
-        "code": [hash_file(path) for folder in (quantised, runners) for path in _files(folder)],
+        "code": [hash_file(path) for folder in (quantised, runners, capture) for path in _files(folder)],
         "passes": (_TARGET, _DRAFT, _SHARED, _CONTEXT, _HOST_TOKENS),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

@@ -221,7 +221,8 @@ def make_runner(
         max_len: maximum number of tokens in a row.
         prefer: "row" or "crop" instead of the automatic choice; "row" is refused for models that it cannot serve.
         compile: True: short forward passes are captured, on a CPU compiled when first needed (about a minute per shape,
-            kept on disk); None: CUDA graphs on NVIDIA, on a CPU the compiled code that is on disk; False: no capture.
+            kept on disk); of joined layers, what follows a pass; None: CUDA graphs on NVIDIA, on a CPU the compiled
+            code that is on disk; False: no capture.
         leaves: largest number of leaves of a tree in a row; only llama.cpp's runner must know it before.
 
     Raises:

@@ -202,9 +202,9 @@ def load_models(
         revision: branch, tag or commit of the target on the hub.
         draft_revision: branch, tag or commit of the draft on the hub.
         trust_remote_code: run model code that comes with a checkpoint.
-        compile: True: capture short forward passes, on a CPU compiled when first needed (about a minute per shape, kept
-            on disk); large models of known families are run by our kernels instead (``models.quantised.in_place``).
-            None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
+        compile: True: models of known families are run by our kernels on a CPU (``models.quantised.in_place``); of
+            others short forward passes are captured, compiled when first needed (about a minute per shape, kept on
+            disk). None: capture where it is free, with CUDA graphs or code that is on disk; False: never.
         dequantise: GGUF files become transformers models, with weights in ``dtype`` ("auto": as above; on other devices
             bfloat16, or float32 for a file in float32).
         draft_vocabulary: the draft's output layer knows these tokens alone, which makes its steps cheaper where the

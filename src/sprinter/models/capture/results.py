@@ -6,6 +6,7 @@ with a vocabulary and a width, for any number of rows and tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -51,26 +52,30 @@ class ResultUnits:
         """See ``UnitRunner.missing``."""
         if not self.may_compile or unit is PASS or isinstance(unit, ReadUnit):
             return []
-        return [self._recipe(unit, extras)] if self._codes.lacks(unit, "results") else []
+        return [self._recipe(unit, extras)] if self._codes.lacks(unit, self._shape(extras)) else []
 
     def find(self, unit: Unit, extras: Sequence[Tensor]) -> Compiled | None:
         """The unit as a function of logits, states and extras; None: it is not compiled, and must not be."""
         return self._codes.find(
             unit,
-            "results",
+            self._shape(extras),
             self.may_compile,
             lambda: find_compiled(self._recipe(unit, extras), self.may_compile),
         )
 
+    def _shape(self, extras: Sequence[Tensor]) -> str:
+        """What code depends on besides the unit; the model's sizes may change between texts."""
+        return json.dumps([head_sizes(self.model), [(x.shape[1], str(x.dtype)) for x in extras]])
+
     def _recipe(self, unit: Unit, extras: Sequence[Tensor]) -> Recipe:
         sizes = head_sizes(self.model)
-        facts = {"unit": unit.key, "sizes": sizes, "extras": [(x.shape[1], str(x.dtype)) for x in extras]}
+        facts = {"unit": unit.key, "shape": self._shape(extras)}
         return Recipe(f"{unit.name}-results", None, unit, facts, lambda: _export(unit, sizes, extras))
 
 
 def _export(unit: Unit, sizes: Sequence[int], extras: Sequence[Tensor]) -> torch.export.ExportedProgram:
     batch, n = 2, 6
-    given = [torch.randn(batch, n, size, dtype=torch.float32, device="cpu") for size in sizes]
+    given = [torch.zeros(batch, n, size, dtype=torch.float32, device="cpu") for size in sizes]
     more = [x[:1].expand(batch, -1).clone() for x in extras]
     rows = {0: Dim("batch", min=1, max=4096)}
     text = {**rows, 1: Dim("n", min=1, max=LONGEST)}

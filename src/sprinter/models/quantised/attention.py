@@ -19,7 +19,7 @@ from transformers.masking_utils import sdpa_mask
 from sprinter.models.quantised.library import floats, kernel
 from sprinter.models.runners.masks import ORDERED
 
-__all__ = ["Attention", "attend_in_order"]
+__all__ = ["Attention", "attend_in_order", "visible"]
 
 
 _HIDDEN = -1e4  # additive masks hold less for keys that a query does not see
@@ -57,6 +57,17 @@ def _attention(
 
 
 _STEPS = ctypes.c_int64 * 3
+
+
+def visible(mask: Tensor) -> Tensor:
+    """Which keys a query sees, bool, of a mask that says so or that is added to the scores.
+
+    Raises:
+        NotImplementedError: there is one for each head.
+    """
+    if mask.shape[1] != 1:
+        raise NotImplementedError("a mask for each head")
+    return mask if mask.dtype == torch.bool else mask > _HIDDEN
 
 
 class Attention(ctypes.Structure):
@@ -100,10 +111,7 @@ class Attention(ctypes.Structure):
         made.scale, made.cap = scale, cap
         parts = {"query": query, "key": key, "value": value}
         if mask is not None:
-            if mask.shape[1] != 1:
-                raise NotImplementedError("a mask for each head")
-            seen = mask if mask.dtype == torch.bool else mask > _HIDDEN
-            parts["mask"] = seen[:, 0].expand(batch, n, made.keys)
+            parts["mask"] = visible(mask)[:, 0].expand(batch, n, made.keys)
         made.held = []
         if rows is not None:
             made.held.append(rows)

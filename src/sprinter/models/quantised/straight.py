@@ -29,11 +29,16 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3Model,
 )
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
+from sprinter.models.quantised.attention import visible
 from sprinter.models.quantised.layers import QuantisedEmbedding, QuantisedLinear, plain_matrix
 from sprinter.models.quantised.library import FLOATS, NUMBER, MatrixFacts, floats, kernel
 from sprinter.models.quantised.norm import Instead, LastNorm
-from sprinter.models.quantised.quantise import SCALE
 from sprinter.models.quantised.unchanged import place_of
 from sprinter.models.quantised.whole import _Call, _Forward, is_joined, reads_in_place
 from sprinter.models.runners.row_cache import RowCache
@@ -51,6 +56,13 @@ _KNOWN: dict[Callable[..., Any], Callable[..., Any]] = {
     )
 }
 """``forward`` of models that do nothing more than here, and of the models in them."""
+_ROTARY = (
+    LlamaRotaryEmbedding,
+    MistralRotaryEmbedding,
+    Phi3RotaryEmbedding,
+    Qwen2RotaryEmbedding,
+    Qwen3RotaryEmbedding,
+)
 _STEADY = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary embeddings whose angles depend on a token's position alone."""
 
@@ -153,22 +165,28 @@ class _OneCall:
         self._places = [*map(_state_of, self._known)]
         embedding, norm, head, rotary = self._known
         self._rotary: Any = rotary
-        rows = _embedding_facts(embedding)
-        steady = getattr(rotary, "rope_type", None) in _STEADY and not _watched(rotary)
-        known = type(norm.__dict__.get("forward")) is LastNorm and not _has_hooks(norm)
-        self.fit = rows is not None and steady and known
+        rows, weight, width = _embedding_facts(embedding), _norm_weight(norm), call.facts[0].width
+        steady = type(rotary) in _ROTARY and rotary.rope_type in _STEADY and not _watched(rotary)
+        self.fit = (
+            rows is not None and weight is not None and steady and rows[0].width == len(weight) == width
+        )
         if not self.fit:
             return
+        assert rows is not None and weight is not None
         facts, matrix = _ModelFacts(), _head_facts(head)
-        assert rows is not None
+        # What the facts point to lives as long as they do, also where another thread replaces it.
+        self._held: list[Tensor | None] = [*self._weights(), weight]
         facts.embedding, facts.scale = rows
-        self._weight, self._bias = norm.weight.detach().float(), None
-        if matrix is not None:
-            facts.head, self._bias = matrix
+        if matrix is not None and matrix[0].width == width:
+            facts.head, bias = matrix
+            self._held.append(bias)
         facts.layers, facts.count = ctypes.addressof(call.facts), len(call.numbers)
-        facts.norm, facts.eps = self._weight.data_ptr(), norm.variance_epsilon
+        facts.norm, facts.eps = weight.data_ptr(), norm.variance_epsilon
         facts.scaling, facts.cap = call.shape.scaling, call.shape.cap
-        self._facts, self._width, self._vocab = facts, facts.embedding.width, facts.head.high
+        self._facts, self._width, self._vocab = facts, width, facts.head.high
+
+    def _weights(self) -> list[Tensor]:
+        return [one.detach() for part in self._known for one in _weights_of(part) if one is not None]
 
     def hold(self, model: Any, call: _Call) -> bool:
         """Whether all is as it was."""
@@ -196,12 +214,12 @@ class _OneCall:
         cosine, sine = _angles(self._rotary, last)
         seen, steps = None, (0, 0)
         if mask is not None:
-            seen = mask[:, 0]
+            seen = visible(mask)[:, 0]
             if span.flat:
                 seen = seen.transpose(0, 1)
             seen = seen if seen.stride(-1) == 1 else seen.contiguous()
             steps = tuple(0 if seen.shape[axis] == 1 else seen.stride(axis) for axis in (0, 1))  # type: ignore[assignment]
-        ids, buffers = tokens.contiguous(), cache.addresses(self._call.numbers)
+        ids, buffers = tokens.to(torch.int64).contiguous(), cache.addresses(self._call.numbers)
         kernel().run_pass(
             ctypes.byref(self._facts), ids.data_ptr(), *((n, batch) if span.flat else (batch, n)), span.start,
             *map(_at, held), cosine.data_ptr(), sine.data_ptr(), (ctypes.c_void_p * len(buffers))(*buffers),
@@ -223,52 +241,52 @@ def _modules_of(model: Any) -> tuple[Any, ...]:
 
 def _state_of(part: Any) -> list[Any]:
     """What changes if a module becomes another: its hooks, ``forward``, weights."""
-    own = part.__dict__
-    weights = (*part._parameters.values(), *part._buffers.values())
-    matrix = own.get("_matrix")
-    return [
-        _has_hooks(part),
-        own.get("forward"),
-        matrix,
-        *(None if one is None else place_of(one) for one in weights),
-    ]
+    own, weights = part.__dict__, _weights_of(part)
+    places = [None if one is None else (place_of(one), one.shape, one.stride()) for one in weights]
+    return [_has_hooks(part), own.get("forward"), own.get("_matrix"), places]
+
+
+def _weights_of(part: Any) -> list[Tensor | None]:
+    return [*part._parameters.values(), *part._buffers.values()]
 
 
 def _is_ours(part: Any) -> bool:
-    """Whether a module computes what its class does, or what stands in its place does."""
-    return not _has_hooks(part) and isinstance(part.__dict__.get("forward"), Instead | None)
+    """Whether nothing watches a module, and what stands in the place of its ``forward`` is ours."""
+    return not _has_hooks(part) and isinstance(part.__dict__.get("forward"), Instead)
+
+
+def _norm_weight(part: Any) -> Tensor | None:
+    """Of the last norm, in float32; None: the kernels do not know it."""
+    weight = part._parameters.get("weight")
+    ours = _is_ours(part) and type(part.__dict__["forward"]) is LastNorm
+    return weight.detach().float() if ours and weight is not None and weight.device.type == "cpu" else None
 
 
 def _embedding_facts(part: Any) -> tuple[MatrixFacts, float] | None:
     """Facts and scale of an embedding; None: the kernels do not know it."""
-    if not _is_ours(part):
-        return None
-    if type(part) is QuantisedEmbedding:
+    if type(part) is QuantisedEmbedding and not _watched(part):
         matrix = part._matrix
         if matrix.padded != matrix.width:
             return None
         high, kind = matrix.high, NUMBER[matrix.form.name]
         return MatrixFacts(kind, matrix.packed.data_ptr(), high, matrix.width, None, high, high), part._scale
-    weight = getattr(part, "weight", None)
-    if not isinstance(part, nn.Embedding) or not isinstance(weight, Tensor) or part.max_norm is not None:
+    weight = part._parameters.get("weight")
+    if type(part) is not nn.Embedding or not _is_ours(part) or weight is None or part.max_norm is not None:
         return None
-    if type(weight.data) is not Tensor or weight.dtype not in FLOATS or not weight.is_contiguous():
+    plain = type(weight.data) is Tensor and weight.device.type == "cpu" and weight.is_contiguous()
+    if not plain or weight.dtype not in FLOATS:
         return None
     high, width = weight.shape
-    return MatrixFacts(FLOATS[weight.dtype], weight.data_ptr(), high, width, None, high, high), getattr(
-        part, SCALE, 1.0
-    )
+    return MatrixFacts(FLOATS[weight.dtype], weight.data_ptr(), high, width, None, high, high), 1.0
 
 
 def _head_facts(part: Any) -> tuple[MatrixFacts, Tensor | None] | None:
     """Facts of an output layer, and its bias in float32; None: it is called."""
-    if not _is_ours(part):
-        return None
-    if type(part) is QuantisedLinear:
+    if type(part) is QuantisedLinear and not _watched(part):
         matrix = part._matrix
         whole = matrix.padded == matrix.width
         return (part.facts(0, matrix.high, matrix.high, matrix.high), part.bias) if whole else None
-    if not reads_in_place(part):
+    if not reads_in_place(part) or not _is_ours(part):
         return None
     weight: Any = plain_matrix(part)
     bias = None if part.bias is None else part.bias.detach().float()
@@ -276,20 +294,19 @@ def _head_facts(part: Any) -> tuple[MatrixFacts, Tensor | None] | None:
     return MatrixFacts(FLOATS[weight.dtype], weight.data_ptr(), high, width, _at(bias), high, high), bias
 
 
-_tables: WeakKeyDictionary[nn.Module, tuple[Any, Tensor, Tensor]] = WeakKeyDictionary()
+_tables: WeakKeyDictionary[nn.Module, tuple[float, Tensor, Tensor, Tensor]] = WeakKeyDictionary()
 
 
 def _angles(rotary: Any, last: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[at least last, turned]`` of all positions, as the rotary embedding has them."""
-    sizes = rotary.inv_freq
-    state = (sizes.data_ptr(), 0 if sizes.is_inference() else sizes._version, rotary.attention_scaling)
+    sizes, scaling = rotary.inv_freq, rotary.attention_scaling
     held = _tables.get(rotary)
-    if held is None or held[0] != state or len(held[1]) < last:
+    if held is None or held[0] != scaling or not torch.equal(held[1], sizes) or len(held[2]) < last:
         count = max(256, 1 << (last - 1).bit_length())
         places = torch.arange(count, device="cpu")[None]
         cosine, sine = (part[0].float().contiguous() for part in rotary(floats(1), position_ids=places))
-        held = _tables[rotary] = (state, cosine, sine)
-    return held[1], held[2]
+        held = _tables[rotary] = (scaling, sizes.clone(), cosine, sine)
+    return held[2], held[3]
 
 
 def _watched(module: Any) -> bool:

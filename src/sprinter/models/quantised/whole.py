@@ -203,7 +203,8 @@ class _Forward:
         cosine, sine = (part.float().expand(batch, n, shape.turned).contiguous() for part in positions)
         if isinstance(cache, RowCache) and (call := self._stack.together(self._place, cache)) is not None:
             last = self._place + len(call.numbers) - 1
-            return self._stack.run(self._place, last, call, x, cosine, sine, mask, cache)
+            made = self._stack.run(self._place, last, call, x, cosine, sine, mask, cache)
+            return self._stack.taken(made) if last == self._place else made
         return self._alone(layer, shape, x, cosine, sine, mask, cache)
 
     def call_of_all(self, cache: RowCache) -> _Call | None:
@@ -365,7 +366,7 @@ class _Stack:
         with a place in the cache, and without a hook between; None if that is one of several."""
         layers = self._layers(first)
         call = self._calls.get(first)
-        if call is not None and cache.holds(call.numbers) and call.unchanged and call.unchanged.holds(layers):
+        if call is not None and call.unchanged and call.unchanged.holds(layers) and _has_room(cache, call):
             return call
         found: list[Any] = []
         members: list[_Forward] = []
@@ -374,9 +375,9 @@ class _Stack:
             if not self._own(place, [layer]):
                 break
             member = layer.__dict__["forward"]
-            if not cache.holds([member.family.attends(layer).layer_idx]):
+            facts, number = member.facts(), [member.family.attends(layer).layer_idx]
+            if not cache.holds(number) and not cache.reserve(number, facts.kv, facts.d):
                 break
-            member.facts()  # sets its shape
             if found and (member.shape != shape or _reads_input(layer)):
                 break
             shape = member.shape
@@ -440,6 +441,10 @@ class _Stack:
         )  # fmt: skip
         setattr(made, _DONE, (self, last))
         return made
+
+
+def _has_room(cache: RowCache, call: _Call) -> bool:
+    return cache.holds(call.numbers) or cache.reserve(call.numbers, call.facts[0].kv, call.facts[0].d)
 
 
 def _reads_input(layer: nn.Module) -> bool:

@@ -130,7 +130,7 @@ class RowCache(Cache):
     is_compileable: ClassVar[bool] = False
 
     def __init__(self, max_len: int, rows: Tensor) -> None:
-        self.span, self._max_len = Span(rows), max_len
+        self.span, self._max_len, self._batch = Span(rows), max_len, len(rows)
         super().__init__(layer_class_to_replicate=partial(RowLayer, self.span, max_len))  # type: ignore[arg-type]
 
     def update_in_place(
@@ -147,6 +147,20 @@ class RowCache(Cache):
         """Whether these layers have their buffers."""
         own: Any = self.layers
         return max(layers) < len(own) and all(own[layer].is_initialized for layer in layers)
+
+    def reserve(self, layers: Sequence[int], heads: int, d: int) -> bool:
+        """Allocate the buffers of layers on the CPU, in float32, that have none; False: not in their turn."""
+        for number in layers:
+            if number > len(self.layers):
+                return False
+            if number == len(self.layers):
+                self.layers.append(RowLayer(self.span, self._max_len))
+            own = self.layers[number]
+            assert isinstance(own, RowLayer)
+            if not own.is_initialized:
+                states = torch.empty(1, dtype=torch.float32, device="cpu").expand(self._batch, heads, 1, d)
+                own.lazy_initialization(states, states)
+        return True
 
     def visible(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """``RowLayer.visible`` of a layer, for kernels that write the keys and values of a pass themselves."""
