@@ -6,8 +6,8 @@ with a vocabulary and a width, for any number of rows and tokens.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -65,7 +65,7 @@ class ResultUnits:
 
     def _shape(self, extras: Sequence[Tensor]) -> str:
         """What code depends on besides the unit; the model's sizes may change between texts."""
-        return json.dumps([head_sizes(self.model), [(x.shape[1], str(x.dtype)) for x in extras]])
+        return f"{head_sizes(self.model)} {[(x.shape[1], x.dtype) for x in extras]}"
 
     def _recipe(self, unit: Unit, extras: Sequence[Tensor]) -> Recipe:
         sizes = head_sizes(self.model)
@@ -119,6 +119,18 @@ class JoinedRunner(UnitRunner):
     def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
         """See ``UnitRunner``."""
         return self._units.missing(unit, extras)
+
+    def run_steps(
+        self,
+        unit: Unit,
+        tokens: Tensor,
+        counts: Sequence[Sequence[int] | None],
+        extras: Sequence[Sequence[Tensor]],
+        rows: Sequence[int] | None = None,
+    ) -> list[list[Tensor]]:
+        """See ``UnitRunner``; the model is looked at before the first run."""
+        with getattr(self.straight, "looking_once", nullcontext)():
+            return super().run_steps(unit, tokens, counts, extras, rows)
 
     def _run(
         self,

@@ -9,7 +9,8 @@ its ``forward`` would; a pass that is anything more than that, or a model that i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 from weakref import WeakKeyDictionary, ref
 
@@ -96,11 +97,21 @@ class Straight:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = ref(model)
         self._parts: _OneCall | None = None
+        self._looks_once = self._seen = False
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self | None:
         """None: its passes take the usual way."""
         return cls(model) if goes_straight(model) and is_joined(model) else None
+
+    @contextmanager
+    def looking_once(self) -> Iterator[None]:
+        """Context whose passes follow each other at once: whether a part has changed is looked at before the first."""
+        self._looks_once, self._seen = True, False
+        try:
+            yield
+        finally:
+            self._looks_once = self._seen = False
 
     def __call__(
         self,
@@ -118,13 +129,16 @@ class Straight:
             tokens: ``[batch, n]``. layers: numbers from 0. The others as transformers has them.
         """
         model: Any = self._model()
-        inner = model.model
-        if _KNOWN.get(type(model).forward) is not type(inner).forward:
-            return None
         if isinstance(attention_mask, Mapping):
             if len(attention_mask) != 1:
                 return None
             (attention_mask,) = attention_mask.values()
+        if self._seen and not layers:
+            assert self._parts is not None
+            return self._parts.outputs(model, tokens, position_ids, attention_mask, past_key_values, logits)
+        inner = model.model
+        if _KNOWN.get(type(model).forward) is not type(inner).forward:
+            return None
         if _watched(model) or _watched(inner) or _global_forward_hooks or _global_forward_pre_hooks:
             return None
         first = next(iter(inner.layers._modules.values()))
@@ -135,8 +149,8 @@ class Straight:
         if call is None:
             return None
         if not layers and (parts := self._parts_of(model, call)) is not None:
-            hidden, said = parts.run(tokens, position_ids, attention_mask, past_key_values, logits)
-            return (model.lm_head(hidden) if logits and said is None else said), hidden, ()
+            self._seen = self._looks_once
+            return parts.outputs(model, tokens, position_ids, attention_mask, past_key_values, logits)
         embedded = inner.embed_tokens(tokens)
         positions = inner.rotary_emb(embedded, position_ids=position_ids)
         *states, last = member.whole(call, past_key_values)(embedded, positions, attention_mask, layers)
@@ -196,6 +210,19 @@ class _OneCall:
             and all(one is other for one, other in zip(now, self._known, strict=True))
             and [*map(_state_of, now)] == self._places
         )
+
+    def outputs(
+        self,
+        model: Any,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: RowCache,
+        logits: bool,
+    ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
+        """Of a pass, as ``Straight`` returns them."""
+        hidden, said = self.run(tokens, positions, mask, cache, logits)
+        return (model.lm_head(hidden) if logits and said is None else said), hidden, ()
 
     def run(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: RowCache, logits: bool

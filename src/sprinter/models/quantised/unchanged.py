@@ -43,7 +43,9 @@ class Unchanged:
         tables += [child._buffers for child in children if [*child.buffers(recurse=False)]]
         self._tables = [table for table in tables if table]
         self._entries = self._now()
-        self._several = [table for table in self._tables if len(table) > 1]  # which can be told by their names alone
+        self._several = [
+            table for table in self._tables if len(table) > 1
+        ]  # which can be told by their names alone
         self._names = [*chain.from_iterable(self._several)]
         self._weights = [one for one in self._entries if isinstance(one, Tensor)]
         self._dtypes = [*map(_DTYPE, self._weights)]
