@@ -351,3 +351,26 @@ def test_passes_that_follow_each_other_look_once(monkeypatch: pytest.MonkeyPatch
     rows.extend(TEXT[:1, 9:10])
     assert len(looks) == 2
     assert not own._seen and not own._looks_once
+
+
+def test_a_first_pass_that_fails_leaves_a_runner_that_adopts() -> None:
+    model = model_of("llama")
+    full, rows = make_runner(model, max_len=20), make_runner(model, max_len=20)
+    with pytest.raises(IndexError, match="no row"):
+        rows.extend(torch.tensor([[5, -1]]))
+    full.extend(TEXT[:1, :6])
+    assert rows.cache_bytes == full.cache_bytes > 0
+    assert rows.adopt(full, 4) and rows.lengths == [4] and rows.cache_bytes == full.cache_bytes
+    one, other = rows.extend(TEXT[:1, 4:6]).logits, make_runner(model, max_len=20).extend(TEXT[:1, :6]).logits
+    assert one is not None and other is not None and torch.equal(one, other[:, 4:])
+
+
+def test_matrices_live_as_long_as_the_kernels_point_to_them(tmp_path: Path) -> None:
+    made("qwen2").save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    model: Any = load_models(tmp_path, compile=True).target.model
+    rows = make_runner(model, max_len=20)
+    rows.extend(TEXT[:1, :4])
+    layer = model.model.layers[1]
+    held = [one.data_ptr() for one in layer.__dict__["forward"].held if one is not None]
+    assert {part.weight.data_ptr() for part in layer.modules() if isinstance(part, nn.Linear)} <= {*held}

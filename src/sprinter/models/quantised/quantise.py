@@ -177,7 +177,7 @@ def try_joined(model: PreTrainedModel, join: Callable[[], int], kind: str, inste
 
 
 def _over_rows(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """Logits of several passes over the row runner's cache, where layers run in one call; the first pass makes it."""
+    """Logits of several passes over the row runner's cache, where layers run in one call."""
     cache, made = RowCache(_TRIED, torch.zeros(1, 1, dtype=torch.int64)), []
     for part in torch.split(ids, _TRIED // 3, 1):
         cache.span.start, cache.span.keys = cache.span.keys, cache.span.keys + part.shape[1]

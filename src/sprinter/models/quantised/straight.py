@@ -107,8 +107,8 @@ class Straight:
     @contextmanager
     def looking_once(self) -> Iterator[None]:
         """Context whose passes follow each other at once: whether a part has changed is looked at before the first."""
-        self._looks_once, self._seen = True, False
         try:
+            self._looks_once, self._seen = True, False
             yield
         finally:
             self._looks_once = self._seen = False

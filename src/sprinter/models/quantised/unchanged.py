@@ -42,11 +42,7 @@ class Unchanged:
         tables += [child._parameters for child in children]
         tables += [child._buffers for child in children if [*child.buffers(recurse=False)]]
         self._tables = [table for table in tables if table]
-        self._entries = self._now()
-        self._several = [
-            table for table in self._tables if len(table) > 1
-        ]  # which can be told by their names alone
-        self._names = [*chain.from_iterable(self._several)]
+        self._names, self._entries = [*chain.from_iterable(self._tables)], self._now()
         self._weights = [one for one in self._entries if isinstance(one, Tensor)]
         self._dtypes = [*map(_DTYPE, self._weights)]
         self._addresses = [*map(Tensor.data_ptr, self._weights)]
@@ -76,7 +72,7 @@ class Unchanged:
             and not any(map(_HOOKS_BEFORE, layers))
             and len(now) == len(self._entries)
             and all(map(is_, now, self._entries))  # == of tensors compares their numbers
-            and [*chain.from_iterable(self._several)] == self._names
+            and [*chain.from_iterable(self._tables)] == self._names
             and [*map(Tensor.data_ptr, self._weights)] == self._addresses
             and [*map(_DTYPE, self._weights)] == self._dtypes
             and [*map(_WRITTEN, self._copied)] == self._written

@@ -299,6 +299,8 @@ class _Forward:
             raise RuntimeError(f"a model that {kind}, on the CPU")
         self.held = [None if one is None else one.float() for one in held]
         facts, layer, biases = _Facts(), self.layer(), self.held[len(NORMS) :]
+        # Matrices too: another thread may replace them between two passes of which one alone looks.
+        self.held = [*self.held, *(None if one is None else one.detach() for one in read[len(NORMS) :: 2])]
         parts, shape = self.family.parts(layer), self.family.shape(layer)
         for name, part in parts.items():
             if self._in_place and not reads_in_place(part.linear):

@@ -62,7 +62,7 @@ class RowRunner(ModelRunner):
     @property
     def cache_bytes(self) -> int:
         """Size of the buffers; 0 before the first forward pass."""
-        return sum(buffer.nbytes for buffer in self._cache.buffers()) if self._made else 0
+        return self._cache.nbytes
 
     def rewind(self, lengths: Sequence[int]) -> None:
         """Lower the lengths; keys and values beyond them are overwritten later."""

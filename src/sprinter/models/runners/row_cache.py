@@ -184,8 +184,14 @@ class RowCache(Cache):
         held: list[Any] = [self.layers[layer] for layer in layers]
         return [buffer.data_ptr() for layer in held for buffer in (layer.keys, layer.values)]
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the buffers that are allocated."""
+        layers: list[Any] = self.layers
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers if layer.is_initialized)
+
     def buffers(self) -> list[Tensor]:
-        """Keys and values of each layer in turn; empty before the first forward pass."""
+        """Keys and values of each layer in turn; empty where none has its buffers yet."""
         made: list[Tensor] = []
         for layer in self.layers:
             assert isinstance(layer, RowLayer)
@@ -195,7 +201,8 @@ class RowCache(Cache):
         return made
 
     def make_like(self, other: RowCache, batch: int, max_len: int) -> None:
-        """Allocate the buffers of all layers, of the type of another cache's."""
+        """Allocate the buffers of all layers anew, of the type of another cache's."""
+        self.layers.clear()
         buffers = [x[:1].expand(batch, -1, -1, -1) for x in other.buffers()]
         for keys, values in zip(buffers[::2], buffers[1::2], strict=True):
             layer = RowLayer(self.span, max_len)
