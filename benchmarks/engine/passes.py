@@ -278,7 +278,8 @@ def longer(model: PreTrainedModel) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     config.max_position_embeddings = CONTEXTS[-1] + 256
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config).eval()
+    options = {"dtype": torch.float32, "attn_implementation": "sdpa"}  # not those of joined layers
+    return AutoModelForCausalLM.from_config(config, **options).eval()
 
 
 def context(model: PreTrainedModel) -> list[dict[str, float]]:
