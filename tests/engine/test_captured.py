@@ -63,24 +63,29 @@ def same(one: Sequence[Sequence[Drafted]], other: Sequence[Sequence[Drafted]]) -
             assert x.feeds == y.feeds
 
 
+def asked_of(batch: int, seed: int, plan: DraftPlan) -> list[DraftRow]:
+    """Rows of several lengths and counts, some of which sit out; row 2 has a plan of its own."""
+    bare = DraftPlan(SAMPLINGS[0])
+    return [
+        DraftRow(
+            row, PROMPT[: 1 + (seed + row) % 3], 5 + (seed + row) % 3, seed, AddressedDraws(seed),
+            bare if row == 2 else plan, row, 2, 1 + (seed + 2 * row) % 5,
+        )
+        for row in range(batch)
+        if batch == 1 or (seed + row) % 4
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_draft_steps_are_those_of_the_eager_way(sampling: Sampling, batch: int) -> None:
     eager, rows = both(batch)
     heads = {"gate": head("hidden", "entropy", "max_q", "top_q(k=4)", "position", "temperature")}
     plan = DraftPlan(sampling, tuple(SIGNALS), heads, raw=True)
-    bare = DraftPlan(SAMPLINGS[0])
     for seed in range(12):
         for each in (eager, rows):
             each.runner.rewind([4] * batch)
-        asked = [
-            DraftRow(
-                row, PROMPT[: 1 + (seed + row) % 3], 5 + (seed + row) % 3, seed, AddressedDraws(seed),
-                bare if row == 2 else plan, row, 2, 1 + (seed + 2 * row) % 5,
-            )
-            for row in range(batch)
-            if batch == 1 or (seed + row) % 4  # some rows sit out
-        ]  # fmt: skip
+        asked = asked_of(batch, seed, plan)
         same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
         assert rows.runner.lengths == eager.runner.lengths
     assert rows.runner._units.calls.keys() >= {"draft"}  # type: ignore[attr-defined]

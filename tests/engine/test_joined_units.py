@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.test_captured import SAMPLINGS, same
+from tests.engine.test_captured import PROMPT, SAMPLINGS, asked_of, same
 from tests.models.gguf_families import made
 from torch import Tensor
 
@@ -24,7 +24,6 @@ from sprinter.models.quantised.quantise import quantise
 from sprinter.models.runner import make_runner
 from sprinter.random import AddressedDraws
 
-PROMPT = [3, 9, 11, 4]
 VOCAB = made("llama").config.vocab_size
 
 
@@ -81,18 +80,10 @@ def both(batch: int, compile: bool | None = True) -> tuple[CacheRows, CacheRows]
 def test_draft_steps_are_those_of_the_eager_way(sampling: Sampling, batch: int, calls: list[str]) -> None:
     eager, rows = both(batch)
     plan = DraftPlan(sampling, tuple(SIGNALS), {"gate": gate()}, raw=True)
-    bare = DraftPlan(SAMPLINGS[0])
     for seed in range(8):
         for each in (eager, rows):
             each.runner.rewind([4] * batch)
-        asked = [
-            DraftRow(
-                row, PROMPT[: 1 + (seed + row) % 3], 5 + (seed + row) % 3, seed, AddressedDraws(seed),
-                bare if row == 2 else plan, row, 2, 1 + (seed + 2 * row) % 5,
-            )
-            for row in range(batch)
-            if batch == 1 or (seed + row) % 4  # some rows sit out
-        ]  # fmt: skip
+        asked = asked_of(batch, seed, plan)
         same(CapturedDraftSteps(rows)(asked), EagerDraftSteps(eager)(asked))
         assert rows.runner.lengths == eager.runner.lengths
     assert len(calls) > 8 and set(calls) == {"draft-results"}

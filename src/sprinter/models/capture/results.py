@@ -7,7 +7,6 @@ with a vocabulary and a width, for any number of rows and tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -84,7 +83,8 @@ def _export(unit: Unit, sizes: Sequence[int], extras: Sequence[Tensor]) -> torch
 
 
 class _AfterPass(nn.Module):
-    """A unit as a function of what the forward pass returned: tensors in, a tuple of tensors out."""
+    """A unit as a function of what the forward pass returned: logits ``[batch, n, vocab]``, states ``[batch, n, d]``
+    and extras in, a tuple of tensors out."""
 
     def __init__(self, unit: Unit) -> None:
         super().__init__()
@@ -109,28 +109,11 @@ class JoinedRunner(UnitRunner):
         self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: ResultUnits
     ) -> None:
         super().__init__(model, batch, max_len, windows, flat=True)
-        self._units = units
-
-    def renew(self, row: int) -> None:
-        """Look at units again; for a row without tokens the next unit does so."""
-        if self._lengths[row]:
-            self._units.begin()
+        self._units: ResultUnits = units
 
     def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
         """See ``UnitRunner``."""
         return self._units.missing(unit, extras)
-
-    def run_steps(
-        self,
-        unit: Unit,
-        tokens: Tensor,
-        counts: Sequence[Sequence[int] | None],
-        extras: Sequence[Sequence[Tensor]],
-        rows: Sequence[int] | None = None,
-    ) -> list[list[Tensor]]:
-        """See ``UnitRunner``; the model is looked at before the first run."""
-        with getattr(self.straight, "looking_once", nullcontext)():
-            return super().run_steps(unit, tokens, counts, extras, rows)
 
     def _run(
         self,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ __all__ = [
     "ReadUnit",
     "Unit",
     "UnitRunner",
+    "UnitSource",
     "Units",
     "as_module",
     "parted",
@@ -104,12 +106,16 @@ def _unit_of(logits: bool, layers: tuple[int, ...]) -> Unit:
     return unit
 
 
-class Units(Protocol):
-    """Source of captured units."""
+class UnitSource(Protocol):
+    """Where a runner's units come from."""
 
     def begin(self) -> None:
-        """Called when a text begins: drops what was captured from a model that has changed since."""
+        """Called when a text begins: drops what was captured from a model or a unit that has changed since."""
         ...
+
+
+class Units(UnitSource, Protocol):
+    """Source of captured units."""
 
     def missing(self, unit: Unit, like: Callable[[], Sequence[Tensor]]) -> list[Recipe]:
         """What must be compiled before the unit runs on a runner of one row, told once; none where nothing is.
@@ -135,6 +141,13 @@ class Units(Protocol):
 class UnitRunner(RowRunner):
     """See ``Runner``. ``run`` runs units other than the forward pass alone."""
 
+    _units: UnitSource
+
+    def renew(self, row: int) -> None:
+        """Drop code that has changed since; for a row without tokens the next unit does so."""
+        if self._lengths[row]:
+            self._units.begin()
+
     @abstractmethod
     def _run(
         self,
@@ -148,8 +161,8 @@ class UnitRunner(RowRunner):
 
     @abstractmethod
     def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
-        """What must be compiled before the unit runs with such extras, told once; with many rows that depends on the
-        load, and is compiled when first needed."""
+        """What must be compiled before the unit runs with such extras, told once; where that depends on the load, as
+        with many rows, nothing, and it is compiled when first needed."""
 
     def run(
         self,
@@ -200,7 +213,7 @@ class UnitRunner(RowRunner):
         if self._trees:
             reads = [[1] * len(tokens) if count is None else count for count in counts]
             trees = self._grown(0, [sum(own) for own in zip(*reads, strict=True)], rows, None)
-        with torch.inference_mode():
+        with getattr(self.straight, "looking_once", nullcontext)(), torch.inference_mode():
             for count, extra in zip(counts, extras, strict=True):
                 n = tokens.shape[1]
                 done = self._run(unit, tokens, count, extra, rows)
@@ -246,14 +259,9 @@ class CapturedRunner(UnitRunner):
         self, model: PreTrainedModel, batch: int, max_len: int, windows: Windows, units: Units
     ) -> None:
         super().__init__(model, batch, max_len, windows)
-        self._units = units
+        self._units: Units = units
         self._buffers: list[Tensor] = []
         self._keys, self._all_rows = self._positions[0], torch.arange(batch, device=self.device)
-
-    def renew(self, row: int) -> None:
-        """Drop code of a model that has changed; for a row without tokens the next forward pass does so."""
-        if self._lengths[row]:
-            self._units.begin()
 
     def missing(self, unit: Unit, extras: Sequence[Tensor]) -> list[Recipe]:
         """See ``UnitRunner``."""
@@ -267,26 +275,16 @@ class CapturedRunner(UnitRunner):
 
         return self._units.missing(unit, like)
 
-    def _run(
-        self,
-        unit: Unit,
-        tokens: Tensor,
-        counts: Sequence[int] | None,
-        extras: Sequence[Tensor],
-        rows: Sequence[int] | None,
-    ) -> list[Tensor] | None:
-        return self._captured(unit, tokens, counts, extras, rows)
-
     def _step(
         self, tokens: Tensor, counts: Sequence[int] | None, logits: bool, layers: Sequence[int]
     ) -> ModelOutput:
-        made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), None)
+        made = self._run(_unit_of(logits, tuple(layers)), tokens, counts, (), None)
         return super()._step(tokens, counts, logits, layers) if made is None else _output(made, logits)
 
     def _step_some(
         self, tokens: Tensor, counts: Sequence[int], logits: bool, rows: Sequence[int], layers: Sequence[int]
     ) -> ModelOutput:
-        made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), rows)
+        made = self._run(_unit_of(logits, tuple(layers)), tokens, counts, (), rows)
         if made is None:
             return super()._step_some(tokens, counts, logits, rows, layers)
         return _output(made, logits)
@@ -300,12 +298,12 @@ class CapturedRunner(UnitRunner):
         layers: Sequence[int],
         trees: Sequence[RowTree | None],
     ) -> ModelOutput:
-        made = self._captured(_unit_of(logits, tuple(layers)), tokens, counts, (), rows, trees)
+        made = self._run(_unit_of(logits, tuple(layers)), tokens, counts, (), rows, trees)
         if made is None:
             return super()._step_trees(tokens, counts, logits, rows, layers, trees)
         return _output(made, logits)
 
-    def _captured(
+    def _run(
         self,
         unit: Unit,
         tokens: Tensor,

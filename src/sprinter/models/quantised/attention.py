@@ -60,7 +60,7 @@ _STEPS = ctypes.c_int64 * 3
 
 
 def visible(mask: Tensor) -> Tensor:
-    """Which keys a query sees, bool, of a mask that says so or that is added to the scores.
+    """Which keys a query sees, bool ``[1 or batch, 1, n, keys]``, of such a mask or of one that is added to the scores.
 
     Raises:
         NotImplementedError: there is one for each head.

@@ -62,16 +62,9 @@ struct Vec {
         return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
     }
     static float total(Float x) { return _mm512_reduce_add_ps(x); }
-    static void totals(Float a, Float b, Float c, Float d, float* made) {  // each in the order of `total`
-        const auto halved = [](Float x, Float y) {  // quarters 0 + 2 and 1 + 3 of x, then of y
-            return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
-        };
-        const Float ab = halved(a, b), cd = halved(c, d);
-        const Float four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-        const Float two = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4e));
-        const Float one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
-        const Int first = _mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
-        _mm_storeu_ps(made, _mm512_castps512_ps128(_mm512_permutexvar_ps(first, one)));
+    static void totals(Float a, Float b, Float c, Float d, float* made) {
+        const Four four = ::totals(a, b, c, d);
+        std::memcpy(made, &four, sizeof four);
     }
 };
 
@@ -144,14 +137,9 @@ struct Vec {
         const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
     }
-    static void totals(Float a, Float b, Float c, Float d, float* made) {  // each in the order of `total`
-        const auto summed = [](Float x, Float y) {  // of x at 0, of y at 4
-            const Float four = _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
-            const Float two = _mm256_add_ps(four, _mm256_permute_ps(four, 0x4e));
-            return _mm256_add_ps(two, _mm256_permute_ps(two, 0xb1));
-        };
-        const Float each = _mm256_unpacklo_ps(summed(a, b), summed(c, d));
-        _mm_storeu_ps(made, _mm_unpacklo_ps(_mm256_castps256_ps128(each), _mm256_extractf128_ps(each, 1)));
+    static void totals(Float a, Float b, Float c, Float d, float* made) {
+        const Four four = ::totals(a, b, c, d);
+        std::memcpy(made, &four, sizeof four);
     }
 };
 

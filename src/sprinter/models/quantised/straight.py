@@ -220,14 +220,15 @@ class _OneCall:
         cache: RowCache,
         logits: bool,
     ) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
-        """Of a pass, as ``Straight`` returns them."""
+        """What ``Straight`` returns of a pass; arguments as there."""
         hidden, said = self.run(tokens, positions, mask, cache, logits)
         return (model.lm_head(hidden) if logits and said is None else said), hidden, ()
 
     def run(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: RowCache, logits: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """States, and logits if they are wanted and the output layer is known; arguments as for ``Straight``."""
+        """States ``[batch, n, d]``, and logits ``[batch, n, vocab]`` if they are wanted and the output layer is known;
+        arguments as for ``Straight``."""
         batch, n = tokens.shape
         span, (keys, _, rows) = cache.span, cache.visible(self._call.numbers[0])
         states = floats(batch, n, self._width)

@@ -89,12 +89,12 @@ inline float total(const Floats& x) {
 #endif
 }
 
-// The totals of four, each in the same order.
-inline Four totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
 #if defined(__AVX512F__)
-    const auto halved = [](const Floats& x, const Floats& y) {  // quarters 0 + 2 and 1 + 3 of x, then of y
-        const __m512 one = x.part[0], other = y.part[0];
-        return _mm512_add_ps(_mm512_shuffle_f32x4(one, other, 0x44), _mm512_shuffle_f32x4(one, other, 0xee));
+
+// The totals of four vectors of 16, each of halves, quarters, pairs and single numbers: the order of _mm512_reduce_add_ps.
+inline Four totals(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const auto halved = [](__m512 x, __m512 y) {  // quarters 0 + 2 and 1 + 3 of x, then of y
+        return _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
     };
     const __m512 ab = halved(a, b), cd = halved(c, d);
     const __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
@@ -102,15 +102,31 @@ inline Four totals(const Floats& a, const Floats& b, const Floats& c, const Floa
     const __m512 one = _mm512_add_ps(two, _mm512_permute_ps(two, 0xb1));
     const __m512i first = _mm512_castsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
     return Four(_mm512_castps512_ps128(_mm512_permutexvar_ps(first, one)));
-#elif defined(__AVX2__)
-    const auto summed = [](const Floats& x, const Floats& y) {  // of x at 0, of y at 4
-        const __m256 one = x.part[0] + x.part[1], other = y.part[0] + y.part[1];
-        const __m256 four = _mm256_permute2f128_ps(one, other, 0x20) + _mm256_permute2f128_ps(one, other, 0x31);
-        const __m256 two = four + _mm256_permute_ps(four, 0x4e);
-        return two + _mm256_permute_ps(two, 0xb1);
+}
+
+#endif
+#if defined(__AVX2__)
+
+// The same of vectors of 8.
+inline Four totals(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const auto summed = [](__m256 x, __m256 y) {  // of x at 0, of y at 4
+        const __m256 four = _mm256_add_ps(_mm256_permute2f128_ps(x, y, 0x20), _mm256_permute2f128_ps(x, y, 0x31));
+        const __m256 two = _mm256_add_ps(four, _mm256_permute_ps(four, 0x4e));
+        return _mm256_add_ps(two, _mm256_permute_ps(two, 0xb1));
     };
     const __m256 each = _mm256_unpacklo_ps(summed(a, b), summed(c, d));
     return Four(_mm_unpacklo_ps(_mm256_castps256_ps128(each), _mm256_extractf128_ps(each, 1)));
+}
+
+#endif
+
+// The totals of four, each in the same order.
+inline Four totals(const Floats& a, const Floats& b, const Floats& c, const Floats& d) {
+#if defined(__AVX512F__)
+    return totals(__m512(a.part[0]), __m512(b.part[0]), __m512(c.part[0]), __m512(d.part[0]));
+#elif defined(__AVX2__)
+    const auto half = [](const Floats& x) { return __m256(x.part[0] + x.part[1]); };
+    return totals(half(a), half(b), half(c), half(d));
 #else
     return Four{total(a), total(b), total(c), total(d)};
 #endif
