@@ -145,7 +145,7 @@ def published(tmp_path: Path) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Config and weights as others publish them: no marks of ours, a bias, an embedding of its own."""
     save_eagle(eagle(), tmp_path, "")
     config = json.loads((tmp_path / "config.json").read_text())
-    ours = ("sprinter_head", "base_model_name_or_path", "target_fingerprint", "accuracies")
+    ours = ("sprinter_head", "base_model_name_or_path", "target_fingerprint", "accuracies", "sha256")
     weights = load_file(tmp_path / "model.safetensors")
     weights |= {"fc.bias": torch.ones(SIZE), "embed_tokens.weight": torch.randn(VOCAB, SIZE)}
     return {name: value for name, value in config.items() if name not in ours}, weights

@@ -189,7 +189,7 @@ def test_published_variants(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors")
     config = json.loads((tmp_path / "config.json").read_text())
     config["eagle_aux_hidden_state_layer_ids"] = None
-    del config["accuracies"], config["target_fingerprint"]
+    del config["accuracies"], config["target_fingerprint"], config["sha256"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     pair = sprinter.load_pair(tiny("llama"), tokenizer=word_tokenizer(), heads=[tmp_path], compile=False)
     own = pair.drafting
@@ -202,6 +202,7 @@ def test_published_variants(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     save_eagle3(eagle(), tmp_path, "")
     good = json.loads((tmp_path / "config.json").read_text())
+    del good["sha256"]
     for change, message in (
         ({"norm_before_fc": True}, "norm_before_fc, which is not supported"),
         ({"target_hidden_size": 64}, "features of width 64"),

@@ -90,6 +90,19 @@ def damage_config(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
 
 
+def without_checksum(folder: Path) -> None:
+    """As gates of old versions are."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["sha256"]
+    damage_config(folder, json.dumps(config))
+
+
+def test_a_gate_without_a_checksum_loads(tmp_path: Path) -> None:
+    save_gate(make_gate(tau=0.7), tmp_path, "card")
+    without_checksum(tmp_path)
+    assert load_gate(tmp_path).config.tau == 0.7
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -99,7 +112,11 @@ def damage_config(folder: Path, text: str) -> None:
         (lambda f: damage_config(f, '{"model_type": "llama"}'), "is not a gate"),
         (lambda f: damage_config(f, '{"speculators_model_type": "sprinter"}'), "lacks a field"),
         (lambda f: (f / "model.safetensors").unlink(), "cannot read"),
-        (lambda f: (f / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}"), "cannot read"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}"),
+            "is damaged: config.json and",
+        ),
+        (lambda f: (without_checksum(f), (f / "model.safetensors").write_bytes(b"\x08\0\0")), "cannot read"),
     ],
 )
 def test_damaged_artifacts_are_one_clear_line(tmp_path: Path, damage, message: str) -> None:

@@ -1,13 +1,14 @@
 """Heads on disk: a Hugging Face-style directory, named ``<target>-speculator.sprinter``.
 
-* ``config.json`` with ``"speculators_model_type": "sprinter"``, every field of ``HeadConfig``, the calibration, and
-  facts about the training;
+* ``config.json`` with ``"speculators_model_type": "sprinter"``, every field of ``HeadConfig``, the calibration, facts
+  about the training, and a checksum of all that and of the weights;
 * ``model.safetensors`` with the network's weights, float32, and the knots of an isotonic calibration;
 * ``README.md``, the model card.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -25,11 +26,12 @@ from sprinter.files import write_atomic
 from sprinter.heads.calibration import read_calibration
 from sprinter.heads.head import OF_TARGET, GateHead, Head, HeadConfig
 
-__all__ = ["from_hub", "load_head", "save_head"]
+__all__ = ["check_sum", "from_hub", "load_head", "save_head", "with_checksum"]
 
 _TYPE = "sprinter"
 _KNOTS = "calibration."
-_OWN = ("speculators_model_type", "calibration")
+_CHECKSUM = "sha256"
+_OWN = ("speculators_model_type", "calibration", _CHECKSUM)
 
 
 def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] | None = None) -> None:
@@ -64,7 +66,7 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
     files = {
         "model.safetensors": weights,
         "README.md": card.encode(),
-        "config.json": (json.dumps(config, indent=2, allow_nan=False) + "\n").encode(),
+        "config.json": with_checksum(config, weights),
     }
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -77,11 +79,42 @@ def save_head(head: Head, directory: Path, card: str, extra: Mapping[str, Any] |
         ) from error
 
 
+def with_checksum(config: Mapping[str, Any], weights: bytes) -> bytes:
+    """The text of a config.json that also holds the SHA-256 of its fields and of the file of weights beside it."""
+    fields = json.loads(json.dumps(config, allow_nan=False))
+    total = _checksum(fields, hashlib.sha256(weights).digest())
+    return (json.dumps({**fields, _CHECKSUM: total}, indent=2) + "\n").encode()
+
+
+def check_sum(config: Mapping[str, Any], weights: Path) -> None:
+    """Verify the checksum of a config and a file of weights; artifacts of others and of old versions have none.
+
+    Raises:
+        UserError: it differs.
+        OSError: the file cannot be read.
+    """
+    if _CHECKSUM not in config:
+        return
+    with open(weights, "rb") as file:
+        found = _checksum(config, hashlib.file_digest(file, "sha256").digest())
+    if config[_CHECKSUM] != found:
+        raise UserError(
+            f"'{weights.parent}' is damaged: config.json and {weights.name} differ from what was written (by their "
+            f'checksum): copy or make it again; after an edit on purpose, remove "{_CHECKSUM}" from config.json'
+        )
+
+
+def _checksum(config: Mapping[str, Any], weights: bytes) -> str:
+    """Of the fields but the checksum itself, in whatever order, and the weights' own digest."""
+    fields = {name: value for name, value in config.items() if name != _CHECKSUM}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode() + weights).hexdigest()
+
+
 def load_head(source: str | os.PathLike[str]) -> Head:
     """Load a head of any kind from a directory or a hub id.
 
     Raises:
-        UserError: the directory is missing or holds no head, the weights are damaged, or the hub cannot be reached.
+        UserError: the directory is missing or holds no head, it is damaged, or the hub cannot be reached.
     """
     directory = Path(source).expanduser()
     revision = None
@@ -90,6 +123,7 @@ def load_head(source: str | os.PathLike[str]) -> Head:
         revision = directory.name
     fields = _read_config(directory)
     try:
+        check_sum(fields, directory / "model.safetensors")
         known = {key: fields[key] for key in HeadConfig.__dataclass_fields__ if key in fields}
         config = HeadConfig(**known)
         tensors = load_file(directory / "model.safetensors")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sprinter.errors import UserError
 from sprinter.files import write_atomic
 from sprinter.fingerprint import weights_fingerprint
-from sprinter.heads.artifact import from_hub
+from sprinter.heads.artifact import check_sum, from_hub, with_checksum
 
 __all__ = [
     "HeadFiles",
@@ -200,7 +200,7 @@ class HeadFiles:
             pickled: names of files of pickles, which are never loaded.
 
         Raises:
-            UserError: there is none, or it is damaged.
+            UserError: there is none, or it or config.json is damaged.
         """
         found = next((self.directory / name for name in names if (self.directory / name).is_file()), None)
         if found is None:
@@ -213,7 +213,10 @@ class HeadFiles:
                     )
             raise UserError(f"'{self.directory}' has no weights: it needs {' or '.join(names)}")
         try:
+            check_sum(self.config, found)
             return load_file(found)
+        except UserError:
+            raise
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(f"cannot read '{found}' ({error}): copy or make the heads again") from None
 
@@ -248,11 +251,10 @@ def write_files(
     Raises:
         UserError: the directory cannot be written, for example because the disk is full.
     """
+    content = to_bytes({name: each.detach().cpu().contiguous() for name, each in weights.items()})
     files = {
-        weights_name: to_bytes({name: each.detach().cpu().contiguous() for name, each in weights.items()}),
-        "README.md": card.encode(),
-        "config.json": (json.dumps(config, indent=2, allow_nan=False) + "\n").encode(),
-    }
+        weights_name: content, "README.md": card.encode(), "config.json": with_checksum(config, content),
+    }  # fmt: skip
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.json").unlink(missing_ok=True)  # it must never describe other weights
