@@ -39,8 +39,9 @@ def command(
     head: Annotated[
         str,
         typer.Option(
-            help="linear (the paper), mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
-            "from tokens that 'sprinter gate mine' found."
+            help="linear, mlp, resnet: gates; disco, specdec++: stop rules; judge, diversed: accept rules, "
+            "from tokens that 'sprinter gate mine' found. The paper's gate: --head linear "
+            "--label 'ratio(lambda=1.2)' --tau 0.5."
         ),
     ] = "linear",
     label: Annotated[
